@@ -1,0 +1,321 @@
+"""The contract an adapter implements, and the few types that cross it.
+
+An adapter speaks one protocol to one broker for one messaging instance. It is small, asynchronous, batch-shaped
+and dumb: it buffers nothing beyond what its protocol demands, retries no request, correlates nothing, encodes no
+payload. Outbox, deadlines, reconnecting, stream buffers, overflow, redelivery counting, dead letters and
+acknowledgement rules are the core's.
+
+**Threads.** Every method is called on the engine's loop, and every callback the adapter was given must be called
+on it. Nothing here needs a lock. Blocking work (a TLS handshake in a blocking library, a DNS look-up) goes to
+``loop.run_in_executor``.
+
+**Life of an adapter.** ``open`` → any of the rest → (connection lost → ``lost(cause)`` → ``open`` again)* →
+``close``. The core decides when to open again and with what delay; it never calls ``open`` twice at once. After a
+loss and until ``open`` returns, only ``open``, ``unsubscribe``, ``settle`` and ``close`` are called.
+
+**Errors.** Anything an adapter raises or reports is a :class:`~messaging.errors.MessagingError`; the exceptions
+of the library below are its ``__cause__``. No message of an error holds a password.
+
+An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
+:class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from messaging.errors import UnsupportedFeatureError
+from messaging.features import Features
+from messaging.message import AcknowledgeMessageContext, MessageContext
+
+if TYPE_CHECKING:
+    from messaging.errors import MessagingError
+    from messaging.extensions import PublishOptions, SubscribeOptions
+    from messaging.settings import Settings
+    from messaging.url import BrokerUrl
+
+ENTRY_POINT_GROUP: Final = "messaging.adapters"
+
+
+class Outgoing(Protocol):
+    """A message on its way out. Made by the core; the adapter reads it and settles it exactly once.
+
+    Whoever holds an ``Outgoing`` must call :meth:`confirm` or :meth:`fail`, on the loop. Settling again is
+    ignored: the core itself fails one whose deadline has passed, and a late confirm must not hurt. A *settled*
+    one must not be sent any more (``done`` is true); the core relies on it to honour deadlines.
+    """
+
+    payload: bytes
+    #: channel, content type, ... as they are to travel; ``context.channel`` passed ``check_name``
+    context: MessageContext
+    #: the checked extensions, defaults filled in
+    options: PublishOptions
+    #: whether it was settled
+    done: bool
+
+    @property
+    def message_id(self) -> str:
+        """Stable across retries, unique across instances and processes; made on first use."""
+        ...
+
+    def sent(self) -> None:
+        """The bytes left for the broker and a confirm is awaited: from here on a loss leaves the outcome open."""
+
+    def confirm(self) -> None:
+        """QoS 0: the bytes were handed to the socket. Otherwise: the broker has taken responsibility."""
+
+    def fail(self, error: MessagingError) -> None:
+        """The message was not taken. A ``ConnectionLostError`` makes the core send it again after reconnecting."""
+
+
+class Verdict(enum.Enum):
+    """What becomes of a delivery."""
+
+    ACKNOWLEDGE = "acknowledge"
+    #: have the broker deliver it again, to this consumer or another (only with ``can_reject``)
+    REJECT = "reject"
+    #: the consumer is gone without having acted on it: the broker may give it to another. Protocols that can
+    #: not hand a message back acknowledge it if the subscription has ended, and do nothing if the link is closing.
+    RELEASE = "release"
+
+
+class Incoming:
+    """A message that arrived, as the adapter hands it to the core.
+
+    Args:
+        payload: the bytes.
+        context: made for this delivery alone: the core writes its acknowledge handler into it. ``channel`` is
+            the actual channel, never the pattern (MSG260). What the protocol told beside the standard values goes
+            into ``extensions`` under the names of :class:`~messaging.features.Features` (``qos``, ``retain``,
+            ``headers``, ``priority``, ``timeToLive``) and ``messageId`` (str), ``timestamp`` (float, seconds since
+            the epoch), ``redelivered`` (bool); keys that do not apply are left out.
+        token: what :meth:`Adapter.settle` needs to settle this delivery, any object; ``None`` if the protocol has
+            no acknowledgement for it (QoS 0): its state is then UNSUPPORTED and the adapter is done with it.
+        delivery_count: how often the broker delivered this message, this time included; ``None`` if the broker
+            does not count. The core then counts by itself.
+    """
+
+    __slots__ = ("context", "delivery_count", "payload", "token")
+
+    def __init__(
+        self,
+        payload: bytes,
+        context: AcknowledgeMessageContext,
+        token: Any = None,
+        delivery_count: int | None = None,
+    ) -> None:
+        self.payload = payload
+        self.context = context
+        self.token = token
+        self.delivery_count = delivery_count
+
+
+class Sink(Protocol):
+    """Where a subscription's messages go. Implemented by the core; called on the loop."""
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Hand over messages in arrival order. Never blocks and never raises."""
+
+    def fail(self, error: MessagingError) -> None:
+        """The broker ended the subscription for good (cancelled, queue deleted). The handle is void."""
+
+
+class SubscriptionSpec:
+    """What to subscribe to. Made by the core.
+
+    Attributes:
+        channel: passed ``check_pattern``.
+        channel_extension: routing key pattern, as given; only with feature ``routingKey``.
+        options: the checked extensions, defaults filled in. ``options.prefetch`` is how many unsettled
+            deliveries the core can take; an adapter whose protocol has credit per consumer must not exceed it.
+    """
+
+    __slots__ = ("channel", "channel_extension", "options")
+
+    def __init__(self, channel: str, channel_extension: str | None, options: SubscribeOptions) -> None:
+        self.channel = channel
+        self.channel_extension = channel_extension
+        self.options = options
+
+
+class Adapter(abc.ABC):
+    """Base class of adapters; see the module for threads, life cycle and errors."""
+
+    #: ``osgi.messaging.provider`` (RFC 5.1)
+    provider: ClassVar[str]
+    #: settings beside the common ones: the query options of this adapter's URLs
+    settings_type: ClassVar[type[Settings]]
+    #: whether ``Verdict.REJECT`` has a form on the wire. Without it the core redelivers by itself.
+    can_reject: ClassVar[bool]
+    #: extension keys of this adapter alone -> check that returns the value to use or raises ``ValueError`` with
+    #: what would be right. Their values arrive in ``options.custom``; their names belong into ``features``.
+    custom_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    #: whether the protocol holds back deliveries until earlier ones are settled, so that overflow policy
+    #: ``block`` needs nothing else. Deliveries without token are exempt.
+    has_credit: ClassVar[bool]
+
+    def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
+        """Check everything that can be checked without a connection. No I/O.
+
+        Args:
+            url: parsed and valid; ``url.password`` is a ``SecretStr``.
+            settings: an instance of ``settings_type``.
+            name: the ``osgi.messaging.name``, for client ids, consumer tags and logs.
+
+        Raises:
+            ConfigurationError: settings contradict each other.
+            MissingExtraError: the library this adapter needs is not installed.
+        """
+        self.url = url
+        self.settings = settings
+        self.name = name
+
+    # --- what it can do
+
+    @property
+    @abc.abstractmethod
+    def protocols(self) -> tuple[str, ...]:
+        """``osgi.messaging.protocol`` of this instance, such as ``("mqtt", "mqtt5")``."""
+
+    @property
+    @abc.abstractmethod
+    def features(self) -> frozenset[str]:
+        """What is announced: exactly what works. May shrink at the first ``open``, once the broker is known."""
+
+    @property
+    @abc.abstractmethod
+    def qos_levels(self) -> tuple[str, ...]:
+        """Values the extension ``qos`` takes here, lowest first; empty without feature ``qos``."""
+
+    @property
+    def default_qos(self) -> str:
+        """The level of a message or subscription that names none and asks for no guarantee."""
+        return self.qos_levels[0] if self.qos_levels else "0"
+
+    @property
+    def max_message_size(self) -> int | None:
+        """Largest payload in bytes that can be published, or ``None`` (MSG205)."""
+        return None
+
+    def check_publish(self, channel: str, channel_extension: str | None, options: PublishOptions) -> None:
+        """Refuse what this protocol cannot carry although the feature is announced, before anything is sent.
+
+        Called on the *caller's* thread, once per distinct context: must be thread safe and do no I/O.
+
+        Raises:
+            ArgumentError: for instance a channel that is too long once translated.
+            UnsupportedFeatureError: a combination this protocol lacks.
+        """
+        return
+
+    def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        """Like :meth:`check_publish`, for a subscription."""
+        return
+
+    # --- connection
+
+    @abc.abstractmethod
+    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+        """Connect. Cancelled by the core when the connect timeout passes; must then leave nothing behind.
+
+        Args:
+            lost: to be called once if this connection ends without :meth:`close`.
+
+        Returns:
+            Whether the broker resumed a session in which all current subscriptions live on. If not, the core
+            subscribes again.
+
+        Raises:
+            AuthenticationError: credentials refused.
+            ConnectFailedError: anything else that kept the connection from being made.
+        """
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Disconnect in good order (no will is sent) and release everything. Idempotent; also after a loss.
+
+        Returns within a second or so even if the broker is silent. Does not raise. Whatever :class:`Outgoing`
+        it still holds is failed with ``ClosedError`` by the core.
+        """
+
+    # --- publishing
+
+    @abc.abstractmethod
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Hand messages to the protocol, in order. Called by one task at a time.
+
+        Returns as soon as the adapter can take the next batch: waiting in here, for room in its in-flight window
+        or in the socket's buffer, *is* the back-pressure on publishers. It does not wait for confirms. Every
+        message of the batch is settled sooner or later by ``confirm`` or ``fail``.
+
+        On connection loss it returns at once, and each message not settled yet is either failed with
+        ``ConnectionLostError`` or kept, if the protocol's session will finish the exchange after the next
+        ``open`` (MQTT with QoS > 0); if that ``open`` finds the session gone, it sends it again by itself.
+        """
+
+    @property
+    def publish_window(self) -> int:
+        """How many messages of one batch make sense. The core hands over at most this many at a time."""
+        return 1024
+
+    async def set_will(self, will: Outgoing) -> None:
+        """Have the broker publish ``will`` when this instance is lost (RFC 6.3, ``lastWill``).
+
+        Only called with feature ``lastWill`` announced, and at most once in the life of an adapter. It is settled
+        with ``confirm`` once the broker knows it. Where the protocol fixes the will at connecting, the adapter
+        ends the connection in good order and calls ``lost``; the core opens again without delay.
+        """
+        raise UnsupportedFeatureError(Features.EXTENSION_LAST_WILL, self.name)
+
+    # --- subscribing
+
+    @abc.abstractmethod
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
+        """Subscribe and return a handle once the broker has confirmed.
+
+        ``sink.deliver`` may be called before this returns. Two subscriptions, equal or overlapping, are
+        independent: each gets every matching message exactly once.
+
+        Raises:
+            SubscriptionRefusedError: the broker said no.
+            ConnectionLostError: the connection went away; the core tries again after the next ``open``.
+        """
+
+    @abc.abstractmethod
+    async def unsubscribe(self, handle: Any) -> None:
+        """End a subscription; the broker hears of it when the last one of a channel goes. Idempotent.
+
+        The core has stopped the sink already, and settles or releases each unsettled delivery by itself, before
+        or after. While disconnected it only forgets the subscription. Raises nothing but ``ConnectionLostError``.
+        """
+
+    @abc.abstractmethod
+    def settle(self, settlements: Sequence[tuple[Any, Verdict]]) -> None:
+        """Settle deliveries, given by their tokens; never blocks.
+
+        A token of an earlier connection is dropped unless the protocol's session still knows it: it must never
+        reach the broker as an answer to something else.
+        """
+
+    def is_stale(self, token: Any) -> bool:
+        """Whether settling ``token`` can no longer reach the broker, because its connection is gone.
+
+        Called from any thread, so it must only compare; ``AcknowledgeHandler`` then answers ``False``.
+        """
+        return False
+
+    def pause(self, handle: Any) -> None:
+        """Ask the broker to send nothing more to this subscription for now, where the protocol can.
+
+        A hint: what still arrives is delivered. Without protocol support do nothing; the credit of unsettled
+        deliveries is what holds the broker back then.
+        """
+        return
+
+    def resume(self, handle: Any) -> None:
+        """Undo :meth:`pause`."""
+        return

@@ -1,0 +1,264 @@
+"""Every error this project raises on purpose.
+
+::
+
+    MessagingError
+    ├── ConfigurationError (ValueError)      what was asked for cannot be set up
+    │   ├── InvalidUrlError                  the broker URL does not parse
+    │   ├── UnknownSchemeError               no adapter serves the URL's scheme
+    │   ├── InvalidOptionError               unknown option, or a value it cannot take
+    │   ├── DuplicateNameError               osgi.messaging.name is taken in this registry
+    │   ├── MissingExtraError                an optional package is not installed
+    │   └── AdapterClashError                a foreign package named ``adapters`` is in the way
+    ├── ArgumentError (ValueError)           what a call was given is wrong; nothing was sent
+    │   ├── InvalidChannelError              channel name or pattern outside the grammar
+    │   ├── InvalidExtensionError            extension value of the wrong type or range
+    │   ├── InvalidHeaderError               user header of the wrong type
+    │   ├── InvalidFilterError               LDAP filter does not parse
+    │   ├── InvalidContentError              payload that is not bytes and has no mapper or codec
+    │   └── PayloadTooLargeError             over the announced message size limit
+    ├── UnsupportedFeatureError              the instance does not announce that feature
+    ├── BrokerError                          the broker, or the way to it
+    │   ├── ConnectFailedError               no connection could be made
+    │   │   └── AuthenticationError          the broker refused the credentials
+    │   ├── ConnectionLostError              an established connection went away
+    │   ├── PublishRefusedError              the broker refused the message
+    │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
+    ├── DeadlineError (TimeoutError)         not done in time, and known not to have happened
+    │   └── OutcomeUnknownError              sent, but whether it arrived cannot be known
+    ├── BoundReachedError                    a bound was reached
+    │   ├── OutboxFullError                  too much is waiting to be published
+    │   └── StreamOverflowError              a stream with overflow policy ``fail`` overflowed
+    ├── CodecError                           content type, encoding, or the bytes themselves
+    │   ├── UnknownContentTypeError          no codec is registered for the content type
+    │   ├── UnknownContentEncodingError      no such content encoding
+    │   ├── EncodeError                      the object does not become bytes
+    │   └── DecodeError                      the bytes do not become the object
+    ├── StreamConsumedError                  a stream's iterator is taken already
+    └── ClosedError                          the instance or the stream is closed
+
+Messages say what is wrong, where, and what would be right. None of them ever holds a password: URLs are
+redacted before they get here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class MessagingError(Exception):
+    """Root of all errors raised by this project."""
+
+
+# --- configuration ---------------------------------------------------------------------------------------
+
+
+class ConfigurationError(MessagingError, ValueError):
+    """What was asked for cannot be set up; nothing was started."""
+
+
+class InvalidUrlError(ConfigurationError):
+    """The broker URL does not parse."""
+
+
+class UnknownSchemeError(ConfigurationError):
+    """No installed adapter serves the URL's scheme."""
+
+
+class InvalidOptionError(ConfigurationError):
+    """An option is unknown or its value cannot be taken.
+
+    Attributes:
+        option: the name of the option, as it was given.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+class DuplicateNameError(ConfigurationError):
+    """Another instance in the same service registry has this ``osgi.messaging.name`` (RFC 5.2)."""
+
+
+class MissingExtraError(ConfigurationError):
+    """An optional package is needed and not installed.
+
+    Attributes:
+        extra: the extra of this distribution that brings it.
+    """
+
+    def __init__(self, extra: str, needed_for: str) -> None:
+        super().__init__(f"{needed_for} needs an optional package: pip install 'rx-messaging[{extra}]'")
+        self.extra = extra
+
+
+class AdapterClashError(ConfigurationError):
+    """An unrelated distribution's top-level package ``adapters`` shadows the one of this project."""
+
+
+# --- arguments -------------------------------------------------------------------------------------------
+
+
+class ArgumentError(MessagingError, ValueError):
+    """What a call was given is wrong; nothing was sent and the instance goes on."""
+
+
+class InvalidChannelError(ArgumentError):
+    """A channel name or pattern is outside the grammar of :mod:`messaging.channels`."""
+
+
+class InvalidExtensionError(ArgumentError):
+    """An extension's value has the wrong type or range.
+
+    Attributes:
+        key: the extension's name.
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"extension {key!r}: {message}")
+        self.key = key
+
+
+class InvalidHeaderError(InvalidExtensionError):
+    """A user header has the wrong type or holds characters no protocol can carry."""
+
+
+class InvalidFilterError(ArgumentError):
+    """An LDAP filter does not parse.
+
+    Attributes:
+        position: zero-based index of the character where parsing stopped.
+    """
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+class InvalidContentError(ArgumentError):
+    """Content that is neither bytes nor has a mapper or codec to become bytes."""
+
+
+class PayloadTooLargeError(ArgumentError):
+    """A payload exceeds the announced message size limit (MSG205).
+
+    Attributes:
+        size: bytes that were to be sent.
+        limit: bytes that can be sent.
+    """
+
+    def __init__(self, size: int, limit: int, where: str) -> None:
+        super().__init__(f"payload of {size} bytes exceeds the limit of {limit} bytes of {where}")
+        self.size = size
+        self.limit = limit
+
+
+# --- features --------------------------------------------------------------------------------------------
+
+
+class UnsupportedFeatureError(MessagingError):
+    """The instance does not announce the feature that was asked for (MSG100).
+
+    Attributes:
+        feature: the feature's name, as in :class:`messaging.Features`.
+        instance: the ``osgi.messaging.name`` of the instance that lacks it.
+    """
+
+    def __init__(self, feature: str, instance: str, hint: str = "", *, supported: Iterable[str] = ()) -> None:
+        text = f"{instance!r} does not support {feature!r}"
+        if hint:
+            text += f": {hint}"
+        names = ", ".join(sorted(supported))
+        if names:
+            text += f" (supported: {names})"
+        super().__init__(text)
+        self.feature = feature
+        self.instance = instance
+
+
+# --- the broker and the way to it ------------------------------------------------------------------------
+
+
+class BrokerError(MessagingError):
+    """The broker, or the way to it, failed."""
+
+
+class ConnectFailedError(BrokerError):
+    """No connection to the broker could be made."""
+
+
+class AuthenticationError(ConnectFailedError):
+    """The broker refused the credentials."""
+
+
+class ConnectionLostError(BrokerError):
+    """An established connection went away."""
+
+
+class PublishRefusedError(BrokerError):
+    """The broker refused a message; it was not delivered."""
+
+
+class SubscriptionRefusedError(BrokerError):
+    """The broker refused a subscription, or cancelled one."""
+
+
+# --- time and bounds -------------------------------------------------------------------------------------
+
+
+class DeadlineError(MessagingError, TimeoutError):
+    """Not done in time. Unless it is an :class:`OutcomeUnknownError`, nothing was handed to the broker."""
+
+
+class OutcomeUnknownError(DeadlineError):
+    """The message was sent, but whether the broker took it cannot be known.
+
+    Publishing it again may duplicate it; a receiver can tell by the message id.
+    """
+
+
+class BoundReachedError(MessagingError):
+    """A bound was reached."""
+
+
+class OutboxFullError(BoundReachedError):
+    """More is waiting to be published than the outbox may hold; this message was not accepted."""
+
+
+class StreamOverflowError(BoundReachedError):
+    """A stream with overflow policy ``fail`` got more messages than its buffer holds."""
+
+
+# --- content ---------------------------------------------------------------------------------------------
+
+
+class CodecError(MessagingError):
+    """Content type, content encoding, or the bytes themselves."""
+
+
+class UnknownContentTypeError(CodecError):
+    """No codec is registered for the content type."""
+
+
+class UnknownContentEncodingError(CodecError):
+    """No such content encoding."""
+
+
+class EncodeError(CodecError):
+    """An object does not become bytes."""
+
+
+class DecodeError(CodecError):
+    """Bytes do not become the object that was asked for. The payload is still there, unchanged."""
+
+
+# --- life cycle ------------------------------------------------------------------------------------------
+
+
+class StreamConsumedError(MessagingError):
+    """The stream's iterator is taken already; subscribe again for a second one."""
+
+
+class ClosedError(MessagingError):
+    """The instance or the stream is closed."""

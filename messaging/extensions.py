@@ -1,0 +1,284 @@
+"""Extensions of a context, checked and compiled (RFC 6.3).
+
+``MessageContext.extensions`` is an open mapping. Here each key gets its type, its range and its meaning, once,
+for all adapters. A context that asks for something the instance does not announce is refused before anything is
+sent (MSG090, MSG100); a value of the wrong type or range is refused naming the key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from messaging import channels
+from messaging.errors import InvalidChannelError, InvalidExtensionError, InvalidHeaderError, UnsupportedFeatureError
+from messaging.features import Features
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+
+Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
+
+OVERFLOW_POLICIES: Final = ("block", "drop_oldest", "drop_latest", "fail")
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+#: user headers: bounds every protocol here can carry
+MAX_HEADERS: Final = 256
+MAX_HEADER_BYTES: Final = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """What a publish context asks for; durations in seconds."""
+
+    #: "0" unconfirmed, "1" at least once, "2" exactly once; raised to "1" by ``guaranteed_delivery``
+    qos: str = "0"
+    guaranteed_delivery: bool = False
+    guaranteed_ordering: bool = False
+    last_will: bool = False
+    retain: bool = False
+    time_to_live: float | None = None
+    priority: int | None = None
+    headers: Mapping[str, str] = EMPTY
+    #: publish deadline, or ``None`` for the instance's
+    timeout: float | None = None
+    autocreate: bool = True
+    #: checked values of the adapter's own extensions
+    custom: Mapping[str, Any] = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """What a subscription context asks for."""
+
+    qos: str = "0"
+    auto_acknowledge: bool = False
+    #: a message is not delivered before the one ahead of it is settled, so that a redelivery keeps its place
+    guaranteed_ordering: bool = False
+    #: subscribers that name the same queue compete
+    queue: str | None = None
+    autocreate: bool = True
+    dead_letter_channel: str | None = None
+    max_deliveries: int | None = None
+    #: unsettled deliveries the broker may send ahead
+    prefetch: int = 1024
+    #: messages between broker and observer
+    buffer_size: int = 1024
+    overflow: Overflow = "block"
+    #: whether the context named an overflow policy, or it is the default
+    overflow_chosen: bool = False
+    custom: Mapping[str, Any] = EMPTY
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be True or False, not {value!r}")
+    return value
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"must be {what}, not {value!r}")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(_number(value, "a number of seconds"))
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"must be a finite number of seconds above 0, not {value!r}")
+    return seconds
+
+
+def _integer(low: int, high: int | None) -> Callable[[Any], int]:
+    wanted = f"an int from {low} to {high}" if high is not None else f"an int of at least {low}"
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            raise ValueError(f"must be {wanted}, not {value!r}")
+        return value
+
+    return check
+
+
+def _qos(value: Any) -> str:
+    # an int is what MQTT people write; RFC 6.3 says String
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if text not in ("0", "1", "2"):
+        raise ValueError(f"must be '0', '1' or '2', not {value!r}")
+    return str(text)
+
+
+def _overflow(value: Any) -> str:
+    if value not in OVERFLOW_POLICIES:
+        raise ValueError(f"must be one of {', '.join(OVERFLOW_POLICIES)}, not {value!r}")
+    return str(value)
+
+
+def _queue(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a str, not {type(value).__name__}")
+    try:
+        channels.check_name(value)
+    except InvalidChannelError as error:
+        raise ValueError(str(error).replace("channel", "queue name", 1)) from None
+    if channels.SEPARATOR in value or len(value.encode()) > 200:
+        raise ValueError(f"must have no '/' and at most 200 bytes in UTF-8, not {value[:60]!r}")
+    return value
+
+
+def _channel(value: Any) -> str:
+    try:
+        return channels.check_name(value)
+    except InvalidChannelError as error:
+        raise ValueError(str(error)) from None
+
+
+def _headers(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping of str to str, not {type(value).__name__}")
+    if len(value) > MAX_HEADERS:
+        raise ValueError(f"{len(value)} headers are too many; at most {MAX_HEADERS}")
+    total = 0
+    for name, text in value.items():
+        for part, what in ((name, "name"), (text, f"value of {name!r}")):
+            # values are never shown: they may be tokens of the application
+            if not isinstance(part, str):
+                raise ValueError(f"header {what} must be a str, not {type(part).__name__}")
+            if "\x00" in part:
+                raise ValueError(f"header {what} holds a NUL character")
+            try:
+                total += len(part.encode())
+            except UnicodeEncodeError:
+                raise ValueError(f"header {what} holds a lone surrogate") from None
+        if not name:
+            raise ValueError("a header name is empty")
+    if total > MAX_HEADER_BYTES:
+        raise ValueError(f"headers of {total} bytes are too large; at most {MAX_HEADER_BYTES}")
+    return MappingProxyType(dict(value))
+
+
+#: every extension this project knows -> its check; adapters add their own with ``custom_extensions``
+CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        Features.EXTENSION_GUARANTEED_ORDERING: _bool,
+        Features.EXTENSION_GUARANTEED_DELIVERY: _bool,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE: _bool,
+        Features.EXTENSION_LAST_WILL: _bool,
+        Features.EXTENSION_QOS: _qos,
+        Features.EXTENSION_RETAIN: _bool,
+        Features.EXTENSION_TIME_TO_LIVE: _seconds,
+        Features.EXTENSION_PRIORITY: _integer(0, 9),
+        Features.EXTENSION_HEADERS: _headers,
+        Features.EXTENSION_TIMEOUT: _seconds,
+        Features.EXTENSION_QUEUE: _queue,
+        Features.EXTENSION_AUTOCREATE: _bool,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
+        Features.EXTENSION_MAX_DELIVERIES: _integer(1, None),
+        Features.EXTENSION_PREFETCH: _integer(1, 65_535),
+        Features.EXTENSION_BUFFER_SIZE: _integer(1, None),
+        Features.EXTENSION_OVERFLOW: _overflow,
+    }
+)
+
+#: asking for these to be off asks for nothing, so it needs no feature
+_OFF_BY_DEFAULT: Final = frozenset(
+    {
+        Features.EXTENSION_GUARANTEED_ORDERING,
+        Features.EXTENSION_GUARANTEED_DELIVERY,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_LAST_WILL,
+        Features.EXTENSION_RETAIN,
+    }
+)
+
+
+def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[str, Any]:
+    """Return the extensions with checked values.
+
+    Raises:
+        UnsupportedFeatureError: a key is unknown or not announced by ``adapter``.
+        InvalidExtensionError: a value has the wrong type or range; ``InvalidHeaderError`` for headers.
+    """
+    checked: dict[str, Any] = {}
+    features = adapter.features
+    for key, value in extensions.items():
+        check = CHECKS.get(key) or adapter.custom_extensions.get(key)
+        if check is None:
+            raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
+        try:
+            checked[key] = check(value)
+        except ValueError as error:
+            kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
+            raise kind(key, str(error)) from None
+        if key not in features and not (key in _OFF_BY_DEFAULT and checked[key] is False):
+            raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))
+    qos = checked.get(Features.EXTENSION_QOS)
+    if qos is not None and qos not in adapter.qos_levels:
+        raise UnsupportedFeatureError(f"qos={qos}", adapter.name, f"qos levels here: {', '.join(adapter.qos_levels)}")
+    return checked
+
+
+def known(adapter: Adapter) -> list[str]:
+    """The extension keys ``adapter`` announces."""
+    return sorted(key for key in (*CHECKS, *adapter.custom_extensions) if key in adapter.features)
+
+
+def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishOptions:
+    """Compile the extensions of a context for publishing. Raises as :func:`check_extensions`."""
+    values = check_extensions(extensions, adapter)
+    guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
+    qos = values.get(Features.EXTENSION_QOS)
+    if qos is None:
+        qos = adapter.default_qos
+        if guaranteed and qos == "0":
+            qos = "1"
+    elif guaranteed and qos == "0":
+        raise InvalidExtensionError(
+            Features.EXTENSION_QOS, "'0' is send-and-forget and contradicts guaranteedDelivery; use '1' or leave it out"
+        )
+    return PublishOptions(
+        qos=qos,
+        guaranteed_delivery=guaranteed,
+        guaranteed_ordering=values.get(Features.EXTENSION_GUARANTEED_ORDERING, False),
+        last_will=values.get(Features.EXTENSION_LAST_WILL, False),
+        retain=values.get(Features.EXTENSION_RETAIN, False),
+        time_to_live=values.get(Features.EXTENSION_TIME_TO_LIVE),
+        priority=values.get(Features.EXTENSION_PRIORITY),
+        headers=values.get(Features.EXTENSION_HEADERS, EMPTY),
+        timeout=values.get(Features.EXTENSION_TIMEOUT),
+        autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
+        custom=_custom(values, adapter),
+    )
+
+
+def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> SubscribeOptions:
+    """Compile the extensions of a context for subscribing. Raises as :func:`check_extensions`."""
+    values = check_extensions(extensions, adapter)
+    settings = adapter.settings
+    ordered = values.get(Features.EXTENSION_GUARANTEED_ORDERING, False)
+    guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
+    buffer_size = values.get(Features.EXTENSION_BUFFER_SIZE, settings.buffer_size)
+    prefetch = values.get(Features.EXTENSION_PREFETCH, min(buffer_size, 65_535))
+    qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
+    return SubscribeOptions(
+        qos="1" if guaranteed and qos == "0" and "1" in adapter.qos_levels else qos,
+        auto_acknowledge=values.get(Features.EXTENSION_AUTO_ACKNOWLEDGE, False),
+        guaranteed_ordering=ordered,
+        queue=values.get(Features.EXTENSION_QUEUE),
+        autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
+        dead_letter_channel=values.get(Features.EXTENSION_DEAD_LETTER_CHANNEL),
+        max_deliveries=values.get(Features.EXTENSION_MAX_DELIVERIES),
+        # with one unsettled delivery at a time nothing can overtake a redelivery
+        prefetch=1 if ordered else prefetch,
+        buffer_size=buffer_size,
+        overflow=values.get(Features.EXTENSION_OVERFLOW, settings.overflow),
+        overflow_chosen=Features.EXTENSION_OVERFLOW in values or "overflow" in settings.model_fields_set,
+        custom=_custom(values, adapter),
+    )
+
+
+def _custom(values: Mapping[str, Any], adapter: Adapter) -> Mapping[str, Any]:
+    own = {key: values[key] for key in adapter.custom_extensions if key in values}
+    return MappingProxyType(own) if own else EMPTY

@@ -1,0 +1,200 @@
+"""Message and MessageContext (RFC 5.6): immutable, slotted, cheap to make.
+
+Both are plain classes with read-only properties rather than frozen dataclasses: one is made for every message
+that passes, and a frozen dataclass costs three plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+if TYPE_CHECKING:
+    from messaging.acknowledge import AcknowledgeHandler, AcknowledgeType
+
+T = TypeVar("T")
+
+NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class MessageContext:
+    """What describes a message, or how it is to be handled (RFC 5.6.2).
+
+    Built by a :class:`~messaging.builder.MessageContextBuilder` on the sending side and by the adapter on the
+    receiving side. Values that were not set are ``None``; ``extensions`` is never ``None`` and cannot be written
+    to. Instances are immutable and may be shared between threads and messages.
+    """
+
+    __slots__ = (
+        "_channel",
+        "_channel_extension",
+        "_content_encoding",
+        "_content_type",
+        "_correlation_id",
+        "_extensions",
+        "_plan",
+        "_reply_to_channel",
+    )
+
+    def __init__(
+        self,
+        channel: str | None = None,
+        channel_extension: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        reply_to_channel: str | None = None,
+        extensions: Mapping[str, Any] = NO_EXTENSIONS,
+    ) -> None:
+        """``extensions`` is kept, not copied: whoever calls must hand over a mapping nobody writes to."""
+        self._channel = channel
+        self._channel_extension = channel_extension
+        self._content_type = content_type
+        self._content_encoding = content_encoding
+        self._correlation_id = correlation_id
+        self._reply_to_channel = reply_to_channel
+        self._extensions = extensions
+        #: the publisher's cache of what it checked and compiled this context to
+        self._plan: Any = None
+
+    @property
+    def channel(self) -> str | None:
+        """The channel: where to publish, what to subscribe to, or where a message arrived (MSG260)."""
+        return self._channel
+
+    @property
+    def channel_extension(self) -> str | None:
+        """Routing key beside the channel."""
+        return self._channel_extension
+
+    @property
+    def content_type(self) -> str | None:
+        """Content type, such as ``application/json``."""
+        return self._content_type
+
+    @property
+    def content_encoding(self) -> str | None:
+        """Content encoding, such as ``gzip``."""
+        return self._content_encoding
+
+    @property
+    def correlation_id(self) -> str | None:
+        """Ties a reply to its request."""
+        return self._correlation_id
+
+    @property
+    def reply_to_channel(self) -> str | None:
+        """Channel that replies are to be sent to."""
+        return self._reply_to_channel
+
+    @property
+    def extensions(self) -> Mapping[str, Any]:
+        """Read-only mapping of extensions (:class:`~messaging.features.Features`); never ``None``."""
+        return self._extensions
+
+    def _values(self) -> tuple[Any, ...]:
+        return (
+            self._channel,
+            self._channel_extension,
+            self._content_type,
+            self._content_encoding,
+            self._correlation_id,
+            self._reply_to_channel,
+            dict(self._extensions),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MessageContext):
+            return NotImplemented
+        return self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # extensions may hold unhashable values
+
+    def __repr__(self) -> str:
+        names = ("channel", "channel_extension", "content_type", "content_encoding", "correlation_id")
+        shown = [f"{name}={value!r}" for name in names if (value := getattr(self, "_" + name)) is not None]
+        if self._reply_to_channel is not None:
+            shown.append(f"reply_to_channel={self._reply_to_channel!r}")
+        if self._extensions:
+            # headers may carry tokens of the application: names only
+            shown.append(f"extensions=<{', '.join(sorted(self._extensions))}>")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class AcknowledgeMessageContext(MessageContext):
+    """The context of a received message (RFC 5.8.5): knows whether it was acknowledged, and can do it."""
+
+    __slots__ = ("_handler",)
+
+    _handler: AcknowledgeHandler
+
+    @property
+    def acknowledge_state(self) -> AcknowledgeType:
+        """The state now; another thread may change it."""
+        return self._handler.state
+
+    @property
+    def acknowledge_handler(self) -> AcknowledgeHandler:
+        """Acknowledges or rejects; the same object every time."""
+        return self._handler
+
+
+class Message:
+    """A payload and its context (RFC 5.6.1). Immutable; may be shared between threads."""
+
+    __slots__ = ("_context", "_model", "_payload", "_value")
+
+    def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
+        self._payload = payload
+        self._context = context
+        self._model = model
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes as they travel; empty, never ``None``."""
+        return self._payload
+
+    @property
+    def context(self) -> MessageContext:
+        """The context; never ``None``. That of a received message is an :class:`AcknowledgeMessageContext`."""
+        return self._context
+
+    @overload
+    def value(self) -> Any: ...
+    @overload
+    def value(self, model: type[T]) -> T: ...
+    def value(self, model: type[T] | None = None) -> T | Any:
+        """The payload as an object: decoded by content encoding, parsed by content type, validated by ``model``.
+
+        Args:
+            model: a pydantic model, dataclass, TypedDict or any type pydantic can validate. Without it, the
+                model the stream was subscribed with, or else whatever the content type's codec yields.
+
+        Raises:
+            UnknownContentTypeError, UnknownContentEncodingError: nothing here reads it.
+            DecodeError: the bytes do not fit. The payload stays available.
+        """
+        wanted = self._model if model is None else model
+        try:
+            known, value = self._value
+        except AttributeError:
+            pass
+        else:
+            if known is wanted:
+                return value
+        from messaging.codecs import decode  # not at import: codecs are found by entry points, on first use
+
+        value = decode(self._payload, self._context, wanted)
+        self._value = (wanted, value)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return bool(self._payload == other._payload and self._context == other._context)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Message({len(self._payload)} bytes, {self._context!r})"

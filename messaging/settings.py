@@ -1,0 +1,121 @@
+"""Configuration of an instance (RFC 5.1.2), with pydantic-settings.
+
+A setting is taken from the first of: keyword of ``connect()``, query option of the URL, environment variable
+``MESSAGING_<SETTING>``, for secrets the file named by ``MESSAGING_<SETTING>_FILE``, default. Adapters subclass
+:class:`Settings` to add theirs. Durations are float seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import Field, SecretStr, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from messaging.errors import InvalidOptionError
+from messaging.extensions import Overflow
+from messaging.url import BrokerUrl
+
+ENVIRONMENT_PREFIX: Final = "MESSAGING_"
+URL_VARIABLE: Final = "MESSAGING_URL"
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class Settings(BaseSettings):
+    """Settings every adapter has. Immutable."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, case_sensitive=False, hide_input_in_errors=True
+    )
+
+    name: Name | None = Field(None, description="osgi.messaging.name; generated and unique if not given")
+    client_id: Annotated[str, StringConstraints(max_length=200)] | None = Field(
+        None, description="how this client calls itself at the broker; generated if not given"
+    )
+    username: str | None = Field(None, description="user name, if the URL has none")
+    password: SecretStr | None = Field(None, description="password, if the URL has none")
+    timeout: Seconds = Field(30.0, description="deadline of a publish or request: waiting, sending and confirm, seconds")
+    connect_timeout: Seconds = Field(10.0, description="deadline of one attempt to connect, seconds")
+    close_timeout: Seconds = Field(5.0, description="how long closing may wait for what was accepted, seconds")
+    retry_connect: bool = Field(False, description="keep trying if the first attempt to connect fails")
+    reconnect_min: Seconds = Field(0.1, description="shortest delay before reconnecting, seconds")
+    reconnect_max: Seconds = Field(30.0, description="longest delay before reconnecting, seconds")
+    outbox_size: int = Field(65_536, ge=1, description="messages that may wait to be published or confirmed")
+    outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
+    buffer_size: int = Field(1024, ge=1, description="messages a stream buffers unless its context says otherwise")
+    overflow: Overflow = Field("block", description="what a full stream buffer does unless its context says otherwise")
+    max_message_size: int | None = Field(None, ge=1, description="largest payload that may be published, bytes")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _SecretFiles(settings_cls)
+
+
+class TlsSettings(Settings):
+    """Settings of adapters that can speak TLS."""
+
+    cafile: Path | None = Field(None, description="PEM file of the authorities that may sign the broker's certificate")
+    certfile: Path | None = Field(None, description="PEM file of this client's certificate")
+    keyfile: Path | None = Field(None, description="PEM file of this client's private key")
+    allow_insecure: bool = Field(False, description="do not verify the broker's certificate: for tests only")
+
+
+class _SecretFiles(PydanticBaseSettingsSource):
+    """``MESSAGING_<SETTING>_FILE`` for the settings that are secrets, as container platforms mount them."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, field in self.settings_cls.model_fields.items():
+            if "SecretStr" not in str(field.annotation):
+                continue
+            variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
+            path = os.environ.get(variable)
+            if path:
+                try:
+                    found[name] = SecretStr(Path(path).read_text().rstrip("\r\n"))
+                except (OSError, UnicodeDecodeError) as error:
+                    raise InvalidOptionError(
+                        name, f"{variable}: cannot read {path!r}: {type(error).__name__}"
+                    ) from None
+        return found
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) -> S:
+    """Gather the settings of one instance.
+
+    Raises:
+        InvalidOptionError: naming the option that is unknown (with the nearest known name) or whose value does
+            not fit. Values are not repeated: any of them may be a secret.
+    """
+    given: dict[str, Any] = {**url.options, **keywords}
+    for option in given:
+        if option not in kind.model_fields:
+            near = difflib.get_close_matches(option, kind.model_fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(kind.model_fields))}"
+            raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://{hint}")
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        option = str(first["loc"][0]) if first["loc"] else "?"
+        source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
+        raise InvalidOptionError(option, f"option {option!r}{source}: {first['msg']}") from None
