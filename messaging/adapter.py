@@ -45,8 +45,8 @@ class Outgoing(Protocol):
     """A message on its way out. Made by the core; the adapter reads it and settles it exactly once.
 
     Whoever holds an ``Outgoing`` must call :meth:`confirm` or :meth:`fail`, on the loop. Settling again is
-    ignored: the core itself fails one whose deadline has passed, and a late confirm must not hurt. A *settled*
-    one must not be sent any more (``done`` is true); the core relies on it to honour deadlines.
+    ignored: the core itself fails one whose deadline has passed, and a late confirm must not hurt. One that is
+    ``settled`` must not be sent any more: the core relies on it to honour deadlines.
     """
 
     payload: bytes
@@ -54,8 +54,8 @@ class Outgoing(Protocol):
     context: MessageContext
     #: the checked extensions, defaults filled in
     options: PublishOptions
-    #: whether it was settled
-    done: bool
+    #: confirmed or failed
+    settled: bool
 
     @property
     def message_id(self) -> str:
@@ -78,9 +78,6 @@ class Verdict(enum.Enum):
     ACKNOWLEDGE = "acknowledge"
     #: have the broker deliver it again, to this consumer or another (only with ``can_reject``)
     REJECT = "reject"
-    #: the consumer is gone without having acted on it: the broker may give it to another. Protocols that can
-    #: not hand a message back acknowledge it if the subscription has ended, and do nothing if the link is closing.
-    RELEASE = "release"
 
 
 class Incoming:
@@ -201,7 +198,7 @@ class Adapter(abc.ABC):
         """Largest payload in bytes that can be published, or ``None`` (MSG205)."""
         return None
 
-    def check_publish(self, channel: str, channel_extension: str | None, options: PublishOptions) -> None:
+    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
         """Refuse what this protocol cannot carry although the feature is announced, before anything is sent.
 
         Called on the *caller's* thread, once per distinct context: must be thread safe and do no I/O.
@@ -289,8 +286,10 @@ class Adapter(abc.ABC):
     async def unsubscribe(self, handle: Any) -> None:
         """End a subscription; the broker hears of it when the last one of a channel goes. Idempotent.
 
-        The core has stopped the sink already, and settles or releases each unsettled delivery by itself, before
-        or after. While disconnected it only forgets the subscription. Raises nothing but ``ConnectionLostError``.
+        Every delivery of the subscription that was not settled is released: the broker may give it to another
+        subscriber, and its token is stale from now on. A protocol that cannot hand a message back (MQTT)
+        acknowledges it, since nobody is left to take it. While disconnected it only forgets the subscription. Raises nothing but
+        ``ConnectionLostError``.
         """
 
     @abc.abstractmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -24,9 +24,15 @@ Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
 
 OVERFLOW_POLICIES: Final = ("block", "drop_oldest", "drop_latest", "fail")
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+#: what an AMQP prefetch count or an MQTT Receive Maximum can hold
+MAX_PREFETCH: Final = 65_535
 #: user headers: bounds every protocol here can carry
 MAX_HEADERS: Final = 256
 MAX_HEADER_BYTES: Final = 32_768
+
+
+def _empty() -> Mapping[str, Any]:
+    return EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +47,12 @@ class PublishOptions:
     retain: bool = False
     time_to_live: float | None = None
     priority: int | None = None
-    headers: Mapping[str, str] = EMPTY
+    headers: Mapping[str, str] = field(default_factory=_empty)
     #: publish deadline, or ``None`` for the instance's
     timeout: float | None = None
     autocreate: bool = True
     #: checked values of the adapter's own extensions
-    custom: Mapping[str, Any] = EMPTY
+    custom: Mapping[str, Any] = field(default_factory=_empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +73,7 @@ class SubscribeOptions:
     #: messages between broker and observer
     buffer_size: int = 1024
     overflow: Overflow = "block"
-    #: whether the context named an overflow policy, or it is the default
-    overflow_chosen: bool = False
-    custom: Mapping[str, Any] = EMPTY
+    custom: Mapping[str, Any] = field(default_factory=_empty)
 
 
 def _bool(value: Any) -> bool:
@@ -176,11 +180,14 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         Features.EXTENSION_AUTOCREATE: _bool,
         Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
         Features.EXTENSION_MAX_DELIVERIES: _integer(1, None),
-        Features.EXTENSION_PREFETCH: _integer(1, 65_535),
+        Features.EXTENSION_PREFETCH: _integer(1, MAX_PREFETCH),
         Features.EXTENSION_BUFFER_SIZE: _integer(1, None),
         Features.EXTENSION_OVERFLOW: _overflow,
     }
 )
+
+#: what received messages carry and nobody can ask for: ignored, so that a message can be passed on as it is
+RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered"})
 
 #: asking for these to be off asks for nothing, so it needs no feature
 _OFF_BY_DEFAULT: Final = frozenset(
@@ -204,6 +211,8 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
     checked: dict[str, Any] = {}
     features = adapter.features
     for key, value in extensions.items():
+        if key in RECEIVED_ONLY:
+            continue
         check = CHECKS.get(key) or adapter.custom_extensions.get(key)
         if check is None:
             raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
@@ -260,10 +269,23 @@ def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> Subscr
     ordered = values.get(Features.EXTENSION_GUARANTEED_ORDERING, False)
     guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
     buffer_size = values.get(Features.EXTENSION_BUFFER_SIZE, settings.buffer_size)
-    prefetch = values.get(Features.EXTENSION_PREFETCH, min(buffer_size, 65_535))
+    overflow = values.get(Features.EXTENSION_OVERFLOW, settings.overflow)
+    overflow_chosen = Features.EXTENSION_OVERFLOW in values or "overflow" in settings.model_fields_set
+    # a policy that drops must get to see what is too much: the broker must not hold it back
+    default_prefetch = min(buffer_size, MAX_PREFETCH) if overflow == "block" else MAX_PREFETCH
+    prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
     qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
+    if guaranteed and qos == "0" and "1" in adapter.qos_levels:
+        qos = "1"
+    if qos == "0" and overflow == "block" and overflow_chosen:
+        raise UnsupportedFeatureError(
+            f"{Features.EXTENSION_OVERFLOW}=block",
+            adapter.name,
+            "without acknowledgement (qos 0) nothing can hold messages back; subscribe with qos '1', or choose "
+            "drop_oldest, drop_latest or fail",
+        )
     return SubscribeOptions(
-        qos="1" if guaranteed and qos == "0" and "1" in adapter.qos_levels else qos,
+        qos=qos,
         auto_acknowledge=values.get(Features.EXTENSION_AUTO_ACKNOWLEDGE, False),
         guaranteed_ordering=ordered,
         queue=values.get(Features.EXTENSION_QUEUE),
@@ -273,8 +295,7 @@ def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> Subscr
         # with one unsettled delivery at a time nothing can overtake a redelivery
         prefetch=1 if ordered else prefetch,
         buffer_size=buffer_size,
-        overflow=values.get(Features.EXTENSION_OVERFLOW, settings.overflow),
-        overflow_chosen=Features.EXTENSION_OVERFLOW in values or "overflow" in settings.model_fields_set,
+        overflow=overflow,
         custom=_custom(values, adapter),
     )
 

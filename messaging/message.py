@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 if TYPE_CHECKING:
-    from messaging.acknowledge import AcknowledgeHandler, AcknowledgeType
+    from messaging.acknowledge import AcknowledgeHandler, AcknowledgeType, DirectAcknowledgement
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ class MessageContext:
     """
 
     __slots__ = (
+        "_acknowledgement",
         "_channel",
         "_channel_extension",
         "_content_encoding",
@@ -55,6 +56,8 @@ class MessageContext:
         self._correlation_id = correlation_id
         self._reply_to_channel = reply_to_channel
         self._extensions = extensions
+        #: direct acknowledgement, set by the builder
+        self._acknowledgement: DirectAcknowledgement | None = None
         #: the publisher's cache of what it checked and compiled this context to
         self._plan: Any = None
 
@@ -93,14 +96,14 @@ class MessageContext:
         """Read-only mapping of extensions (:class:`~messaging.features.Features`); never ``None``."""
         return self._extensions
 
+    def _values_beside_channel(self) -> tuple[str | None, ...]:
+        return (self._content_type, self._content_encoding, self._correlation_id, self._reply_to_channel)
+
     def _values(self) -> tuple[Any, ...]:
         return (
             self._channel,
             self._channel_extension,
-            self._content_type,
-            self._content_encoding,
-            self._correlation_id,
-            self._reply_to_channel,
+            *self._values_beside_channel(),
             dict(self._extensions),
         )
 
@@ -145,10 +148,14 @@ class Message:
 
     __slots__ = ("_context", "_model", "_payload", "_value")
 
+    #: the model last decoded for, and the outcome; unset until then
+    _value: tuple[Any, Any]
+
     def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
         self._payload = payload
         self._context = context
         self._model = model
+        # _value is left out: most messages are decoded never or once
 
     @property
     def payload(self) -> bytes:

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from messaging.errors import InvalidOptionError
-from messaging.extensions import Overflow
+from messaging.extensions import MAX_PREFETCH, Overflow
 from messaging.url import BrokerUrl
 
 ENVIRONMENT_PREFIX: Final = "MESSAGING_"
@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     outbox_size: int = Field(65_536, ge=1, description="messages that may wait to be published or confirmed")
     outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
     buffer_size: int = Field(1024, ge=1, description="messages a stream buffers unless its context says otherwise")
+    prefetch: int | None = Field(
+        None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context says so"
+    )
     overflow: Overflow = Field("block", description="what a full stream buffer does unless its context says otherwise")
     max_message_size: int | None = Field(None, ge=1, description="largest payload that may be published, bytes")
 

@@ -1,0 +1,198 @@
+"""The adapter of ``memory://``: hands what the core gives it to a :class:`~adapters.memory.broker.Broker`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+from pydantic import Field
+
+from adapters.memory.broker import Broker, Client, Consumer, Queue, Stored, join
+from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec, Verdict
+from messaging.errors import ConfigurationError, ConnectionLostError, MessagingError, PublishRefusedError
+from messaging.extensions import PublishOptions
+from messaging.features import Features
+from messaging.message import MessageContext
+from messaging.settings import Settings
+from messaging.url import BrokerUrl
+
+_FEATURES: Final = frozenset(
+    {
+        Features.ACKNOWLEDGE,
+        Features.PUBLISH_SUBSCRIBE,
+        Features.POINT_TO_POINT,
+        Features.WILDCARDS,
+        Features.ROUTING_KEY,
+        Features.MESSAGE_PROPERTIES,
+        Features.MESSAGE_SIZE_LIMIT,
+        Features.BROKER_REDELIVERY,
+        Features.QUEUE_RETENTION,
+        Features.EXTENSION_GUARANTEED_ORDERING,
+        Features.EXTENSION_GUARANTEED_DELIVERY,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_LAST_WILL,
+        Features.EXTENSION_QOS,
+        Features.EXTENSION_RETAIN,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_AUTOCREATE,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL,
+        Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_PREFETCH,
+        Features.EXTENSION_BUFFER_SIZE,
+        Features.EXTENSION_OVERFLOW,
+    }
+)
+#: payloads live in this process: a limit against mistakes, the same as RabbitMQ's
+_MAX_MESSAGE_SIZE: Final = 128 * 2**20
+
+
+class MemorySettings(Settings):
+    """Options of ``memory://`` URLs beside the common ones."""
+
+    max_queue_length: int = Field(
+        10_000, ge=1, description="messages a queue holds; whoever publishes to a full one waits"
+    )
+
+
+class MemoryAdapter(Adapter):
+    """See :mod:`adapters.memory`. QoS 0 is delivered without acknowledgement, "1" and "2" with."""
+
+    provider: ClassVar[str] = "rx-messaging.memory"
+    settings_type: ClassVar[type[Settings]] = MemorySettings
+    can_reject: ClassVar[bool] = True
+    has_credit: ClassVar[bool] = True
+
+    settings: MemorySettings
+
+    def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
+        super().__init__(url, settings, name)
+        if url.port is not None or url.username is not None or url.path:
+            raise ConfigurationError(f"{url}: a memory URL is just memory://name, without user, port or path")
+        self._client: Client | None = None
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        return ("memory",)
+
+    @property
+    def features(self) -> frozenset[str]:
+        return _FEATURES
+
+    @property
+    def qos_levels(self) -> tuple[str, ...]:
+        return ("0", "1", "2")
+
+    @property
+    def default_qos(self) -> str:
+        return "1"
+
+    @property
+    def max_message_size(self) -> int:
+        return self.settings.max_message_size or _MAX_MESSAGE_SIZE
+
+    @property
+    def broker(self) -> Broker:
+        """The broker this instance is connected to."""
+        return self._connected().broker
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            raise ConnectionLostError(f"{self.name!r} is not connected to {self.url}")
+        return self._client
+
+    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+        broker = join(self.url.host)
+
+        def dropped() -> None:
+            self._client = None
+            broker.leave(client)
+            lost(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
+
+        client = self._client = Client(self.name, broker, dropped)
+        broker.clients[self.name] = client
+        return False
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.leave()
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        broker = self._connected().broker
+        touched: set[Queue] = set()
+        for outgoing in batch:
+            if outgoing.settled:
+                continue
+            context = outgoing.context
+            options = outgoing.options
+            queues = broker.route(context)
+            for queue in queues:
+                if queue.is_full:
+                    for each in touched:
+                        each.dispatch()
+                    await queue.wait_for_room()
+            if outgoing.settled:  # its deadline passed while the queue was full
+                continue
+            if self._client is None:
+                outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
+                continue
+            if not queues and not options.autocreate:
+                outgoing.fail(
+                    PublishRefusedError(
+                        f"nothing is bound to channel {context._channel!r} at memory://{broker.name}, "
+                        f"and autocreate is off"
+                    )
+                )
+                continue
+            stored = Stored(outgoing.payload, context, options)
+            for queue in queues:
+                queue.push((stored, False, 0))
+                touched.add(queue)
+            if options.retain:
+                broker.retain(stored)
+            outgoing.confirm()
+        for queue in touched:
+            queue.dispatch()
+
+    async def set_will(self, will: Outgoing) -> None:
+        self._connected().will = Stored(will.payload, will.context, will.options)
+        will.confirm()
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
+        client = self._connected()
+        consumer = client.broker.subscribe(spec, sink, self.settings.max_queue_length)
+        client.consumers.add(consumer)
+        return consumer
+
+    async def unsubscribe(self, handle: Any) -> None:
+        client = self._client
+        if client is not None:
+            client.consumers.discard(handle)
+            client.broker.unsubscribe(handle)
+
+    def settle(self, settlements: Sequence[tuple[Any, Verdict]]) -> None:
+        touched = set()
+        client = self._client
+        if client is None:
+            return
+        settle = client.broker.settle
+        for (consumer, tag), verdict in settlements:
+            if settle(consumer, tag, verdict):
+                touched.add(consumer.queue)
+        for queue in touched:
+            queue.dispatch()
+
+    def is_stale(self, token: Any) -> bool:
+        closed: bool = token[0].closed
+        return closed
+
+    def pause(self, handle: Any) -> None:
+        handle.paused = True
+
+    def resume(self, handle: Any) -> None:
+        handle.paused = False
+        handle.queue.dispatch()

@@ -1,0 +1,436 @@
+"""The broker behind ``memory://``: channels, queues, retained messages, wills, time-to-live, redelivery.
+
+Everything runs on the engine's loop, which all instances of a process share, so there is no lock. A broker lives as
+long as an instance is connected to it.
+
+Every subscription consumes from a :class:`Queue`: a private one, or a named one that subscriptions share. A queue is
+bounded: when it is full, whoever publishes to it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging import channels
+from messaging.adapter import Incoming, Sink, SubscriptionSpec, Verdict
+from messaging.errors import SubscriptionRefusedError
+from messaging.features import Features
+from messaging.message import AcknowledgeMessageContext, MessageContext
+
+if TYPE_CHECKING:
+    from messaging.extensions import PublishOptions
+
+#: routes remembered; more distinct channels than this are matched again
+_ROUTE_CACHE: Final = 4096
+_PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
+    qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")
+}
+
+
+class Stored:
+    """A published message. Shared by all queues it is in."""
+
+    __slots__ = ("context", "expires", "options", "payload", "priority")
+
+    def __init__(self, payload: bytes, context: MessageContext, options: PublishOptions) -> None:
+        self.payload = payload
+        self.context = context
+        self.options = options
+        self.priority = options.priority or 0
+        #: monotonic seconds, or ``None``
+        self.expires = None if options.time_to_live is None else time.monotonic() + options.time_to_live
+
+    def is_expired(self) -> bool:
+        return self.expires is not None and time.monotonic() >= self.expires
+
+    def extensions(self, qos: str, *, retained: bool, redelivered: bool) -> Mapping[str, Any]:
+        """What a receiver is told beside the standard values."""
+        options = self.options
+        if not (retained or redelivered or options.headers or self.expires or options.priority):
+            return _PLAIN[qos]
+        told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
+        if retained:
+            told[Features.EXTENSION_RETAIN] = True
+        if redelivered:
+            told["redelivered"] = True
+        if options.headers:
+            told[Features.EXTENSION_HEADERS] = options.headers
+        if options.priority is not None:
+            told[Features.EXTENSION_PRIORITY] = options.priority
+        if self.expires is not None:
+            told[Features.EXTENSION_TIME_TO_LIVE] = max(self.expires - time.monotonic(), 0.001)
+        return MappingProxyType(told)
+
+
+#: a message in a queue: what was published, whether it is a retained copy, how often it was delivered
+_Entry = tuple[Stored, bool, int]
+
+
+class Consumer:
+    """One subscription's end of a queue, with the credit its stream has."""
+
+    __slots__ = ("_next_tag", "batch", "closed", "credit", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
+
+    def __init__(self, queue: Queue, sink: Sink, prefetch: int, max_qos: str) -> None:
+        self.queue = queue
+        self.sink = sink
+        self.prefetch = prefetch
+        self.max_qos = max_qos
+        self.paused = False
+        self.closed = False
+        self.unsettled: dict[int, _Entry] = {}
+        self.batch: list[Incoming] = []
+        self._next_tag = 0
+
+    def can_take(self) -> bool:
+        return len(self.unsettled) < self.prefetch and not self.paused
+
+    def take(self, entry: _Entry) -> None:
+        stored, retained, count = entry
+        qos = stored.options.qos
+        if qos > self.max_qos:
+            qos = self.max_qos
+        context = stored.context
+        token = None
+        if qos != "0":
+            self._next_tag = tag = self._next_tag + 1
+            self.unsettled[tag] = entry
+            token = (self, tag)
+        self.batch.append(
+            Incoming(
+                stored.payload,
+                AcknowledgeMessageContext(
+                    context._channel,
+                    context._channel_extension,
+                    context._content_type,
+                    context._content_encoding,
+                    context._correlation_id,
+                    context._reply_to_channel,
+                    stored.extensions(qos, retained=retained, redelivered=count > 0),
+                ),
+                token,
+                count + 1,
+            )
+        )
+
+    def flush(self) -> None:
+        if self.batch:
+            batch, self.batch = self.batch, []
+            self.sink.deliver(batch)
+
+
+class Queue:
+    """Messages waiting for consumers: by priority, then in order of arrival."""
+
+    def __init__(self, name: str | None, max_length: int) -> None:
+        #: ``None`` for the private queue of one subscription
+        self.name = name
+        self.max_length = max_length
+        self.consumers: deque[Consumer] = deque()
+        self.patterns: dict[tuple[str, str | None], Callable[[MessageContext], bool]] = {}
+        self._ready: dict[int, deque[_Entry]] = {0: deque()}
+        self._length = 0
+        self._room: asyncio.Event | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def bind(self, channel: str, extension: str | None) -> None:
+        self.patterns[channel, extension] = _binding(channel, extension)
+
+    def matches(self, context: MessageContext) -> bool:
+        return any(matches(context) for matches in self.patterns.values())
+
+    # --- filling
+
+    @property
+    def is_full(self) -> bool:
+        return self._length >= self.max_length
+
+    async def wait_for_room(self) -> None:
+        while self.is_full:
+            self._drop_expired()
+            if not self.is_full:
+                return
+            if self._room is None:
+                self._room = asyncio.Event()
+            await self._room.wait()
+
+    def push(self, entry: _Entry) -> None:
+        priority = entry[0].priority
+        ready = self._ready.get(priority)
+        if ready is None:
+            ready = deque()
+            # highest first, so that taking from it is a walk from the front
+            self._ready = dict(sorted({**self._ready, priority: ready}.items(), reverse=True))
+        ready.append(entry)
+        self._length += 1
+
+    def push_back(self, entries: list[_Entry]) -> None:
+        """Put undelivered messages back to where they came from: the front."""
+        for entry in reversed(entries):
+            self._ready[entry[0].priority].appendleft(entry)
+        self._length += len(entries)
+
+    def _drop_expired(self) -> None:
+        for priority, ready in self._ready.items():
+            self._ready[priority] = deque(entry for entry in ready if not entry[0].is_expired())
+        self._length = sum(map(len, self._ready.values()))
+
+    def purge(self) -> None:
+        """Forget all messages; whoever waits to publish goes on."""
+        for ready in self._ready.values():
+            ready.clear()
+        self._length = 0
+        self._announce_room()
+
+    # --- emptying
+
+    def dispatch(self) -> None:
+        """Hand out what the consumers have credit for, in turns."""
+        while self._length:
+            consumer = self._next_consumer()
+            if consumer is None:
+                break
+            entry = self._pop()
+            if entry is not None:
+                consumer.take(entry)
+        for consumer in self.consumers:
+            consumer.flush()
+        if self._room is not None and not self.is_full:
+            self._announce_room()
+
+    def _next_consumer(self) -> Consumer | None:
+        consumers = self.consumers
+        for _ in range(len(consumers)):
+            consumer = consumers[0]
+            consumers.rotate(-1)
+            if consumer.can_take():
+                return consumer
+        return None
+
+    def _pop(self) -> _Entry | None:
+        for ready in self._ready.values():
+            if ready:
+                entry = ready.popleft()
+                self._length -= 1
+                return None if entry[0].expires is not None and entry[0].is_expired() else entry
+        return None
+
+    def _announce_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.set()
+
+
+class Broker:
+    """A named broker; see :func:`join`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: connected clients -> how to tell them that the broker dropped them
+        self.clients: dict[str, Client] = {}
+        self.queues: dict[str, Queue] = {}
+        self._private: set[Queue] = set()
+        self._retained: dict[str, Stored] = {}
+        self._routes: dict[tuple[str | None, str | None], tuple[Queue, ...]] = {}
+
+    # --- clients
+
+    def leave(self, client: Client) -> None:
+        """A client is gone; the last one takes the broker with it."""
+        if self.clients.pop(client.name, None) is not None and not self.clients and _brokers.get(self.name) is self:
+            del _brokers[self.name]
+
+    def disconnect(self, name: str) -> bool:
+        """Drop a client as a broker drops one that misbehaves: its will is published. For tests of reconnecting.
+
+        On the engine's loop only. Returns whether there is such a client.
+        """
+        client = self.clients.get(name)
+        if client is None:
+            return False
+        client.drop()
+        return True
+
+    # --- subscribing
+
+    def subscribe(self, spec: SubscriptionSpec, sink: Sink, max_length: int) -> Consumer:
+        """Attach a consumer to a private queue or to the named one; retained messages go to private queues only."""
+        options = spec.options
+        if options.queue is None:
+            queue = Queue(None, max_length)
+            self._private.add(queue)
+        else:
+            existing = self.queues.get(options.queue)
+            if existing is None and not options.autocreate:
+                raise SubscriptionRefusedError(
+                    f"queue {options.queue!r} does not exist at memory://{self.name}, and autocreate is off"
+                )
+            queue = existing or Queue(options.queue, max_length)
+            self.queues[options.queue] = queue
+        if options.autocreate:
+            queue.bind(spec.channel, spec.channel_extension)
+        self._routes.clear()
+        consumer = Consumer(queue, sink, options.prefetch, options.qos)
+        queue.consumers.append(consumer)
+        if queue.name is None:
+            for stored in self._retained_for(queue):
+                queue.push((stored, True, 0))
+        queue.dispatch()
+        return consumer
+
+    def _retained_for(self, queue: Queue) -> Iterator[Stored]:
+        for channel, stored in [*self._retained.items()]:
+            if stored.is_expired():
+                del self._retained[channel]
+            elif queue.matches(stored.context):
+                yield stored
+
+    def unsubscribe(self, consumer: Consumer) -> None:
+        """Detach a consumer; what it did not settle goes back to the queue's front."""
+        if consumer.closed:
+            return
+        consumer.closed = True
+        queue = consumer.queue
+        queue.consumers.remove(consumer)
+        entries = [(stored, retained, count + 1) for stored, retained, count in consumer.unsettled.values()]
+        consumer.unsettled.clear()
+        if queue.name is None:
+            self._private.discard(queue)
+            self._routes.clear()
+            queue.purge()
+        else:
+            queue.push_back(entries)
+            queue.dispatch()
+
+    def settle(self, consumer: Consumer, tag: int, verdict: Verdict) -> bool:
+        """Settle one delivery; whether the queue may have something to dispatch."""
+        entry = consumer.unsettled.pop(tag, None)
+        if entry is None:
+            return False
+        if verdict is Verdict.REJECT:
+            stored, retained, count = entry
+            consumer.queue.push_back([(stored, retained, count + 1)])
+        return consumer.queue._length > 0
+
+    # --- publishing
+
+    def route(self, context: MessageContext) -> tuple[Queue, ...]:
+        """The queues a message goes to."""
+        key = (context._channel, context._channel_extension)
+        found = self._routes.get(key)
+        if found is None:
+            if len(self._routes) >= _ROUTE_CACHE:
+                self._routes.clear()
+            found = tuple(queue for queue in (*self._private, *self.queues.values()) if queue.matches(context))
+            self._routes[key] = found
+        return found
+
+    def retain(self, stored: Stored) -> None:
+        """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
+        channel = stored.context._channel
+        if channel is None:
+            return
+        if stored.payload:
+            self._retained[channel] = stored
+        else:
+            self._retained.pop(channel, None)
+
+    def publish_now(self, stored: Stored) -> None:
+        """Publish without waiting for room: for wills, whose publisher is gone."""
+        if stored.options.retain:
+            self.retain(stored)
+        for queue in self.route(stored.context):
+            queue.push((stored, False, 0))
+            queue.dispatch()
+
+
+class Client:
+    """What the broker knows of a connected instance."""
+
+    def __init__(self, name: str, broker: Broker, lost: Callable[[], None]) -> None:
+        self.name = name
+        self.broker = broker
+        self.consumers: set[Consumer] = set()
+        self.will: Stored | None = None
+        self._lost = lost
+
+    def leave(self) -> None:
+        """Disconnect in good order: the will is forgotten."""
+        for consumer in self.consumers:
+            self.broker.unsubscribe(consumer)
+        self.consumers.clear()
+        self.broker.leave(self)
+
+    def drop(self) -> None:
+        """Lose the connection."""
+        will, self.will = self.will, None
+        broker = self.broker
+        for consumer in self.consumers:
+            broker.unsubscribe(consumer)
+        self.consumers.clear()
+        if will is not None:
+            broker.publish_now(will)
+        self._lost()
+
+
+def _binding(channel: str, extension: str | None) -> Callable[[MessageContext], bool]:
+    """A channel with a routing key is another channel than the one without."""
+    in_channel = channels.matcher(channel)
+    if extension is None:
+        return lambda context: context._channel_extension is None and in_channel(context._channel or "")
+    in_extension = routing_matcher(extension)
+    return lambda context: (
+        context._channel_extension is not None
+        and in_extension(context._channel_extension)
+        and in_channel(context._channel or "")
+    )
+
+
+def routing_matcher(pattern: str) -> Callable[[str], bool]:
+    """Compile a routing key pattern as AMQP topic exchanges have it: words by '.', '*' one word, '#' any number."""
+    words = pattern.split(".")
+
+    def matches(key: str) -> bool:
+        # positions in ``words`` that the key read so far can have reached
+        reached = _closure({0}, words)
+        for word in key.split("."):
+            step = set()
+            for at in reached:
+                if at < len(words):
+                    if words[at] == "#":
+                        step.add(at)
+                    elif words[at] in ("*", word):
+                        step.add(at + 1)
+            reached = _closure(step, words)
+            if not reached:
+                return False
+        return len(words) in reached
+
+    return matches
+
+
+def _closure(reached: set[int], words: list[str]) -> set[int]:
+    for at in sorted(reached):
+        position = at
+        while position < len(words) and words[position] == "#":
+            position += 1
+            reached.add(position)
+    return reached
+
+
+_brokers: dict[str, Broker] = {}
+
+
+def join(name: str) -> Broker:
+    """The broker of that name, started if need be. On the engine's loop only."""
+    broker = _brokers.get(name)
+    if broker is None:
+        broker = _brokers[name] = Broker(name)
+    return broker

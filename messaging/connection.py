@@ -1,0 +1,327 @@
+"""Keeps one adapter connected: opens it, reconnects it, and gives it subscriptions, publications and verdicts.
+
+Everything here runs on the engine's loop unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from messaging.adapter import Verdict
+from messaging.errors import (
+    ClosedError,
+    ConnectFailedError,
+    ConnectionLostError,
+    MessagingError,
+    SubscriptionRefusedError,
+)
+from messaging.promise import Promise
+from messaging.publisher import Outbox, Publication
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter, Incoming
+    from messaging.engine import Engine
+    from messaging.delivery import Subscription
+
+logger = logging.getLogger(__name__)
+
+State = Literal["connecting", "connected", "reconnecting", "closed"]
+
+#: subscriptions opened at the same time after a reconnect
+_RESUBSCRIBE_AT_ONCE: Final = 32
+
+
+class Connection:
+    """The link between one messaging instance and its adapter.
+
+    Attributes:
+        state: ``connecting``, ``connected``, ``reconnecting`` or ``closed``; readable from any thread.
+        ready: resolves with the first connection, fails if there is to be none.
+    """
+
+    def __init__(self, engine: Engine, adapter: Adapter) -> None:
+        settings = adapter.settings
+        self.engine = engine
+        self.adapter = adapter
+        self.settings = settings
+        self.state: State = "connecting"
+        self.cause: MessagingError | None = None
+        self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
+        self.outbox = Outbox(engine, adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
+        self.subscriptions: set[Subscription] = set()
+        #: called on the loop after each connection, and once when there will be none any more
+        self.on_connected: Callable[[], object] = _nothing
+        self.on_closed: Callable[[], object] = _nothing
+        self._opening: set[Subscription] = set()
+        self._will: Publication | None = None
+        self._lost = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
+        #: verdicts from any thread, on their way to the loop
+        self._verdicts: deque[tuple[Subscription, Incoming, bool]] = deque()
+        self._signalled = False
+
+    # --- any thread
+
+    def settle(self, subscription: Subscription, incoming: Incoming, acknowledged: bool) -> None:
+        """Pass a verdict to the adapter, gathered with others into one batch. From any thread."""
+        self._verdicts.append((subscription, incoming, acknowledged))
+        if not self._signalled:
+            self._signalled = True
+            self.engine.call(self.flush_verdicts)
+
+    def set_will(self, will: Publication) -> None:
+        """Have the adapter register ``will``, now or once connected. From any thread."""
+        self.outbox.put(will, queue=False)
+        self.engine.call(self._register_will, will)
+
+    # --- life cycle
+
+    def start(self) -> None:
+        """Start connecting."""
+        self.outbox.start()
+        self._task = self.engine.spawn(self._run())
+
+    async def _run(self) -> None:
+        try:
+            resumed = await self._connect_first()
+        except MessagingError as error:
+            self.state = "closed"
+            self.cause = error
+            self.outbox.close()
+            for subscription in [*self.subscriptions]:
+                subscription.fail(error)
+            await self._close_adapter()
+            self.on_closed()
+            self.ready.reject(error)
+            return
+        while True:
+            await self._connected(resumed)
+            await self._lost.wait()
+            self.outbox.disconnected()
+            self.state = "reconnecting"
+            logger.warning("%s lost its connection to %s: %s", self.adapter.name, self.adapter.url, self.cause)
+            resumed = await self._reconnect()
+
+    async def _connect_first(self) -> bool:
+        delays = self._delays()
+        while True:
+            try:
+                return await self._open()
+            except MessagingError as error:
+                if not self.settings.retry_connect:
+                    raise
+                self.cause = error
+                logger.warning("%s cannot connect to %s yet: %s", self.adapter.name, self.adapter.url, error)
+            await asyncio.sleep(next(delays))
+
+    async def _reconnect(self) -> bool:
+        for delay in self._delays():
+            await asyncio.sleep(delay)
+            try:
+                return await self._open()
+            except MessagingError as error:
+                self.cause = error
+                logger.info("%s cannot reconnect to %s yet: %s", self.adapter.name, self.adapter.url, error)
+        raise AssertionError("the delays never end")
+
+    def _delays(self) -> Iterator[float]:
+        """Decorrelated jitter: clients that lost the same broker do not come back in step."""
+        low, high = self.settings.reconnect_min, max(self.settings.reconnect_min, self.settings.reconnect_max)
+        delay = low
+        yield random.uniform(0, low)  # noqa: S311  # spreads load, guards nothing
+        while True:
+            delay = min(high, random.uniform(low, delay * 3))  # noqa: S311
+            yield delay
+
+    async def _open(self) -> bool:
+        self._lost.clear()
+        timeout = self.settings.connect_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.adapter.open(self._on_lost)
+        except TimeoutError:
+            raise ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
+        except MessagingError:
+            raise
+        except Exception as error:
+            logger.exception("the adapter of %s failed to open", self.adapter.name)
+            raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {type(error).__name__}") from error
+
+    async def _connected(self, resumed: bool) -> None:
+        self.state = "connected"
+        self.on_connected()
+        logger.info("%s is connected to %s", self.adapter.name, self.adapter.url)
+        for subscription in self.subscriptions:
+            subscription.reconnected(resumed)
+            if not resumed:
+                subscription.handle = None
+        gate = asyncio.Semaphore(_RESUBSCRIBE_AT_ONCE)
+
+        async def open_one(subscription: Subscription) -> None:
+            async with gate:
+                await self._subscribe(subscription)
+
+        await asyncio.gather(*[open_one(each) for each in [*self.subscriptions] if each.handle is None])
+        if self._will is not None:
+            await self._hand_over_will()
+        # publishing starts last, so that nobody misses the answer to what was waiting in the outbox
+        if not self._lost.is_set():
+            self.outbox.connected()
+            self.ready.resolve(None)
+
+    def _on_lost(self, cause: MessagingError) -> None:
+        if self.state != "closed" and not self._lost.is_set():
+            self.cause = cause
+            self.outbox.disconnected()
+            self._lost.set()
+
+    async def close(self, timeout: float) -> None:
+        """End in good order: what was accepted is sent for at most ``timeout`` seconds, then everything is settled."""
+        if self.state == "closed":
+            return
+        deadline = self.engine.loop.time() + timeout
+        self.outbox.refuse()
+        if self.state == "connected":
+            await self.outbox.drain(deadline)
+            self.flush_verdicts()
+        was_connected = self.state == "connected"
+        self.state = "closed"
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=1.0)
+        if was_connected:
+            self.flush_verdicts()
+            ending = [self.remove(subscription) for subscription in [*self.subscriptions]]
+            if ending:
+                await asyncio.wait(
+                    [asyncio.ensure_future(each) for each in ending],
+                    timeout=max(0.1, deadline - self.engine.loop.time()),
+                )
+        for subscription in [*self.subscriptions]:
+            subscription.complete()
+        self.subscriptions.clear()
+        self.outbox.close()
+        await self._close_adapter()
+        self.on_closed()
+        self.ready.reject(ClosedError(f"{self.adapter.name!r} was closed before it was connected"))
+
+    async def _close_adapter(self) -> None:
+        try:
+            await asyncio.wait_for(self.adapter.close(), timeout=5.0)
+        except Exception:
+            logger.exception("the adapter of %s failed to close", self.adapter.name)
+
+    # --- subscriptions
+
+    def start_subscription(self, subscription: Subscription) -> None:
+        """Subscribe in a task of its own."""
+        self.engine.spawn(self.add(subscription))
+
+    async def add(self, subscription: Subscription) -> None:
+        """Subscribe now or, while there is no connection, after the next one."""
+        if self.state == "closed":
+            subscription.fail(self.cause or ClosedError(f"{self.adapter.name!r} is closed"))
+            return
+        self.subscriptions.add(subscription)
+        if self.state == "connected" and not self._lost.is_set():
+            await self._subscribe(subscription)
+
+    async def _subscribe(self, subscription: Subscription) -> None:
+        if subscription in self._opening or subscription not in self.subscriptions:
+            return
+        self._opening.add(subscription)
+        try:
+            handle = await self.adapter.subscribe(subscription.spec, subscription)
+        except ConnectionLostError:
+            return  # subscribed again after reconnecting
+        except MessagingError as error:
+            self.subscriptions.discard(subscription)
+            subscription.fail(error)
+            return
+        except Exception as error:
+            logger.exception("the adapter of %s failed to subscribe", self.adapter.name)
+            self.subscriptions.discard(subscription)
+            failure = SubscriptionRefusedError(f"subscribing to {subscription.spec.channel!r} failed")
+            failure.__cause__ = error
+            subscription.fail(failure)
+            return
+        finally:
+            self._opening.discard(subscription)
+        if subscription in self.subscriptions:
+            subscription.handle = handle
+            subscription.ready.resolve(None)
+        else:  # ended meanwhile
+            await self.unsubscribe(handle)
+
+    def end_subscription(self, subscription: Subscription) -> None:
+        """:meth:`remove` in a task of its own."""
+        self.engine.spawn(self.remove(subscription))
+
+    async def remove(self, subscription: Subscription) -> None:
+        """Let the consumer finish the message in progress, unsubscribe, and complete."""
+        self.subscriptions.discard(subscription)
+        stopped = subscription.consumer.stop()
+        if stopped is not None and not stopped.done():
+            with contextlib.suppress(TimeoutError):  # an observer that hangs must not keep the broker waiting
+                await asyncio.wait_for(stopped, self.settings.close_timeout)
+        handle, subscription.handle = subscription.handle, None
+        self.flush_verdicts()
+        if handle is not None:
+            await self.unsubscribe(handle)
+        subscription.complete()
+
+    async def unsubscribe(self, handle: Any) -> None:
+        try:
+            async with asyncio.timeout(self.settings.close_timeout):
+                await self.adapter.unsubscribe(handle)
+        except (ConnectionLostError, TimeoutError) as error:
+            logger.info("%s could not tell the broker of an unsubscription: %s", self.adapter.name, error)
+        except Exception:
+            logger.exception("the adapter of %s failed to unsubscribe", self.adapter.name)
+
+    def flush_verdicts(self) -> None:
+        """Hand the verdicts gathered so far to the adapter."""
+        # cleared before the queue is read: whoever appends after this line signals again
+        self._signalled = False
+        verdicts = self._verdicts
+        acknowledged: list[tuple[Any, Verdict]] = []
+        acted: set[Subscription] = set()
+        for _ in range(len(verdicts)):
+            subscription, incoming, accepted = verdicts.popleft()
+            subscription.settled_count += 1
+            acted.add(subscription)
+            if accepted:
+                subscription.counters.acknowledged += 1
+                acknowledged.append((incoming.token, Verdict.ACKNOWLEDGE))
+            else:
+                subscription.rejected(incoming)
+        if acknowledged:
+            self.adapter.settle(acknowledged)
+        for subscription in acted:
+            subscription.proceed()
+
+    # --- last will
+
+    def _register_will(self, will: Publication) -> None:
+        self._will = will
+        if self.state == "connected":
+            self.engine.spawn(self._hand_over_will())
+
+    async def _hand_over_will(self) -> None:
+        will, self._will = self._will, None
+        if will is None or will.settled:
+            return
+        try:
+            await self.adapter.set_will(will)
+        except MessagingError as error:
+            will.fail(error)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,517 @@
+"""One subscription at the broker, its bounded buffer, and its one consumer.
+
+::
+
+    adapter --deliver()--> buffer --take()--> consumer --settle()--> verdicts --> adapter
+    (loop)                 (deque)            (worker, iterating thread or event loop)     (loop)
+
+**Threads.** ``deliver``, ``fail``, ``complete``, ``rejected``, ``proceed`` run on the engine's loop. The consumer
+takes from the other end of the buffer on a thread of its own choosing; a deque's ends need no lock. ``settle`` may be
+called from any thread. Everything a user wrote (direct acknowledgement callbacks, model validators) runs in the
+consumer.
+
+**Bounds.** What the protocol holds back until it is settled is bounded by its credit. Everything else is bounded by
+``bufferSize`` and the overflow policy, and what is dropped is counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from messaging import deadletter
+from messaging.acknowledge import (
+    AcknowledgeConsumer,
+    AcknowledgeFilter,
+    AcknowledgeHandler,
+    AcknowledgeType,
+    DirectAcknowledgement,
+)
+from messaging.adapter import Incoming, SubscriptionSpec, Verdict
+from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
+from messaging.message import AcknowledgeMessageContext, Message
+from messaging.promise import Promise
+
+if TYPE_CHECKING:
+    from messaging.connection import Connection
+    from messaging.publisher import MessagePublisher
+    from messaging.services import ServiceRegistry
+
+logger = logging.getLogger(__name__)
+
+OnInvalid = Literal["raise", "skip", "dead_letter"]
+
+_RECEIVED: Final = AcknowledgeType.RECEIVED
+#: pause before a dead letter that could not be published is tried again, seconds
+_DEAD_LETTER_RETRY: Final = 1.0
+
+
+@dataclass(slots=True)
+class StreamCounters:
+    """What happened to the messages of a subscription so far. Each is written by one thread at a time."""
+
+    #: arrived from the broker, redeliveries included
+    received: int = 0
+    #: handed to the consumer
+    delivered: int = 0
+    acknowledged: int = 0
+    rejected: int = 0
+    #: rejected and delivered again by this process, because the protocol cannot
+    redelivered: int = 0
+    dead_lettered: int = 0
+    #: discarded by the overflow policy
+    dropped: int = 0
+    #: did not fit the model, or could not be decoded
+    invalid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Consumption:
+    """How the messages of a subscription are consumed."""
+
+    model: Any = None
+    on_invalid: OnInvalid = "raise"
+    direct: DirectAcknowledgement | None = None
+
+
+class Consumer(Protocol):
+    """Who takes messages from a subscription."""
+
+    def wake(self) -> None:
+        """There may be something to take, or the subscription has ended. On the loop; must not block."""
+        ...
+
+    def stop(self) -> Promise[None] | None:
+        """Take no more; the promise resolves when the message in progress is done. On the loop."""
+        ...
+
+
+class _Nobody:
+    """Nobody consumes yet: the buffer fills, and the protocol's credit with it."""
+
+    def wake(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
+
+
+class Subscription:
+    """A subscription and its buffer: the core's ``adapter.Sink``. One consumer at a time."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        services: ServiceRegistry,
+        publisher: MessagePublisher,
+        spec: SubscriptionSpec,
+        consumption: Consumption,
+    ) -> None:
+        self.spec = spec
+        self.counters = StreamCounters()
+        self.ready: Promise[None] = Promise(f"subscribing to {spec.channel!r}")
+        #: the adapter's handle while subscribed at the broker; written on the loop
+        self.handle: Any = None
+        #: verdicts that reached the loop; ``counters.delivered`` minus this is what the consumer holds
+        self.settled_count = 0
+        self.paused = False
+        self.ended = False
+        self.error: MessagingError | None = None
+        self._connection = connection
+        self._adapter = connection.adapter
+        self._services = services
+        self._publisher = publisher
+        self._model = consumption.model
+        self._on_invalid = consumption.on_invalid
+        self._direct = consumption.direct
+        options = spec.options
+        self._capacity = options.buffer_size
+        self._auto = options.auto_acknowledge
+        self._ordered = options.guaranteed_ordering
+        self._buffer: deque[Incoming] = deque()
+        #: with autoAcknowledge, what arrived while the buffer was full: acknowledged once it moves up. Loop only.
+        self._withheld: deque[Incoming] = deque()
+        self._handed_out = 0
+        self._admitting = False
+        self._counter = deadletter.DeliveryCounter()
+        self.consumer: Consumer = _NOBODY
+        #: the consumer decides: neither automatic nor direct acknowledgement
+        self.manual = self._direct is not None and self._direct.filter is None and self._direct.handle is None
+
+    # --- from the adapter, on the loop
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Take messages in; see ``adapter.Sink``."""
+        if self.ended:
+            return  # unsubscribing: the adapter releases them
+        self.counters.received += len(batch)
+        buffer = self._buffer
+        if self._auto:
+            self._admit(batch)
+        elif len(buffer) + len(batch) <= self._capacity:
+            buffer.extend(batch)
+        else:
+            for incoming in batch:
+                if len(buffer) < self._capacity or not self._overflows(incoming):
+                    buffer.append(incoming)
+                if self._has_ended():
+                    return
+        self.consumer.wake()
+
+    def _admit(self, arrived: Sequence[Incoming]) -> None:
+        """Acknowledge on arrival what finds room; what does not is held back, and holds the broker back."""
+        withheld, buffer = self._withheld, self._buffer
+        withheld.extend(arrived)
+        acknowledged = []
+        while withheld:
+            incoming = withheld[0]
+            if len(buffer) >= self._capacity:
+                if incoming.token is not None and self._policy(incoming) == "block":
+                    break
+                withheld.popleft()
+                if self._overflows(incoming):
+                    continue
+            else:
+                withheld.popleft()
+            if incoming.token is not None:
+                acknowledged.append((incoming.token, Verdict.ACKNOWLEDGE))
+            buffer.append(incoming)
+        if acknowledged:
+            self.counters.acknowledged += len(acknowledged)
+            self._adapter.settle(acknowledged)
+
+    def _has_ended(self) -> bool:
+        return self.ended
+
+    def _policy(self, incoming: Incoming) -> str:
+        policy = self.spec.options.overflow
+        if policy == "block" and incoming.token is None:
+            # nothing can hold back a message that is not acknowledged: the newest count most
+            return "drop_oldest"
+        return policy
+
+    def _overflows(self, incoming: Incoming) -> bool:
+        """Apply the overflow policy to a full buffer; whether ``incoming`` is not to be appended."""
+        policy = self._policy(incoming)
+        if policy == "block":
+            return False  # bounded by the protocol's credit
+        if policy == "fail":
+            self.fail(
+                StreamOverflowError(
+                    f"stream of {self.spec.channel!r} overflowed: its buffer holds {self._capacity} messages"
+                )
+            )
+            return True
+        dropped: Incoming | None = incoming
+        if policy == "drop_oldest":
+            try:
+                dropped = self._buffer.popleft()
+            except IndexError:  # the consumer was faster
+                dropped = None
+        if dropped is not None:
+            if self.counters.dropped == 0:
+                logger.warning(
+                    "stream of %r on %s overflows: dropping messages (%s); raise bufferSize or consume faster",
+                    self.spec.channel, self._adapter.name, policy,
+                )  # fmt: skip
+            self.counters.dropped += 1
+            if dropped.token is not None and not self._auto:
+                self._adapter.settle([(dropped.token, Verdict.ACKNOWLEDGE)])
+        return policy == "drop_latest"
+
+    def fail(self, error: MessagingError) -> None:
+        """End with ``error``; see ``adapter.Sink``."""
+        self._connection.subscriptions.discard(self)
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            self._connection.engine.spawn(self._connection.unsubscribe(handle))
+        self._end(error)
+
+    def complete(self) -> None:
+        """End without error."""
+        self._end(None)
+
+    def _end(self, error: MessagingError | None) -> None:
+        if self.ended:
+            return
+        self.error = error
+        self.ended = True
+        self._buffer.clear()
+        self._withheld.clear()
+        self.ready.reject(error or ClosedError(f"the stream of {self.spec.channel!r} was closed before it was ready"))
+        self.ready.exception()  # whoever consumes the stream is told; the promise need not be looked at
+        self.consumer.wake()
+
+    def reconnected(self, resumed: bool) -> None:
+        """Sort out deliveries of the connection that was lost: on the loop, before subscribing again.
+
+        What the broker delivers again is forgotten here. What it cannot is kept, without a token, and subject to
+        the overflow policy.
+        """
+        again = resumed or self.spec.options.queue is not None
+        for queue in (self._buffer, self._withheld):
+            kept: deque[Incoming] = deque(maxlen=self._capacity)
+            while queue:
+                incoming = queue.popleft()
+                if incoming.token is None or not self._adapter.is_stale(incoming.token):
+                    kept.append(incoming)
+                elif not again:
+                    self.counters.dropped += len(kept) == self._capacity
+                    incoming.token = None
+                    kept.append(incoming)
+            queue.extend(kept)
+
+    # --- the consumer's side
+
+    def take(self) -> Incoming | None:
+        """The next message, or ``None`` if there is none to be had now; the consumer is woken when there may be."""
+        if self.paused or self._handed_out - self.settled_count >= self.spec.options.prefetch:
+            return None
+        try:
+            incoming = self._buffer.popleft()
+        except IndexError:
+            return None
+        if self._withheld and not self._admitting:
+            self._admitting = True
+            self._connection.engine.call(self._readmit)
+        return incoming
+
+    @property
+    def buffered(self) -> int:
+        """Messages that arrived and were not taken yet."""
+        return len(self._buffer) + len(self._withheld)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether :meth:`take` would return something, or the stream has ended."""
+        return self.ended or (
+            bool(self._buffer)
+            and not self.paused
+            and self._handed_out - self.settled_count < self.spec.options.prefetch
+        )
+
+    def _readmit(self) -> None:
+        self._admitting = False
+        if not self.ended:
+            self._admit(())
+            self.consumer.wake()
+
+    def open(self, incoming: Incoming) -> Message | None:
+        """Make the message, validate it, and run direct acknowledgement (RFC 5.8.6).
+
+        Returns:
+            The message, or ``None`` if it does not enter the stream.
+
+        Raises:
+            CodecError: it does not fit the model and ``on_invalid`` is ``raise``. It was rejected.
+        """
+        context = incoming.context
+        message = Message(incoming.payload, context, self._model)
+        if incoming.token is None:
+            context._handler = AcknowledgeHandler(None, None, AcknowledgeType.UNSUPPORTED)
+        elif self._auto:
+            context._handler = AcknowledgeHandler(None, None, AcknowledgeType.ACKNOWLEDGED)
+        else:
+            self._handed_out += 1
+            context._handler = AcknowledgeHandler(self, incoming, _RECEIVED)
+        if self._model is not None and not self._valid(message, incoming):
+            return None
+        if self._direct is not None:
+            if self._direct.post is not None and context._handler._state is _RECEIVED:
+                context._handler._message = message
+            if not self._acknowledge_directly(message, context, self._direct):
+                return None
+        self.counters.delivered += 1
+        return message
+
+    def _valid(self, message: Message, incoming: Incoming) -> bool:
+        try:
+            message.value()
+        except CodecError as error:
+            self.counters.invalid += 1
+            if self._on_invalid == "raise":
+                incoming.context._handler.reject()
+                raise
+            logger.warning("message on %r is invalid: %s", incoming.context._channel, error)
+            if self._on_invalid == "skip":
+                incoming.context._handler.acknowledge()
+            else:
+                self._connection.engine.call(self._bury, incoming, deadletter.INVALID, incoming.context._handler)
+            return False
+        return True
+
+    def _acknowledge_directly(
+        self, message: Message, context: AcknowledgeMessageContext, direct: DirectAcknowledgement
+    ) -> bool:
+        """Filter, handler, post; whether the message enters the stream."""
+        handler = context._handler
+        channel = context._channel
+        enters = True
+        accept = self._callback(direct.filter, AcknowledgeFilter, "filter")
+        if accept is not None:
+            try:
+                enters = bool(accept(message))
+            except Exception:
+                logger.exception("acknowledge filter of %r raised; the message is rejected", channel)
+                enters = False
+            if enters:
+                handler.acknowledge()
+            else:
+                handler.reject()
+        # a callable handler yields to a filter, one given by target does not: RFC 5.8.4 says both
+        if direct.handle is not None and (direct.filter is None or isinstance(direct.handle, str)):
+            handle = self._callback(direct.handle, AcknowledgeConsumer, "handler")
+            if handle is not None:
+                try:
+                    if _takes_two(handle):
+                        handle(message, handler)
+                    else:
+                        handle(message)
+                except Exception:
+                    logger.exception("acknowledge handler of %r raised; the message is rejected", channel)
+                    handler.reject()
+        return enters and handler._state is not AcknowledgeType.REJECTED
+
+    def _callback(self, callback: str | Callable[..., Any] | None, interface: type, what: str) -> Any:
+        if not isinstance(callback, str):
+            return callback
+        service = self._services.service(interface, callback)
+        if service is None:
+            logger.warning(
+                "acknowledge %s %s of %r matches no service and is ignored", what, callback, self.spec.channel
+            )
+        return service
+
+    def post_acknowledge(self, message: Message) -> None:
+        """Run the post-acknowledge callback, on the thread that settled the message."""
+        post = self._callback(self._direct.post, AcknowledgeConsumer, "post") if self._direct is not None else None
+        if post is not None:
+            try:
+                post(message)
+            except Exception:
+                logger.exception("post-acknowledge callback of %r raised", self.spec.channel)
+
+    def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
+        """Pass on a verdict; ``False`` if it can no longer reach the broker. From any thread."""
+        if self.ended or self._adapter.is_stale(incoming.token):
+            self._connection.engine.call(self._settled_in_vain)
+            return False
+        self._connection.settle(self, incoming, acknowledged)
+        return True
+
+    def _settled_in_vain(self) -> None:
+        self.settled_count += 1
+        self.proceed()
+
+    # --- verdicts, on the loop
+
+    def proceed(self) -> None:
+        """A verdict arrived: the consumer may have waited for it."""
+        if self._buffer:
+            self.consumer.wake()
+
+    def rejected(self, incoming: Incoming) -> None:
+        """Have a rejected message delivered again, or bury it."""
+        self.counters.rejected += 1
+        options = self.spec.options
+        limit, dead_letters = options.max_deliveries, options.dead_letter_channel
+        if limit is None and dead_letters is not None:
+            self._bury(incoming, deadletter.REJECTED)
+            return
+        if limit is not None:
+            count = incoming.delivery_count
+            if count is None:
+                count = self._counter.count(incoming)
+            if count >= limit:
+                self._bury(incoming, deadletter.MAX_DELIVERIES, deliveries=count)
+                return
+        if self._adapter.can_reject:
+            self._adapter.settle([(incoming.token, Verdict.REJECT)])
+        else:
+            self._redeliver(incoming)
+
+    def _redeliver(self, incoming: Incoming) -> None:
+        """Put the message back into the buffer: the broker cannot, and still holds it for us."""
+        if self.ended:
+            return
+        self.counters.redelivered += 1
+        old = incoming.context
+        context = AcknowledgeMessageContext(
+            old._channel,
+            old._channel_extension,
+            old._content_type,
+            old._content_encoding,
+            old._correlation_id,
+            old._reply_to_channel,
+            MappingProxyType({**old._extensions, "redelivered": True}),
+        )
+        count = incoming.delivery_count
+        again = Incoming(incoming.payload, context, incoming.token, count + 1 if count is not None else None)
+        if self._ordered:
+            self._buffer.appendleft(again)
+        else:
+            self._buffer.append(again)
+
+    def _bury(
+        self, incoming: Incoming, reason: str, handler: AcknowledgeHandler | None = None, deliveries: int = 1
+    ) -> None:
+        """Publish to the dead-letter channel, then acknowledge: never the other way round."""
+        self._counter.forget(incoming)
+        channel = self.spec.options.dead_letter_channel
+
+        def done() -> None:
+            if handler is not None:
+                handler.acknowledge()
+            elif incoming.token is not None:
+                self._adapter.settle([(incoming.token, Verdict.ACKNOWLEDGE)])
+
+        if channel is None:
+            logger.warning(
+                "message on %r is discarded (%s, %d deliveries); set deadLetterChannel to keep such messages",
+                incoming.context._channel, reason, deliveries,
+            )  # fmt: skip
+            done()
+            return
+
+        def publish() -> None:
+            context = deadletter.dead_letter_context(incoming, channel, reason, deliveries, self._adapter)
+            try:
+                promise = self._publisher.publish(Message(incoming.payload, context))
+            except MessagingError as error:
+                failed(error)
+                return
+            promise.listen(lambda: published(promise))
+
+        def published(promise: Promise[None]) -> None:
+            error = promise.exception()
+            if error is None:
+                self.counters.dead_lettered += 1
+                done()
+            else:
+                failed(error)
+
+        def failed(error: MessagingError) -> None:
+            # not acknowledged, so not lost; while this stream lives it is tried again
+            logger.error("dead letter of %r did not reach %r: %s", incoming.context._channel, channel, error)
+            if not self.ended and not isinstance(error, ClosedError):
+                self._connection.engine.loop.call_later(_DEAD_LETTER_RETRY, publish)
+
+        publish()
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a handler wants the acknowledge handler beside the message (both forms are in RFC 5.8.4 and 5.8.8)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len([p for p in positional if p.default is p.empty]) >= 2

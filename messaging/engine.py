@@ -1,0 +1,181 @@
+"""The engine: one asyncio loop in one daemon thread per process, shared by all instances.
+
+Adapters and all of the core's bookkeeping run on the engine's loop; user code never does. It starts with the first
+instance and stays: an idle loop costs nothing, and stopping it would race with the next ``connect()``. A forked child
+gets an engine of its own.
+
+Two ways lead out of the loop: :class:`Mailbox` hands results to other event loops, waking each once per burst, and
+:mod:`messaging.workers` runs observers on threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from messaging.errors import DeadlineError, MessagingError
+from messaging.promise import Promise
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+THREAD_NAME: Final = "messaging-engine"
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class Engine:
+    """The loop thread. Use :func:`engine` to get the process's one."""
+
+    def __init__(self) -> None:
+        self.loop = _new_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller is the engine's thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Run ``function`` on the loop soon. From any thread."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Start a task on the loop, held until it ends; an exception in it is logged. On the loop only."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("engine task %s failed", task.get_name(), exc_info=error)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], what: str) -> Promise[T]:
+        """Run a coroutine on the loop and promise its result. From any thread."""
+        promise: Promise[T] = Promise(what)
+
+        async def settle() -> None:
+            try:
+                promise.resolve(await coroutine)
+            except MessagingError as error:
+                promise.reject(error)
+            except asyncio.CancelledError:
+                promise.reject(MessagingError(f"{what} was cancelled"))
+                raise
+            except BaseException as error:
+                promise.reject(MessagingError(f"{what} failed: {type(error).__name__}"), error)
+                raise
+
+        self.call(lambda: self.spawn(settle()))
+        return promise
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()  # guards _engine, and nothing runs under it but the start of the thread
+
+
+def engine() -> Engine:
+    """The process's engine, started on first use. Thread safe."""
+    global _engine
+    current = _engine
+    if current is None:
+        with _engine_lock:
+            current = _engine
+            if current is None:
+                current = _engine = Engine()
+    return current
+
+
+def may_block() -> bool:
+    """Whether the calling thread may wait: it runs no event loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return True
+    return False
+
+
+def wait_for(promise: Promise[T], timeout: float, what: str) -> T:
+    """``promise.result`` with a deadline that names what was waited for."""
+    try:
+        return promise.result(timeout)
+    except DeadlineError as error:
+        if promise.done():
+            raise
+        raise DeadlineError(f"{what} took longer than {timeout:g} s") from error
+
+
+class Mailbox:
+    """Hands callbacks to another event loop, waking it once per burst rather than once per callback.
+
+    ``call_soon_threadsafe`` costs microseconds and a system call; an append to a deque does not.
+    """
+
+    __slots__ = ("_loop", "_pending", "_scheduled")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pending: deque[Callable[[], object]] = deque()
+        self._scheduled = False
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Run ``callback`` on the loop soon. From any thread. A closed loop drops it: nobody waits there."""
+        self._pending.append(callback)
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                self._pending.clear()
+
+    def _drain(self) -> None:
+        # cleared before draining: whoever appends after this line schedules again
+        self._scheduled = False
+        pending = self._pending
+        for _ in range(len(pending)):
+            pending.popleft()()
+
+
+_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()
+_mailboxes_lock = threading.Lock()  # guards _mailboxes
+
+
+def mailbox(loop: asyncio.AbstractEventLoop) -> Mailbox:
+    """The mailbox of ``loop``. Thread safe."""
+    with _mailboxes_lock:
+        box = _mailboxes.get(loop)
+        if box is None:
+            box = _mailboxes[loop] = Mailbox(loop)
+        return box
+
+
+def _after_fork() -> None:
+    global _engine, _engine_lock, _mailboxes, _mailboxes_lock
+    _engine = None
+    _engine_lock = threading.Lock()
+    _mailboxes = WeakKeyDictionary()
+    _mailboxes_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

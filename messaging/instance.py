@@ -1,0 +1,372 @@
+"""``connect(url)`` and what it returns: one messaging instance and its services (RFC 5.2)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Generator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from messaging.adapter import ENTRY_POINT_GROUP, Adapter
+from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
+from messaging.codecs import encode
+from messaging.connection import Connection
+from messaging.delivery import OnInvalid
+from messaging.engine import engine, may_block
+from messaging.errors import (
+    AdapterClashError,
+    ConfigurationError,
+    DuplicateNameError,
+    MessagingError,
+    UnknownSchemeError,
+    UnsupportedFeatureError,
+)
+from messaging.features import Features
+from messaging.message import Message, MessageContext
+from messaging.promise import Promise
+from messaging.publisher import MessagePublisher
+from messaging.runtime import MessageServiceRuntime
+from messaging.services import (
+    ServiceEvent,
+    ServiceEventKind,
+    ServiceRegistration,
+    ServiceRegistry,
+    default_registry,
+)
+from messaging.settings import URL_VARIABLE, Settings, load_settings
+from messaging.stream import MessageStream, in_observer
+from messaging.subscription import MessageSubscription
+from messaging.url import BrokerUrl, parse_url
+from messaging.workers import workers
+
+logger = logging.getLogger(__name__)
+
+NAME_PROPERTY: Final = "osgi.messaging.name"
+PROTOCOL_PROPERTY: Final = "osgi.messaging.protocol"
+FEATURE_PROPERTY: Final = "osgi.messaging.feature"
+PROVIDER_PROPERTY: Final = "osgi.messaging.provider"
+
+#: keywords of the short way that are values of the context; the others are extensions in snake case
+_CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
+#: contexts the short way keeps, so that publishing the same way again checks nothing twice
+_CONTEXT_CACHE: Final = 1024
+
+_names: WeakKeyDictionary[ServiceRegistry, set[str]] = WeakKeyDictionary()
+_names_lock = threading.Lock()  # guards _names
+
+
+def connect(url: str | None = None, *, services: ServiceRegistry | None = None, **settings: Any) -> Messaging:
+    """Create a messaging instance and connect it.
+
+    On a plain thread this returns when the connection is there. On a thread that runs an event loop it returns at
+    once: use ``async with connect(...)`` or ``await connect(...)``.
+
+    Args:
+        url: ``memory://name``, ``mqtt://host``, ``amqp://user:password@host/vhost?option=value`` and so on; without
+            it, the environment variable ``MESSAGING_URL``.
+        services: the registry the instance's services go to and direct acknowledgement callbacks come from; by
+            default the process's one.
+        **settings: settings of the adapter; they win over options in the URL and ``MESSAGING_*`` variables.
+
+    Raises:
+        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
+        DuplicateNameError: ``name`` is taken by another instance in ``services``.
+        ConnectFailedError: no connection within ``connect_timeout``; ``AuthenticationError`` if the broker refused
+            the credentials. Not raised here on a thread that runs an event loop, but when the result is awaited.
+    """
+    if url is None:
+        url = os.environ.get(URL_VARIABLE)
+        if not url:
+            raise ConfigurationError(f"no broker URL: give one to connect(), or set {URL_VARIABLE}")
+    parsed = parse_url(url)
+    kind = find_adapter(parsed.scheme)
+    instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
+    if may_block():
+        try:
+            instance.ready.result()
+        except BaseException:
+            instance.close()
+            raise
+    return instance
+
+
+def find_adapter(scheme: str) -> type[Adapter]:
+    """The adapter class that serves ``scheme``, found by its entry point.
+
+    Raises:
+        UnknownSchemeError: none does; names those that are installed.
+        AdapterClashError: a foreign package hides this project's ``adapters``.
+        MissingExtraError: a library the adapter needs is missing.
+    """
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    point = found.get(scheme)
+    if point is None:
+        raise UnknownSchemeError(
+            f"no adapter for {scheme}:// is installed; installed: {', '.join(sorted(found)) or 'none'}"
+        )
+    try:
+        kind = point.load()
+    except (ImportError, AttributeError) as error:
+        _explain(point, error)
+        raise
+    if not (isinstance(kind, type) and issubclass(kind, Adapter)):
+        raise ConfigurationError(f"entry point {point.name} = {point.value} is not a messaging.adapter.Adapter")
+    return kind
+
+
+def _explain(point: EntryPoint, error: Exception) -> None:
+    """Raise what a failed import means, if it is known."""
+    package = point.module.partition(".")[0]
+    if package == "adapters":
+        import adapters
+
+        if not getattr(adapters, "__rx_messaging__", False):
+            where = getattr(adapters, "__file__", None) or "an unknown place"
+            raise AdapterClashError(
+                f"the package 'adapters' at {where} belongs to another distribution and hides the one of rx-messaging; "
+                f"uninstall it, or use separate environments"
+            ) from error
+    raise ConfigurationError(f"the adapter {point.name} = {point.value} does not load: {error}") from error
+
+
+class Messaging:
+    """A messaging instance: the services of one connection setup (RFC 5.2). Thread safe.
+
+    A context manager, sync and async. Closing it sends what was accepted, ends its streams and settles every promise.
+
+    Attributes:
+        name: the ``osgi.messaging.name``, unique in ``services``.
+        services: the registry its services are in.
+        publisher, subscription, runtime: its services.
+        ready: resolves with the first connection.
+    """
+
+    def __init__(
+        self, kind: type[Adapter], url: BrokerUrl, services: ServiceRegistry, keywords: Mapping[str, Any]
+    ) -> None:
+        self._settings: Settings = load_settings(kind.settings_type, url, keywords)
+        self.name: str = self._settings.name or f"{url.scheme}-{uuid4().hex[:12]}"
+        self.services = services
+        self._adapter = kind(url, self._settings, self.name)
+        _claim_name(services, self.name)
+        self._connection = connection = Connection(engine(), self._adapter)
+        self.ready: Promise[None] = connection.ready
+        self.publisher = MessagePublisher(connection)
+        self.subscription = MessageSubscription(connection, services, self.publisher)
+        self.runtime = MessageServiceRuntime(connection)
+        self._features = self._adapter.features
+        self._registrations = self._register_services()
+        self._closing: Promise[None] | None = None
+        self._close_lock = threading.Lock()  # guards _closing
+        self._contexts: dict[Any, MessageContext] = {}
+        connection.on_connected = self._connected
+        connection.on_closed = self._closed
+        connection.engine.call(connection.start)
+
+    # --- services
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What this instance announces: functional features and extension keys. May shrink at the first connection."""
+        return self._adapter.features
+
+    def context_builder(self) -> MessageContextBuilder:
+        """A new builder of messages and contexts."""
+        return MessageContextBuilder()
+
+    def acknowledge_context_builder(self) -> AcknowledgeMessageContextBuilder:
+        """A new builder of contexts with direct acknowledgement.
+
+        Raises:
+            UnsupportedFeatureError: the instance does not announce ``acknowledge``.
+        """
+        if Features.ACKNOWLEDGE not in self.features:
+            raise UnsupportedFeatureError(Features.ACKNOWLEDGE, self.name)
+        return AcknowledgeMessageContextBuilder()
+
+    def _properties(self) -> dict[str, Any]:
+        adapter = self._adapter
+        return {
+            NAME_PROPERTY: self.name,
+            PROVIDER_PROPERTY: adapter.provider,
+            PROTOCOL_PROPERTY: list(adapter.protocols),
+            FEATURE_PROPERTY: sorted(adapter.features),
+        }
+
+    def _register_services(self) -> list[ServiceRegistration]:
+        properties = self._properties()
+        register = self.services.register
+        runtime = register(MessageServiceRuntime, self.runtime, properties)
+        subscription = register(MessageSubscription, self.subscription, properties)
+        self.runtime.bind(runtime.reference, subscription.reference)
+        registrations = [
+            runtime,
+            subscription,
+            register(MessagePublisher, self.publisher, properties),
+            register(MessageContextBuilder, self.context_builder, properties, scope="prototype"),
+        ]
+        if Features.ACKNOWLEDGE in self.features:
+            builder = self.acknowledge_context_builder
+            registrations.append(register(AcknowledgeMessageContextBuilder, builder, properties, scope="prototype"))
+        # RFC 5.4: when the subscription service goes, its subscriptions end
+        self._watch = self.services.add_listener(self._service_event, MessageSubscription)
+        return registrations
+
+    def _service_event(self, event: ServiceEvent) -> None:
+        gone = event.kind is ServiceEventKind.UNREGISTERING
+        if gone and self.services.get(event.reference) is self.subscription and self._closing is None:
+            for subscription in self._connection.subscriptions.copy():
+                self._connection.engine.call(self._connection.end_subscription, subscription)
+
+    def _connected(self) -> None:
+        """The broker may do less than the protocol: announce what is left. On the loop."""
+        if self._adapter.features != self._features:
+            self._features = self._adapter.features
+            workers().submit(self._announce)  # listeners of the registry are user code
+
+    def _announce(self) -> None:
+        for registration in self._registrations:
+            with contextlib.suppress(MessagingError):  # unregistered meanwhile
+                registration.update(self._properties())
+
+    def _closed(self) -> None:
+        """No way back: the instance was closed, or never got a connection. On the loop."""
+        workers().submit(self._unregister)
+
+    def _unregister(self) -> None:
+        self._watch.remove()
+        for registration in self._registrations:
+            with contextlib.suppress(MessagingError):  # by somebody else, before
+                registration.unregister()
+        _release_name(self.services, self.name)
+
+    # --- the short way
+
+    def publish(self, channel: str, content: Any = b"", **context: Any) -> Promise[None]:
+        """Publish ``content`` to ``channel``.
+
+        Args:
+            channel: where to.
+            content: bytes as they are, or an object for the codec of ``content_type`` (by default ``text/plain`` for
+                a str and ``application/json`` for anything else).
+            **context: ``content_type``, ``content_encoding``, ``correlation_id``, ``reply_to``, ``channel_extension``,
+                or an extension in snake case, such as ``qos=1``, ``time_to_live=5.0``, ``headers={...}``.
+
+        Returns:
+            The promise of :meth:`MessagePublisher.publish <messaging.publisher.MessagePublisher.publish>`, which also
+            lists the errors; besides, ``CodecError`` if ``content`` does not become bytes.
+        """
+        try:
+            key = (channel, *context.items())
+            known = self._contexts.get(key)
+        except TypeError:  # a value is not hashable, such as headers
+            key, known = None, None
+        if known is None:
+            known = self._context(channel, context).build_context()
+            if key is not None:
+                if len(self._contexts) >= _CONTEXT_CACHE:
+                    self._contexts.clear()
+                self._contexts[key] = known
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            return self.publisher.publish(Message(bytes(content), known))
+        payload, content_type = encode(content, known._content_type, known._content_encoding)
+        if known._content_type is None and Features.MESSAGE_PROPERTIES in self.features:
+            # not asked for, so not an error where it cannot travel
+            known = self._context(channel, {**context, "content_type": content_type}).build_context()
+        return self.publisher.publish(Message(payload, known))
+
+    def subscribe(self, channel: str, model: Any = None, *, on_invalid: OnInvalid = "raise", **context: Any) -> MessageStream:
+        """Subscribe to ``channel``; ``context`` as in :meth:`publish`, the rest as ``MessageSubscription.subscribe``.
+
+        Example:
+            ``for message in m.subscribe("sensors/+", Reading, qos=1): print(message.value().celsius)``
+        """
+        return self.subscription.subscribe(
+            self._context(channel, context).build_context(), model=model, on_invalid=on_invalid
+        )
+
+    @staticmethod
+    def _context(channel: str, keywords: Mapping[str, Any]) -> MessageContextBuilder:
+        builder = MessageContextBuilder()
+        builder.channel(channel, keywords.get("channel_extension"))
+        for keyword, value in keywords.items():
+            if keyword in _CONTEXT_KEYWORDS:
+                if value is not None:
+                    getattr(builder, keyword)(value)
+            elif keyword != "channel_extension":
+                head, *tail = keyword.split("_")
+                builder.extension_entry(head + "".join(word.capitalize() for word in tail), value)
+        return builder
+
+    # --- life cycle
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close in good order and wait for it; idempotent.
+
+        What was accepted for publishing is sent, for at most ``timeout`` seconds (default: the setting
+        ``close_timeout``); what is left then fails with ``ClosedError``. Streams complete. On a thread that runs an event
+        loop, or inside an observer, it does not wait: ``await aclose()`` does.
+        """
+        closing = self._close(timeout)
+        if may_block() and not in_observer():
+            closing.result()
+
+    async def aclose(self, timeout: float | None = None) -> None:
+        """As :meth:`close`, for event loops."""
+        await self._close(timeout)
+
+    def _close(self, timeout: float | None) -> Promise[None]:
+        with self._close_lock:
+            if self._closing is None:
+                seconds = self._settings.close_timeout if timeout is None else timeout
+                connection = self._connection
+                self._closing = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
+            return self._closing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        try:
+            yield from self.ready.__await__()
+        except BaseException:
+            self._close(0.0)
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Messaging {self.name!r} {self._connection.state} at {self._adapter.url}>"
+
+
+def _claim_name(services: ServiceRegistry, name: str) -> None:
+    with _names_lock:
+        taken = _names.setdefault(services, set())
+        if name in taken:
+            raise DuplicateNameError(
+                f"another instance in this service registry has the osgi.messaging.name {name!r}; give each its own name="
+            )
+        taken.add(name)
+
+
+def _release_name(services: ServiceRegistry, name: str) -> None:
+    with _names_lock:
+        _names.get(services, set()).discard(name)

@@ -1,0 +1,173 @@
+"""Promise: the outcome of something that happens later (what the RFC calls an OSGi Promise).
+
+Resolved once, by the engine. It can be waited for from any side: ``result(timeout)`` on a thread, ``await`` in any
+event loop, ``add_done_callback`` otherwise. A failure that nobody looks at is logged when the promise is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Final, Generic, TypeVar
+
+from messaging.errors import DeadlineError, MessagingError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PENDING: Final = object()
+#: guards the first listener of any promise: rare and short, so one lock serves all
+_listener_lock = threading.Lock()
+
+
+class Promise(Generic[T]):
+    """An outcome to come. Thread safe.
+
+    Args:
+        what: names the operation in errors and logs, such as ``"publish to 'a/b'"``; or a function that makes the
+            name when it is needed.
+    """
+
+    # Class attributes are the initial state: one promise is made per publish, and an empty __init__ is the
+    # cheapest there is.
+    _value: Any = _PENDING
+    _error: MessagingError | None = None
+    _listeners: list[Callable[[], object]] | None = None
+    _looked_at = False
+    _what: str | Callable[[], str] = "operation"
+
+    def __init__(self, what: str | Callable[[], str] | None = None) -> None:
+        if what is not None:
+            self._what = what
+
+    # --- waiting
+
+    def done(self) -> bool:
+        """Whether the outcome is there."""
+        return self._value is not _PENDING
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the outcome and return it; blocks the calling thread.
+
+        Args:
+            timeout: seconds; ``None`` waits as long as the operation's own deadline lets it take.
+
+        Raises:
+            DeadlineError: ``timeout`` passed. The operation goes on.
+            MessagingError: the operation failed; the same error every time.
+        """
+        if self._value is _PENDING:
+            self._wait(timeout)
+        self._looked_at = True
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def exception(self, timeout: float | None = None) -> MessagingError | None:
+        """Wait for the outcome and return its error, or ``None`` if it succeeded. Parameters as :meth:`result`."""
+        if self._value is _PENDING:
+            self._wait(timeout)
+        self._looked_at = True
+        return self._error
+
+    def _wait(self, timeout: float | None) -> None:
+        arrived = threading.Event()
+        self.listen(arrived.set)
+        if not arrived.wait(timeout):
+            raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._value is _PENDING:
+            from messaging.engine import mailbox  # the engine is built on promises
+
+            future = asyncio.get_running_loop().create_future()
+            box = mailbox(future.get_loop())
+
+            def arrived() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            self.listen(lambda: box.post(arrived))
+            yield from future
+        return self.result()
+
+    def add_done_callback(self, callback: Callable[[Promise[T]], object]) -> None:
+        """Call ``callback(self)`` once the outcome is there, on a worker thread. Its exceptions are logged."""
+        from messaging.workers import workers
+
+        self._looked_at = True
+
+        def run() -> None:
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("callback of %s raised", self.what)
+
+        self.listen(lambda: workers().submit(run))
+
+    # --- the resolving side, internal to the project
+
+    @property
+    def what(self) -> str:
+        """What this is the outcome of, in words."""
+        what = self._what
+        return what if isinstance(what, str) else what()
+
+    def resolve(self, value: T) -> bool:
+        """Succeed with ``value``; ``False`` if there is an outcome already. On one thread only, the engine's."""
+        if self._value is not _PENDING:
+            return False
+        self._value = value
+        if self._listeners is not None:
+            self._notify()
+        return True
+
+    def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
+        """Fail with ``error``; otherwise as :meth:`resolve`."""
+        if self._value is not _PENDING:
+            return False
+        if cause is not None:
+            error.__cause__ = cause
+        self._error = error
+        self._value = None
+        if self._listeners is not None:
+            self._notify()
+        return True
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` once, on the resolving thread, or here and now if the outcome is there.
+
+        Internal: it runs on the engine's loop, so it must be quick and must not raise.
+        """
+        with _listener_lock:
+            if self._listeners is None:
+                self._listeners = []
+            listeners = self._listeners
+        listeners.append(listener)
+        # resolve() stores the outcome before it reads the listeners: one of the two sees the other
+        if self._value is not _PENDING:
+            self._notify()
+
+    def _notify(self) -> None:
+        listeners = self._listeners
+        while listeners:
+            try:
+                listener = listeners.pop(0)  # atomic: of two racing threads one gets it
+            except IndexError:
+                return
+            listener()
+
+    def __del__(self) -> None:
+        if self._error is not None and not self._looked_at:
+            logger.error("%s failed and nobody looked: %s: %s", self.what, type(self._error).__name__, self._error)
+
+    def __repr__(self) -> str:
+        if self._value is _PENDING:
+            state = "pending"
+        else:
+            state = "resolved" if self._error is None else f"failed: {type(self._error).__name__}"
+        return f"<Promise of {self.what}: {state}>"

@@ -1,0 +1,532 @@
+"""MessagePublisher (RFC 5.5): checks a message, puts it into the outbox, and promises its outcome.
+
+**Threads.** ``publish`` may be called from any thread and any event loop. It runs on the caller: everything that can
+be refused is refused there, before anything is sent. The engine's loop takes it from there: :class:`Outbox` hands
+batches to the adapter and watches the deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging import channels
+from messaging.builder import as_context
+from messaging.engine import Engine, may_block
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    ConnectionLostError,
+    DeadlineError,
+    InvalidChannelError,
+    MessagingError,
+    OutboxFullError,
+    OutcomeUnknownError,
+    PayloadTooLargeError,
+    UnsupportedFeatureError,
+)
+from messaging.extensions import PublishOptions, publish_options
+from messaging.features import Features
+from messaging.message import Message, MessageContext
+from messaging.promise import Promise
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+    from messaging.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+_UNSET: Final = (None, None, None, None)
+#: checked contexts kept by channel; more distinct channels than this are checked again
+_PLAN_CACHE: Final = 4096
+#: unique per process start: message ids must not repeat across processes
+_RUN_ID: Final = secrets.token_hex(8)
+
+
+class Publication(Promise[None]):
+    """A message on its way out, and the promise of its outcome: the core's ``adapter.Outgoing``.
+
+    One object for both, because one is made for every message published. Settled on the engine's loop only.
+    """
+
+    def __init__(
+        self, outbox: Outbox, payload: bytes, context: MessageContext, options: PublishOptions, deadline: float
+    ) -> None:
+        self.outbox = outbox
+        self.payload = payload
+        self.context = context
+        self.options = options
+        #: monotonic seconds
+        self.deadline = deadline
+        #: position in the outbox; orders what has to be sent again
+        self.sequence = 0
+        self.size = len(payload)
+
+    #: confirmed or failed; what the adapter goes by
+    settled = False
+    #: whether a confirm is awaited, so that a loss leaves the outcome open
+    was_sent = False
+    #: in the outbox, rather than with the adapter
+    is_waiting = True
+
+    @property
+    def message_id(self) -> str:
+        """Stable across retries, unique across instances and processes."""
+        return f"{_RUN_ID}-{self.outbox.number:x}-{self.sequence:x}"
+
+    @property
+    def what(self) -> str:
+        return f"publish to {self.context._channel!r}"
+
+    def sent(self) -> None:
+        self.was_sent = True
+
+    def confirm(self) -> None:
+        if not self.settled:
+            self.settled = True
+            self.outbox._settled(self)
+            self.outbox.published += 1
+            self.resolve(None)
+
+    def fail(self, error: MessagingError) -> None:
+        if self.settled:
+            return
+        if isinstance(error, ConnectionLostError) and self.outbox._retry(self):
+            return
+        self.settled = True
+        self.outbox._settled(self)
+        self.outbox.failed += 1
+        self.reject(error)
+
+
+class Outbox:
+    """What waits to be published: bounded in messages and bytes, from any number of threads to one loop.
+
+    ``_lock`` guards the counters of what was accepted and the order of ``_waiting``; publishers hold it for an
+    append. The loop takes entries without it (a deque's ends are safe) and publishes what it settled in counters of
+    its own, so that a confirm never waits for a publisher.
+    """
+
+    _numbers = iter(range(2**63))
+
+    def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
+        self.number = next(self._numbers)
+        self._engine = engine
+        self._adapter = adapter
+        self._timeout = timeout
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._blocked_publishers = 0
+        self._closed = False
+        self._accepted = self._accepted_bytes = 0
+        self._waiting: deque[Publication] = deque()
+        self._signalled = False
+        # --- the rest belongs to the loop
+        self._settled_messages = self._settled_bytes = 0
+        self._connected = False
+        self._batch: list[Publication] = []
+        self._in_flight: dict[int, Publication] = {}
+        self._again: list[Publication] = []
+        self._wakeup = asyncio.Event()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep_at = 0.0
+        self._sender: asyncio.Task[Any] | None = None
+        self.published = self.failed = 0
+
+    # --- any thread
+
+    @property
+    def pending(self) -> int:
+        """Messages accepted and not settled yet."""
+        return self._accepted - self._settled_messages
+
+    def put(self, entry: Publication, *, queue: bool = True) -> None:
+        """Accept ``entry`` (and queue it for sending), waiting for room if the calling thread may block.
+
+        Raises:
+            ClosedError: the outbox is closed.
+            OutboxFullError: no room, and the caller runs an event loop, or its deadline passed.
+        """
+        with self._lock:
+            if (
+                self._accepted - self._settled_messages >= self._max_messages
+                or self._accepted_bytes - self._settled_bytes + entry.size > self._max_bytes
+            ):
+                self._await_room(entry)
+            if self._closed:
+                raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
+            self._accepted = entry.sequence = self._accepted + 1
+            self._accepted_bytes += entry.size
+            if queue:
+                self._waiting.append(entry)
+        if not self._signalled:
+            self._signalled = True
+            self._engine.call(self._wake)
+
+    def _await_room(self, entry: Publication) -> None:
+        def has_room() -> bool:
+            return self._closed or (
+                self._accepted - self._settled_messages < self._max_messages
+                # a message larger than the whole bound goes through alone
+                and (
+                    self._accepted_bytes - self._settled_bytes + entry.size <= self._max_bytes
+                    or self._accepted == self._settled_messages
+                )
+            )
+
+        if has_room():
+            return
+        self._blocked_publishers += 1
+        try:
+            wait = entry.deadline - time.monotonic() if may_block() else 0.0
+            if wait <= 0 or not self._room.wait_for(has_room, wait):
+                raise OutboxFullError(
+                    f"{entry.what}: {self.pending} messages ({self._accepted_bytes - self._settled_bytes} bytes) wait "
+                    f"to be published already; await earlier promises first, or raise outbox_size or outbox_bytes"
+                )
+        finally:
+            self._blocked_publishers -= 1
+
+    # --- the loop
+
+    def start(self) -> None:
+        """Start the sender. Nothing is sent before :meth:`connected`."""
+        self._sender = self._engine.spawn(self._send())
+
+    def connected(self) -> None:
+        """The adapter can publish: what a lost connection left behind goes first, in its order."""
+        self._connected = True
+        self._requeue()
+        self._wakeup.set()
+
+    def disconnected(self) -> None:
+        """Hold everything back until :meth:`connected`."""
+        self._connected = False
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until everything accepted is settled or ``deadline`` (loop time) passes."""
+        while self.pending and (left := deadline - self._engine.loop.time()) > 0:
+            self._drained = self._engine.loop.create_future()
+            await asyncio.wait([self._drained], timeout=left)
+        self._drained = None
+
+    _drained: asyncio.Future[None] | None = None
+
+    def refuse(self) -> None:
+        """Accept nothing from now on."""
+        with self._lock:
+            self._closed = True
+            self._room.notify_all()
+
+    def close(self) -> None:
+        """Fail everything that is left with ``ClosedError``, or ``OutcomeUnknownError`` if it was sent."""
+        self.refuse()
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for entry in [*self._outstanding()]:
+            if entry.was_sent:
+                self._settle(
+                    entry, OutcomeUnknownError(f"{entry.what}: the instance was closed before the broker confirmed")
+                )
+            else:
+                self._settle(entry, ClosedError(f"{entry.what}: the instance was closed before it was sent"))
+        self._waiting.clear()
+        self._in_flight.clear()
+        self._again.clear()
+
+    def _wake(self) -> None:
+        # cleared before the sender looks: whoever appends after this line signals again
+        self._signalled = False
+        self._wakeup.set()
+        if self._sweeper is None:
+            self._arm()
+
+    async def _send(self) -> None:
+        waiting = self._waiting
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            while waiting and self._connected:
+                batch = self._take()
+                if not batch:
+                    break
+                self._batch = batch
+                try:
+                    await self._adapter.publish(batch)
+                except MessagingError as error:
+                    self._fail_unsettled(batch, error)
+                except Exception as error:
+                    logger.exception("adapter of %r failed to publish", self._adapter.name)
+                    failure = MessagingError(f"the adapter failed to publish: {type(error).__name__}")
+                    failure.__cause__ = error
+                    self._fail_unsettled(batch, failure)
+                self._batch = []
+                in_flight = self._in_flight
+                for entry in batch:
+                    if not entry.settled and not entry.is_waiting:
+                        in_flight[entry.sequence] = entry
+                if self._blocked_publishers:
+                    self._offer_room()
+
+    def _take(self) -> list[Publication]:
+        waiting = self._waiting
+        batch = []
+        for _ in range(min(len(waiting), self._adapter.publish_window)):
+            entry = waiting.popleft()
+            if not entry.settled:
+                entry.is_waiting = False
+                batch.append(entry)
+        return batch
+
+    @staticmethod
+    def _fail_unsettled(batch: Iterable[Publication], error: MessagingError) -> None:
+        for entry in batch:
+            if not entry.settled and not entry.is_waiting:
+                entry.fail(error)
+
+    def _settled(self, entry: Publication) -> None:
+        """Count ``entry`` as settled; called by it, once."""
+        self._settled_messages += 1
+        self._settled_bytes += entry.size
+        entry.payload = b""  # whoever keeps the promise does not keep the payload
+        if entry.sequence in self._in_flight:
+            del self._in_flight[entry.sequence]
+        if self._blocked_publishers and self._settled_messages % 64 == 0:
+            self._offer_room()
+        if self._drained is not None and not self.pending and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _offer_room(self) -> None:
+        with self._lock:
+            self._room.notify_all()
+
+    def _settle(self, entry: Publication, error: MessagingError) -> None:
+        if not entry.settled:
+            entry.settled = True
+            self._settled(entry)
+            self.failed += 1
+            entry.reject(error)
+
+    def _retry(self, entry: Publication) -> bool:
+        """Keep ``entry`` to be sent again after reconnecting; ``False`` if that is not to be."""
+        if self._closed:
+            return False
+        self._in_flight.pop(entry.sequence, None)
+        entry.is_waiting = True
+        self._again.append(entry)
+        if self._connected:
+            # the adapter lost a message but not, or not yet, the connection
+            self._engine.loop.call_soon(self._requeue)
+        return True
+
+    def _requeue(self) -> None:
+        if not self._again:
+            return
+        self._again.sort(key=lambda entry: entry.sequence)
+        with self._lock:
+            self._waiting.extendleft(reversed(self._again))
+        self._again.clear()
+        self._wakeup.set()
+
+    # --- deadlines: looked after by one timer, in steps of a twentieth of the shortest timeout
+
+    def _outstanding(self) -> Iterable[Publication]:
+        return (*self._waiting, *self._batch, *self._in_flight.values(), *self._again)
+
+    def _arm(self, timeout: float | None = None) -> None:
+        step = min(max((timeout or self._timeout) / 20, 0.01), 0.25)
+        at = self._engine.loop.time() + step
+        if self._sweeper is None or at < self._sweep_at:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            self._sweep_at = at
+            self._sweeper = self._engine.loop.call_at(at, self._sweep)
+
+    def hurry(self, timeout: float) -> None:
+        """Look after deadlines more often than usual: something with this ``timeout`` was accepted."""
+        self._engine.call(self._arm, timeout)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        now = time.monotonic()
+        shortest = self._timeout
+        for entry in self._outstanding():
+            if entry.settled:
+                continue
+            left = entry.deadline - now
+            if left > 0:
+                shortest = min(shortest, left)
+            elif entry.was_sent:
+                self._settle(
+                    entry,
+                    OutcomeUnknownError(f"{entry.what}: sent, but not confirmed before its deadline; it may arrive"),
+                )
+            else:
+                state = "no connection" if not self._connected else "the broker takes no more messages"
+                self._settle(entry, DeadlineError(f"{entry.what}: not sent before its deadline: {state}"))
+        while self._waiting and self._waiting[0].settled:
+            self._waiting.popleft()
+        self._again = [entry for entry in self._again if not entry.settled]
+        if self._blocked_publishers:
+            self._offer_room()
+        if self.pending:
+            self._arm(shortest)
+
+
+class MessagePublisher:
+    """Publishes messages of one instance (RFC 5.5). Thread safe; get it as ``Messaging.publisher``."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._adapter = adapter = connection.adapter
+        self._outbox = connection.outbox
+        self._timeout = adapter.settings.timeout
+        self._plans: dict[tuple[str, str | None], PublishOptions] = {}
+        self._will_lock = threading.Lock()  # guards _will_taken
+        self._will_taken = False
+
+    def publish(self, message: Message, channel_or_context: str | MessageContext | None = None) -> Promise[None]:
+        """Publish ``message``.
+
+        Args:
+            message: its own context decides channel and options, unless the second argument says otherwise.
+            channel_or_context: a channel replaces the message's channel; the rest of its context stays. A context
+                *replaces* the message's context altogether (RFC 5.5): what it leaves unset is unset, with one
+                exception: without a channel, the message's is used.
+
+        Returns:
+            A promise. Without confirmation (QoS 0) it resolves when the bytes were handed to the socket; otherwise,
+            or with ``guaranteedDelivery``, when the broker has taken responsibility. While there is no connection
+            the message waits in the outbox. It fails with ``DeadlineError`` if it was not sent in time,
+            ``OutcomeUnknownError`` if it was sent and the confirm did not come in time, ``PublishRefusedError`` if
+            the broker refused it, ``ClosedError`` if the instance was closed before. The deadline is the extension
+            ``timeout`` or else the instance's setting ``timeout``, and covers everything, waiting included.
+
+        Raises:
+            ArgumentError: no channel anywhere, a malformed one, an extension of the wrong type, too large a
+                payload. Nothing is sent.
+            UnsupportedFeatureError: the context asks for something the instance does not announce.
+            OutboxFullError: ``outbox_size`` or ``outbox_bytes`` is reached. A plain thread waits for room first,
+                until the deadline; a thread that runs an event loop does not.
+            ClosedError: the instance is closed.
+        """
+        try:
+            context = message._context
+            payload = message._payload
+        except AttributeError:
+            raise ArgumentError(f"publish takes a Message, not {type(message).__name__}") from None
+        if channel_or_context is not None:
+            context = self._override(context, channel_or_context)
+        plan = context._plan
+        options: PublishOptions = plan[1] if plan is not None and plan[0] is self else self._compile(context)
+        limit = self._adapter.max_message_size
+        if limit is not None and len(payload) > limit:
+            raise PayloadTooLargeError(len(payload), limit, f"{self._adapter.name!r}")
+        timeout = options.timeout
+        if timeout is None:
+            timeout = self._timeout
+        else:
+            self._outbox.hurry(timeout)
+        publication = Publication(self._outbox, payload, context, options, time.monotonic() + timeout)
+        if options.last_will:
+            self._set_will(publication)
+        else:
+            self._outbox.put(publication)
+        return publication
+
+    @staticmethod
+    def _override(context: MessageContext, override: str | MessageContext) -> MessageContext:
+        channel: str | None
+        extension: str | None
+        if isinstance(override, str):
+            channel, extension = override, None
+            values = context
+        else:
+            values = as_context(override)
+            if values._channel is not None:
+                return values
+            channel, extension = context._channel, context._channel_extension
+        return MessageContext(
+            channel,
+            extension,
+            values._content_type,
+            values._content_encoding,
+            values._correlation_id,
+            values._reply_to_channel,
+            values._extensions,
+        )
+
+    def _compile(self, context: MessageContext) -> PublishOptions:
+        """Check ``context`` and remember the result in it. Thread safe: at worst it is done twice."""
+        channel = context._channel
+        if channel is None:
+            raise InvalidChannelError(
+                "no channel: neither the message's context nor the call names one; "
+                "use builder.channel(...) or publish(message, 'a/b')"
+            )
+        # contexts with nothing but a channel are all alike: one check serves them
+        plain = not context._extensions and context._values_beside_channel() == _UNSET
+        key = (channel, context._channel_extension) if plain else None
+        options = self._plans.get(key) if key is not None else None
+        if options is None:
+            channels.check_name(channel)
+            options = publish_options(context._extensions, self._adapter)
+            self._check_values(context)
+            self._adapter.check_publish(context, options)
+            if key is not None:
+                if len(self._plans) >= _PLAN_CACHE:
+                    self._plans.clear()
+                self._plans[key] = options
+        context._plan = (self, options)
+        return options
+
+    def _check_values(self, context: MessageContext) -> None:
+        features = self._adapter.features
+        if context._channel_extension is not None and Features.ROUTING_KEY not in features:
+            raise UnsupportedFeatureError(
+                Features.ROUTING_KEY, self._adapter.name, "channel(name, extension) needs a protocol with routing keys"
+            )
+        for name in ("channel_extension", "content_type", "content_encoding", "correlation_id", "reply_to_channel"):
+            value = getattr(context, name)
+            if value is None:
+                continue
+            _check_text(name, value)
+            if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
+                raise UnsupportedFeatureError(
+                    Features.MESSAGE_PROPERTIES, self._adapter.name, f"{name} would not reach the subscriber"
+                )
+        if context._reply_to_channel is not None:
+            channels.check_name(context._reply_to_channel)
+
+    def _set_will(self, will: Publication) -> None:
+        with self._will_lock:
+            if self._will_taken:
+                raise UnsupportedFeatureError(
+                    Features.EXTENSION_LAST_WILL, self._adapter.name, "this instance has a last will already"
+                )
+            self._will_taken = True
+        self._connection.set_will(will)
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{name} holds a lone surrogate") from None
+    if "\x00" in value:
+        raise ArgumentError(f"{name} holds a NUL character")
+    if size > channels.MAX_BYTES:
+        raise ArgumentError(f"{name} is {size} bytes long in UTF-8; at most {channels.MAX_BYTES} fit")

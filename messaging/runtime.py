@@ -1,0 +1,156 @@
+"""MessageServiceRuntime and its data transfer objects (RFC 5.3, RFC 7).
+
+A DTO is a snapshot: it does not change when the instance does, and holds no secret. ``dataclasses.asdict`` turns it
+into plain data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from messaging.delivery import StreamCounters, Subscription
+
+if TYPE_CHECKING:
+    from messaging.connection import Connection
+    from messaging.services import ServiceReference
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceReferenceDTO:
+    """A service in the registry."""
+
+    id: int
+    properties: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChannelDTO:
+    """A channel (RFC 7.2)."""
+
+    name: str
+    #: routing key or routing key pattern, or ``None``
+    extension: str | None
+    #: whether the channel is connected now
+    connected: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SubscriptionDTO:
+    """A subscription (RFC 7.3)."""
+
+    #: the ``MessageSubscription`` service it was made with
+    service: ServiceReferenceDTO
+    channel: ChannelDTO
+    #: messages waiting between broker and observer
+    buffered: int
+    counters: StreamCounters
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReplyToSubscriptionDTO:
+    """A request handler bound to a channel (RFC 7.4)."""
+
+    service: ServiceReferenceDTO
+    request_channel: ChannelDTO
+    response_channel: ChannelDTO | None
+    handler_service: ServiceReferenceDTO
+    generate_correlation_id: bool = False
+    generate_reply_channel: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PublisherDTO:
+    """What was published; not in the RFC."""
+
+    #: accepted and not settled yet
+    pending: int
+    #: promises that resolved
+    published: int
+    #: promises that failed
+    failed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionDTO:
+    """The state of the connection (MSG060); not in the RFC."""
+
+    #: ``connecting``, ``connected``, ``reconnecting`` or ``closed``
+    state: str
+    #: what the last trouble was, in words, or ``None``
+    cause: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MessagingRuntimeDTO:
+    """A messaging instance (RFC 7.1)."""
+
+    #: the ``MessageServiceRuntime`` service
+    service: ServiceReferenceDTO
+    #: the broker URL; a password is masked
+    connection_uri: str
+    provider_name: str
+    protocols: tuple[str, ...]
+    #: the ``osgi.messaging.name``
+    instance_id: str
+    features: tuple[str, ...]
+    subscriptions: tuple[SubscriptionDTO, ...]
+    reply_to_subscriptions: tuple[ReplyToSubscriptionDTO, ...]
+    connection: ConnectionDTO
+    publisher: PublisherDTO
+    #: largest payload that can be published, bytes, or ``None`` (MSG205)
+    max_message_size: int | None
+
+
+def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
+    """The DTO of a service reference."""
+    properties = dict(reference.properties)
+    return ServiceReferenceDTO(id=properties["service.id"], properties=MappingProxyType(properties))
+
+
+class MessageServiceRuntime:
+    """Lets others look into a messaging instance (RFC 5.3). Thread safe; get it as ``Messaging.runtime``."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._own: ServiceReference
+        self._subscription_service: ServiceReference
+
+    def bind(self, own: ServiceReference, subscription_service: ServiceReference) -> None:
+        """Learn the references of this service and of the subscription service, once they are registered."""
+        self._own = own
+        self._subscription_service = subscription_service
+
+    def get_runtime_dto(self) -> MessagingRuntimeDTO:
+        """Return a snapshot of the instance: connection, features, subscriptions and counters."""
+        connection = self._connection
+        adapter = connection.adapter
+        outbox = connection.outbox
+        return MessagingRuntimeDTO(
+            service=reference_dto(self._own),
+            connection_uri=str(adapter.url),
+            provider_name=adapter.provider,
+            protocols=adapter.protocols,
+            instance_id=adapter.name,
+            features=tuple(sorted(adapter.features)),
+            subscriptions=tuple(self._subscription(each) for each in connection.subscriptions.copy()),
+            reply_to_subscriptions=(),
+            connection=ConnectionDTO(connection.state, str(connection.cause) if connection.cause else None),
+            publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
+            max_message_size=adapter.max_message_size,
+        )
+
+    def _subscription(self, subscription: Subscription) -> SubscriptionDTO:
+        spec = subscription.spec
+        return SubscriptionDTO(
+            service=reference_dto(self._subscription_service),
+            channel=ChannelDTO(
+                spec.channel,
+                spec.channel_extension,
+                self._connection.state == "connected" and subscription.handle is not None,
+            ),
+            buffered=subscription.buffered,
+            counters=dataclasses.replace(subscription.counters),
+        )

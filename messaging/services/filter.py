@@ -1,0 +1,400 @@
+r"""LDAP filters (RFC 1960, as OSGi core 3.2.7 uses them) over mappings of properties.
+
+::
+
+    filter    ::= '(' ( '&' filter+ | '|' filter+ | '!' filter | operation ) ')'
+    operation ::= attribute ( '=' | '~=' | '>=' | '<=' ) value      compare
+                | attribute '=*'                                    present
+                | attribute '=' [value] ('*' [value])+              substring
+
+White space around parentheses and around attribute names is ignored; in values it counts. A backslash takes the
+next character literally: ``\*``, ``\(``, ``\)`` and ``\\`` are how these stand in a value. An attribute name is
+anything without ``= ~ < > ( )``, inner spaces included; ``(!a=b)`` therefore asks for an attribute called ``!a``,
+as the grammar has it: negation is written ``(!(a=b))``.
+
+How a value compares depends on the type of the property, not on the filter:
+
+========================  =============================================================================
+``str``                   code point order; ``~=`` ignores case and all white space
+``bool``                  any operator but substring asks for equality with ``true`` or ``false``, in any case
+``int float Decimal`` …   as numbers, exactly; a value that is no number does not match, NaN never matches
+``Enum``                  as the str or number it also is, otherwise its name
+``datetime date UUID``    the value is read as ISO 8601 or a UUID; naive and aware times are never equal or ordered
+list, tuple, set, …       matches if one element does; collections within collections do not match
+anything else             only presence (``=*``) matches
+========================  =============================================================================
+
+Substrings match text only. A missing property and ``None`` are the same: nothing matches them, not even ``=*``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from numbers import Integral, Real
+from operator import eq, ge, le
+from typing import Any, Final, TypeAlias
+from uuid import UUID
+
+from messaging.errors import InvalidFilterError
+from messaging.services.properties import ServiceProperties
+
+logger = logging.getLogger(__name__)
+
+#: bounds of a filter's text: characters, nested parentheses, operations
+MAX_LENGTH: Final = 65_536
+MAX_DEPTH: Final = 100
+MAX_OPERATIONS: Final = 2_000
+
+_Lookup: TypeAlias = Callable[[str], Any]
+_Match: TypeAlias = Callable[[_Lookup], bool]
+_Test: TypeAlias = Callable[[Any], bool]
+
+_SPECIAL: Final = frozenset("\\*()")
+_NAME_ENDS: Final = frozenset("=~<>()")
+_OPERATORS: Final = ("~=", ">=", "<=", "=")
+_PARSERS: Final[Mapping[type, Callable[[str], Any]]] = {
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    UUID: UUID,
+}
+
+
+class LdapFilter:
+    """A parsed filter; immutable, safe to share between threads. ``str()`` is its normalised text.
+
+    Two filters are equal if their normalised texts and their case sensitivity are.
+
+    Args:
+        text: the filter, at most 65,536 characters, 100 levels and 2,000 operations.
+        case_sensitive: whether attribute names are. If not, the exact spelling is preferred; of several others
+            the first counts. Values are always case-sensitive, but for ``~=``.
+
+    Raises:
+        InvalidFilterError: ``text`` is not a filter; says what was expected and where.
+    """
+
+    __slots__ = ("_case_sensitive", "_match", "_text")
+
+    def __init__(self, text: str, *, case_sensitive: bool = False) -> None:
+        self._text, self._match = _Parser(text).parse()
+        self._case_sensitive = case_sensitive
+
+    @classmethod
+    def parse(cls, text: str, case_sensitive: bool = False) -> LdapFilter:
+        """Parse ``text``; parameters and errors as for the class."""
+        return cls(text, case_sensitive=case_sensitive)
+
+    def matches(self, properties: Mapping[str, Any]) -> bool:
+        """Whether ``properties`` match. Never raises because of what the values are: such a value does not match."""
+        if isinstance(properties, ServiceProperties):
+            return self._match(properties.get_exact if self._case_sensitive else properties.get)
+        return self._match(properties.get if self._case_sensitive else _insensitive(properties))
+
+    @property
+    def case_sensitive(self) -> bool:
+        """Whether attribute names are case-sensitive."""
+        return self._case_sensitive
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"LdapFilter({self._text!r}{', case_sensitive=True' if self._case_sensitive else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LdapFilter):
+            return NotImplemented
+        return self._text == other._text and self._case_sensitive == other._case_sensitive
+
+    def __hash__(self) -> int:
+        return hash((self._text, self._case_sensitive))
+
+
+@lru_cache(maxsize=256)
+def cached_filter(text: str) -> LdapFilter:
+    """``LdapFilter(text)``, remembered: for texts that are looked up again and again."""
+    return LdapFilter(text)
+
+
+def _insensitive(properties: Mapping[str, Any]) -> _Lookup:
+    folded: dict[str, Any] = {}
+
+    def lookup(name: str) -> Any:
+        value = properties.get(name)
+        if value is None:
+            if not folded:
+                for key, other in properties.items():
+                    if isinstance(key, str) and other is not None:
+                        folded.setdefault(key.casefold(), other)
+            value = folded.get(name.casefold())
+        return value
+
+    return lookup
+
+
+# --- parsing: without recursion, so that the text decides nothing about the stack --------------------------
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise InvalidFilterError(f"an LDAP filter must be a str, not {type(text).__name__}", 0)
+        if len(text) > MAX_LENGTH:
+            raise InvalidFilterError(
+                f"LDAP filter of {len(text)} characters is too long; at most {MAX_LENGTH} are allowed", MAX_LENGTH
+            )
+        self.text = text
+        self.at = 0
+
+    def parse(self) -> tuple[str, _Match]:
+        open_lists: list[tuple[str, list[tuple[str, _Match]]]] = []
+        operations = 0
+        while True:
+            self.expect("(")
+            self.skip_space()
+            operator = self.peek()
+            if operator and operator in "&|!":
+                start = self.at
+                self.at += 1
+                self.skip_space()
+                if self.peek() == "(":
+                    if len(open_lists) == MAX_DEPTH:
+                        self.fail(f"nested too deep; at most {MAX_DEPTH} levels are allowed")
+                    open_lists.append((operator, []))
+                    continue
+                if self.peek() == ")":
+                    self.fail(f"expected a filter in parentheses after {operator!r}")
+                self.at = start
+            if operations == MAX_OPERATIONS:
+                self.fail(f"too many operations; at most {MAX_OPERATIONS} are allowed")
+            operations += 1
+            node = self.operation()
+            while True:
+                self.skip_space()
+                if not open_lists:
+                    if self.at < len(self.text):
+                        self.fail("expected the end of the filter")
+                    return node
+                operator, nodes = open_lists[-1]
+                nodes.append(node)
+                if self.peek() == "(" and operator != "!":
+                    break
+                self.expect(")", "another filter or " if operator != "!" else "")
+                open_lists.pop()
+                node = _combine(operator, nodes)
+
+    def operation(self) -> tuple[str, _Match]:
+        text, start = self.text, self.at
+        while self.at < len(text) and text[self.at] not in _NAME_ENDS:
+            self.at += 1
+        name = text[start : self.at].rstrip()
+        if not name:
+            self.fail("expected an attribute name")
+        for operator in _OPERATORS:
+            if text.startswith(operator, self.at):
+                break
+        else:
+            self.fail(f"expected '=', '~=', '>=' or '<=' after the attribute {_shown(name)}")
+        self.at += len(operator)
+        if operator == "=":
+            start = self.at
+            if self.peek() == "*":
+                self.at += 1
+                self.skip_space()
+                if self.peek() == ")":
+                    self.at += 1
+                    return f"({name}=*)", lambda lookup: lookup(name) is not None
+                self.at = start
+        pieces = self.value(split=operator == "=")
+        if len(pieces) > 1:
+            return f"({name}={_pattern(pieces)})", _operation(name, _substring(pieces))
+        if operator != "=" and not pieces[0]:
+            self.at -= 1
+            self.fail(f"expected a value after {operator!r}")
+        return f"({name}{operator}{_escaped(pieces[0])})", _operation(name, _comparison(operator, pieces[0]))
+
+    def value(self, *, split: bool) -> list[str]:
+        """The value up to its ')', unescaped; with ``split`` in the pieces between the asterisks."""
+        pieces: list[str] = []
+        piece: list[str] = []
+        text = self.text
+        while self.at < len(text):
+            char = text[self.at]
+            self.at += 1
+            if char == ")":
+                pieces.append("".join(piece))
+                return pieces
+            if char == "(":
+                self.at -= 1
+                self.fail("expected ')'; a '(' that belongs to the value is written '\\('")
+            if char == "*" and split:
+                pieces.append("".join(piece))
+                piece = []
+                continue
+            if char == "\\":
+                if self.at == len(text):
+                    self.fail("expected a character after the backslash")
+                char = text[self.at]
+                self.at += 1
+            piece.append(char)
+        return self.fail("expected ')'")
+
+    def peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def skip_space(self) -> None:
+        while self.peek().isspace():
+            self.at += 1
+
+    def expect(self, char: str, otherwise: str = "") -> None:
+        self.skip_space()
+        if self.peek() != char:
+            self.fail(f"expected {otherwise}{char!r}")
+        self.at += 1
+
+    def fail(self, problem: str) -> Any:
+        left = max(0, self.at - 40)
+        excerpt = "".join(char if char.isprintable() else "?" for char in self.text[left : self.at + 40])
+        caret = " " * (self.at - left) + "^"
+        raise InvalidFilterError(f"LDAP filter: {problem} at index {self.at}\n  {excerpt}\n  {caret}", self.at)
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 80 else name[:77] + "...")
+
+
+def _escaped(value: str) -> str:
+    return "".join("\\" + char if char in _SPECIAL else char for char in value)
+
+
+def _pattern(pieces: list[str]) -> str:
+    text = "*".join(map(_escaped, pieces))
+    if text == "*":  # of "**": one asterisk alone would ask for presence
+        return "**"
+    if text.startswith("*") and text[1:].isspace():  # so would trailing space that is not escaped
+        return "*\\" + text[1:]
+    return text
+
+
+# --- matching: compiled to closures, nested no deeper than the text was --------------------------------------
+
+
+def _combine(operator: str, nodes: list[tuple[str, _Match]]) -> tuple[str, _Match]:
+    text = f"({operator}{''.join(node for node, _ in nodes)})"
+    matches = tuple(match for _, match in nodes)
+    first = matches[0]
+
+    def match_not(lookup: _Lookup) -> bool:
+        return not first(lookup)
+
+    def match_and(lookup: _Lookup) -> bool:
+        for match in matches:  # noqa: SIM110 - all() over a generator costs another frame per level
+            if not match(lookup):
+                return False
+        return True
+
+    def match_or(lookup: _Lookup) -> bool:
+        for match in matches:  # noqa: SIM110
+            if match(lookup):
+                return True
+        return False
+
+    return text, {"!": match_not, "&": match_and, "|": match_or}[operator]
+
+
+def _operation(name: str, test: _Test) -> _Match:
+    def match(lookup: _Lookup) -> bool:
+        value = lookup(name)
+        if value is None:
+            return False
+        try:
+            if isinstance(value, str):
+                return test(value)
+            if isinstance(value, (Sequence, Set)) and not isinstance(value, (bytes, bytearray, memoryview, range)):
+                return any(map(test, value))
+            return test(value)
+        except Exception as error:  # noqa: BLE001 - comparing may run code of foreign types; such a value does not match
+            logger.debug("property %r of type %s cannot be compared: %r", name, type(value).__name__, type(error))
+            return False
+
+    return match
+
+
+def _substring(pieces: list[str]) -> _Test:
+    initial, *middle, final = pieces
+    middle = [piece for piece in middle if piece]
+
+    def test(value: Any) -> bool:
+        text = _text(value)
+        if text is None or not (text.startswith(initial) and text.endswith(final)):
+            return False
+        at, end = len(initial), len(text) - len(final)
+        if at > end:
+            return False
+        for piece in middle:
+            at = text.find(piece, at, end)
+            if at < 0:
+                return False
+            at += len(piece)
+        return True
+
+    return test
+
+
+def _comparison(operator: str, value: str) -> _Test:
+    compare = {"=": eq, "~=": eq, ">=": ge, "<=": le}[operator]
+    approximate = operator == "~="
+    wanted = _approximate(value) if approximate else value
+    truth = {"true": True, "false": False}.get(value.strip().lower())
+    as_float, as_decimal, as_int = _numbers(value)
+
+    def test(item: Any) -> bool:
+        text = _text(item)
+        if text is not None:
+            return bool(compare(_approximate(text) if approximate else text, wanted))
+        if isinstance(item, bool):
+            return item is truth
+        number: Any
+        if isinstance(item, (int, Integral)):
+            item, number = int(item), as_int
+        elif isinstance(item, Decimal):
+            number = as_decimal
+        elif isinstance(item, (float, Real)):
+            item, number = float(item), as_float
+        else:
+            parse = _PARSERS.get(type(item))
+            return parse is not None and bool(compare(item, parse(value.strip())))
+        return number is not None and bool(compare(item, number))
+
+    return test
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Enum) and not isinstance(value, Real):
+        return value.name
+    return None
+
+
+def _approximate(text: str) -> str:
+    return "".join(text.split()).casefold()
+
+
+def _numbers(value: str) -> tuple[float | None, Decimal | None, int | Decimal | None]:
+    """``value`` as it compares with float, Decimal and int: a float is what its shortest text says, not its bits."""
+    text = value.strip()
+    if not text.isascii() or "_" in text:  # Python reads more than one would expect
+        return None, None, None
+    try:
+        exact = Decimal(text)
+        if exact.is_nan():
+            return None, None, None
+        return float(text), exact, int(text) if text.lstrip("+-").isdigit() else exact
+    except (ArithmeticError, ValueError):  # not a number, or an int of more digits than Python converts
+        return None, None, None

@@ -1,0 +1,56 @@
+"""Properties of a service: read-only, keys case-insensitive but kept as they were written (OSGi core 5.2.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from messaging.errors import ArgumentError
+
+
+class ServiceProperties(Mapping[str, Any]):
+    """An immutable mapping; safe to share between threads.
+
+    Iteration yields the keys as they were written; looking up ignores their case.
+
+    Args:
+        properties: copied; the values are not, so do not change them afterwards.
+
+    Raises:
+        ArgumentError: a key is not a non-empty str, or two keys differ only by case.
+    """
+
+    __slots__ = ("_folded", "_written")
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._written = dict(properties)
+        self._folded: dict[str, Any] = {}
+        for key, value in self._written.items():
+            if not isinstance(key, str) or not key:
+                raise ArgumentError(f"a property key must be a non-empty str, not {key!r:.80}")
+            if self._folded.setdefault(key.casefold(), value) is not value or len(self._folded) < 0:
+                raise ArgumentError(f"property {key!r:.80} is given twice; keys that differ only by case are the same")
+
+    def __getitem__(self, key: str) -> Any:
+        return self._folded[key.casefold()]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of ``key`` in any case."""
+        return self._folded.get(key.casefold(), default)
+
+    def get_exact(self, key: str, default: Any = None) -> Any:
+        """The value of ``key`` if it was written just so."""
+        return self._written.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.casefold() in self._folded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._written)
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def __repr__(self) -> str:
+        # values may be secrets of the application: names only
+        return f"<ServiceProperties {', '.join(self._written)}>"

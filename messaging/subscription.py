@@ -1,0 +1,93 @@
+"""MessageSubscription (RFC 5.4): checks a context and opens a stream for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from messaging import channels
+from messaging.adapter import SubscriptionSpec
+from messaging.builder import as_context
+from messaging.delivery import Consumption, OnInvalid, Subscription
+from messaging.errors import ArgumentError, ClosedError, InvalidChannelError, UnsupportedFeatureError
+from messaging.extensions import subscribe_options
+from messaging.features import Features
+from messaging.message import MessageContext
+from messaging.stream import MessageStream
+
+if TYPE_CHECKING:
+    from messaging.connection import Connection
+    from messaging.publisher import MessagePublisher
+    from messaging.services import ServiceRegistry
+
+
+class MessageSubscription:
+    """Subscribes to channels of one instance (RFC 5.4). Thread safe; get it as ``Messaging.subscription``."""
+
+    def __init__(self, connection: Connection, services: ServiceRegistry, publisher: MessagePublisher) -> None:
+        self._connection = connection
+        self._services = services
+        self._publisher = publisher
+
+    def subscribe(
+        self,
+        channel_or_context: str | MessageContext,
+        *,
+        model: Any = None,
+        on_invalid: OnInvalid = "raise",
+    ) -> MessageStream:
+        """Subscribe to a channel or pattern.
+
+        Args:
+            channel_or_context: a channel pattern, or a context with one and with extensions. A context from
+                ``AcknowledgeMessageContextBuilder`` also says how messages are acknowledged.
+            model: what ``Message.value()`` of each message is validated against before it is emitted.
+            on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the
+                ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends its
+                original bytes to the dead-letter channel.
+
+        Returns:
+            The stream; its broker subscription is under way: see ``MessageStream.ready``. Until it is there, and
+            while there is no connection, nothing is missed that the protocol keeps.
+
+        Raises:
+            InvalidChannelError: no channel, or a malformed pattern.
+            InvalidExtensionError: an extension has the wrong type or range.
+            UnsupportedFeatureError: something the instance does not announce.
+            ClosedError: the instance is closed.
+        """
+        if isinstance(channel_or_context, str):
+            context = MessageContext(channel_or_context)
+        else:
+            context = as_context(channel_or_context)
+        spec = self._check(context)
+        if on_invalid not in ("raise", "skip", "dead_letter"):
+            raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
+        if on_invalid == "dead_letter" and spec.options.dead_letter_channel is None:
+            raise ArgumentError("on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel")
+        if self._connection.state == "closed":
+            raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
+        consumption = Consumption(model, on_invalid, context._acknowledgement)
+
+        def open_subscription() -> Subscription:
+            subscription = Subscription(self._connection, self._services, self._publisher, spec, consumption)
+            self._connection.engine.call(self._connection.start_subscription, subscription)
+            return subscription
+
+        return MessageStream(self._connection, open_subscription)
+
+    def _check(self, context: MessageContext) -> SubscriptionSpec:
+        adapter = self._connection.adapter
+        if context._channel is None:
+            raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
+        channels.check_pattern(context._channel)
+        if channels.has_wildcard(context._channel) and Features.WILDCARDS not in adapter.features:
+            raise UnsupportedFeatureError(Features.WILDCARDS, adapter.name)
+        if context._channel_extension is not None and Features.ROUTING_KEY not in adapter.features:
+            raise UnsupportedFeatureError(Features.ROUTING_KEY, adapter.name)
+        if context._acknowledgement is not None and Features.ACKNOWLEDGE not in adapter.features:
+            raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
+        spec = SubscriptionSpec(
+            context._channel, context._channel_extension, subscribe_options(context._extensions, adapter)
+        )
+        adapter.check_subscribe(spec)
+        return spec

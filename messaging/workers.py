@@ -1,0 +1,85 @@
+"""Worker threads: where observers and other user callbacks run.
+
+A job occupies a thread only while it has something to do, and threads that have nothing to do are reused and then
+leave. There is no upper bound of its own: every stream submits at most one job at a time, so the number of threads
+is bounded by the number of streams that are busy at once, and a blocked observer can never starve another's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+#: how long a thread waits for another job before it leaves, seconds
+IDLE_SECONDS: Final = 1.0
+
+
+class _Worker:
+    __slots__ = ("job", "wake")
+
+    def __init__(self) -> None:
+        self.wake = threading.Lock()  # held by the worker while it waits: acquiring it again is the wait
+        self.wake.acquire()
+        self.job: Callable[[], object] | None = None
+
+
+class Workers:
+    """A pool of daemon threads. Thread safe."""
+
+    def __init__(self) -> None:
+        #: most recently idle last: the warmest thread gets the next job, the coldest ones leave
+        self._idle: deque[_Worker] = deque()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run ``job`` on a thread now. It must not raise; if it does, that is logged."""
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker()
+            worker.job = job
+            threading.Thread(target=self._work, args=(worker,), name="messaging-worker", daemon=True).start()
+        else:
+            worker.job = job
+            worker.wake.release()
+
+    def _work(self, worker: _Worker) -> None:
+        while True:
+            job = worker.job
+            worker.job = None
+            if job is not None:
+                try:
+                    job()
+                except BaseException:  # noqa: BLE001  # a job guards its user code itself: this is a defect
+                    logger.exception("worker job failed")
+                job = None
+            self._idle.append(worker)
+            if not worker.wake.acquire(timeout=IDLE_SECONDS):
+                try:
+                    self._idle.remove(worker)
+                except ValueError:
+                    # popped by submit() just now: the job is coming
+                    worker.wake.acquire()
+                else:
+                    return
+
+
+_workers = Workers()
+
+
+def workers() -> Workers:
+    """The process's worker threads."""
+    return _workers
+
+
+def _after_fork() -> None:
+    global _workers
+    _workers = Workers()
+
+
+os.register_at_fork(after_in_child=_after_fork)
