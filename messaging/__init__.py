@@ -9,7 +9,13 @@
 hello
 """
 
-from messaging.acknowledge import AcknowledgeConsumer, AcknowledgeFilter, AcknowledgeHandler, AcknowledgeType
+from messaging.acknowledge import (
+    AcknowledgeConsumer,
+    AcknowledgeFilter,
+    AcknowledgeHandler,
+    AcknowledgeMessageContext,
+    AcknowledgeType,
+)
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
 from messaging.errors import (
     ArgumentError,
@@ -38,7 +44,7 @@ from messaging.errors import (
 )
 from messaging.features import Features
 from messaging.instance import Messaging, connect
-from messaging.message import AcknowledgeMessageContext, Message, MessageContext
+from messaging.message import Message, MessageContext
 from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
 from messaging.runtime import MessageServiceRuntime, MessagingRuntimeDTO

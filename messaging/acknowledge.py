@@ -1,4 +1,4 @@
-"""Acknowledgement (RFC 5.8): states, the handler, and the configuration of direct acknowledgement.
+"""Acknowledgement (RFC 5.8): states, the context of received messages, its handler, and direct acknowledgement.
 
 ``RECEIVED`` goes to ``ACKNOWLEDGED`` or ``REJECTED``, once; the loser of a race gets ``False``. What follows on the
 wire is the subscription's business (:mod:`messaging.delivery`).
@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+from messaging.message import Message, MessageContext
+
 if TYPE_CHECKING:
     from messaging.adapter import Incoming
-    from messaging.message import Message
-    from messaging.delivery import Subscription
 
 #: One lock for the state of all messages: it is held for a comparison and an assignment, and a lock for each
 #: message would cost more than it could save.
-_state_lock: Final = threading.Lock()
+state_lock: Final = threading.Lock()
 
 
 class AcknowledgeType(enum.Enum):
@@ -30,26 +30,56 @@ class AcknowledgeType(enum.Enum):
     REJECTED = "REJECTED"
     #: the protocol has no acknowledgement for this message (MQTT QoS 0)
     UNSUPPORTED = "UNSUPPORTED"
-    #: whoever held the message can no longer reach the broker with a verdict: it will be delivered again
+    #: a verdict was given, but can no longer reach the broker: the message will be delivered again if it can be
     UNKNOWN = "UNKNOWN"
 
 
-class AcknowledgeHandler:
-    """Acknowledges or rejects one message (RFC 5.8.8). Thread safe; made by the subscription, not by users."""
+class Settler(Protocol):
+    """Takes verdicts on the messages of a subscription. From any thread."""
 
-    __slots__ = ("_incoming", "_message", "_state", "_subscription")
+    def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
+        """Pass a verdict on; ``False`` if it can no longer reach the broker."""
+        ...
 
-    def __init__(self, subscription: Subscription | None, incoming: Incoming | None, state: AcknowledgeType) -> None:
-        self._subscription = subscription
-        self._incoming = incoming
-        self._state = state
-        #: set if a post-acknowledge callback wants it
-        self._message: Message | None = None
+
+class AcknowledgeMessageContext(MessageContext):
+    """The context of a received message (RFC 5.8.5): knows whether it was acknowledged, and can do it. Thread safe."""
+
+    __slots__ = ("_settler", "_state")
+
+    _state: AcknowledgeType
+    #: set as long as the state is RECEIVED
+    _settler: Settler | None
 
     @property
-    def state(self) -> AcknowledgeType:
-        """The state now."""
+    def acknowledge_state(self) -> AcknowledgeType:
+        """The state now; another thread may change it."""
         return self._state
+
+    @property
+    def acknowledge_handler(self) -> AcknowledgeHandler:
+        """Acknowledges or rejects the message; however often it is fetched, there is one state."""
+        return AcknowledgeHandler(self)
+
+    def _settle(self, acknowledged: bool) -> bool:
+        with state_lock:
+            if self._state is not AcknowledgeType.RECEIVED:
+                return False
+            self._state = AcknowledgeType.ACKNOWLEDGED if acknowledged else AcknowledgeType.REJECTED
+            settler, self._settler = self._settler, None
+        if settler is None or settler.settle(self, acknowledged):  # type: ignore[arg-type]  # it is an Incoming
+            return True
+        self._state = AcknowledgeType.UNKNOWN
+        return False
+
+
+class AcknowledgeHandler:
+    """Acknowledges or rejects one message (RFC 5.8.8). Thread safe; not made by users."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: AcknowledgeMessageContext) -> None:
+        self._context = context
 
     def acknowledge(self) -> bool:
         """Acknowledge the message.
@@ -59,7 +89,7 @@ class AcknowledgeHandler:
             protocol has no acknowledgement, or if the connection it came from is gone: the broker then delivers
             it again, as far as it can.
         """
-        return self._settle(True)
+        return self._context._settle(True)
 
     def reject(self) -> bool:
         """Reject the message: it is delivered again, or goes to the dead-letter channel.
@@ -67,30 +97,14 @@ class AcknowledgeHandler:
         Returns:
             As :meth:`acknowledge`.
         """
-        return self._settle(False)
-
-    def _settle(self, acknowledged: bool) -> bool:
-        with _state_lock:
-            if self._state is not AcknowledgeType.RECEIVED:
-                return False
-            self._state = AcknowledgeType.ACKNOWLEDGED if acknowledged else AcknowledgeType.REJECTED
-        subscription, incoming, message = self._subscription, self._incoming, self._message
-        # incoming -> context -> handler -> incoming would be a cycle: broken here, not by the garbage collector
-        self._subscription = self._incoming = self._message = None
-        assert subscription is not None and incoming is not None  # noqa: PT018, S101  # RECEIVED is made with both
-        if not subscription.settle(incoming, acknowledged):
-            self._state = AcknowledgeType.UNKNOWN
-            return False
-        if message is not None:
-            subscription.post_acknowledge(message)
-        return True
+        return self._context._settle(False)
 
     def __repr__(self) -> str:
-        return f"<AcknowledgeHandler {self._state.value}>"
+        return f"<AcknowledgeHandler {self._context._state.value}>"
 
 
 class AcknowledgeFilter(Protocol):
-    """Service interface of an acknowledge filter (RFC 5.8.7): register a callable under it to have it found by target."""
+    """Service interface of an acknowledge filter (RFC 5.8.7): services under it are found by target."""
 
     def __call__(self, message: Message, /) -> bool:
         """``True`` to acknowledge, ``False`` to reject."""

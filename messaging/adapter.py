@@ -11,7 +11,7 @@ on it. Nothing here needs a lock. Blocking work (a TLS handshake in a blocking l
 
 **Life of an adapter.** ``open`` → any of the rest → (connection lost → ``lost(cause)`` → ``open`` again)* →
 ``close``. The core decides when to open again and with what delay; it never calls ``open`` twice at once. After a
-loss and until ``open`` returns, only ``open``, ``unsubscribe``, ``settle`` and ``close`` are called.
+loss and until ``open`` returns, only ``open``, ``unsubscribe``, ``acknowledge``, ``reject`` and ``close`` are called.
 
 **Errors.** Anything an adapter raises or reports is a :class:`~messaging.errors.MessagingError`; the exceptions
 of the library below are its ``__cause__``. No message of an error holds a password.
@@ -23,14 +23,14 @@ An adapter announces itself by an entry point in the group ``messaging.adapters`
 from __future__ import annotations
 
 import abc
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
+from messaging.acknowledge import AcknowledgeMessageContext
 from messaging.errors import UnsupportedFeatureError
 from messaging.features import Features
-from messaging.message import AcknowledgeMessageContext, MessageContext
+from messaging.message import NO_EXTENSIONS, MessageContext
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
@@ -72,41 +72,48 @@ class Outgoing(Protocol):
         """The message was not taken. A ``ConnectionLostError`` makes the core send it again after reconnecting."""
 
 
-class Verdict(enum.Enum):
-    """What becomes of a delivery."""
+class Incoming(AcknowledgeMessageContext):
+    """A message that arrived, as the adapter hands it to the core, and the context of the message made from it.
 
-    ACKNOWLEDGE = "acknowledge"
-    #: have the broker deliver it again, to this consumer or another (only with ``can_reject``)
-    REJECT = "reject"
-
-
-class Incoming:
-    """A message that arrived, as the adapter hands it to the core.
+    One object for both, because one is made for every message received: make a new one for each delivery.
 
     Args:
         payload: the bytes.
-        context: made for this delivery alone: the core writes its acknowledge handler into it. ``channel`` is
-            the actual channel, never the pattern (MSG260). What the protocol told beside the standard values goes
-            into ``extensions`` under the names of :class:`~messaging.features.Features` (``qos``, ``retain``,
-            ``headers``, ``priority``, ``timeToLive``) and ``messageId`` (str), ``timestamp`` (float, seconds since
-            the epoch), ``redelivered`` (bool); keys that do not apply are left out.
-        token: what :meth:`Adapter.settle` needs to settle this delivery, any object; ``None`` if the protocol has
-            no acknowledgement for it (QoS 0): its state is then UNSUPPORTED and the adapter is done with it.
+        channel: the actual channel, never the pattern (MSG260).
+        channel_extension, content_type, content_encoding, correlation_id, reply_to_channel: as the sender set them.
+        extensions: read-only, may be shared: what the protocol told beside the standard values, under the names of
+            :class:`~messaging.features.Features` (``qos``, ``retain``, ``headers``, ``priority``, ``timeToLive``) and
+            ``messageId`` (str), ``timestamp`` (float, seconds since the epoch), ``redelivered`` (bool); keys that do
+            not apply are left out.
+        token: what :meth:`Adapter.acknowledge` needs to settle this delivery, any object; ``None`` if the protocol
+            has no acknowledgement for it (QoS 0): its state is then UNSUPPORTED and the adapter is done with it.
         delivery_count: how often the broker delivered this message, this time included; ``None`` if the broker
             does not count. The core then counts by itself.
     """
 
-    __slots__ = ("context", "delivery_count", "payload", "token")
+    __slots__ = ("delivery_count", "payload", "token")
 
     def __init__(
         self,
         payload: bytes,
-        context: AcknowledgeMessageContext,
+        channel: str,
+        channel_extension: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        reply_to_channel: str | None = None,
+        extensions: Mapping[str, Any] = NO_EXTENSIONS,
         token: Any = None,
         delivery_count: int | None = None,
     ) -> None:
         self.payload = payload
-        self.context = context
+        self._channel = channel
+        self._channel_extension = channel_extension
+        self._content_type = content_type
+        self._content_encoding = content_encoding
+        self._correlation_id = correlation_id
+        self._reply_to_channel = reply_to_channel
+        self._extensions = extensions
         self.token = token
         self.delivery_count = delivery_count
 
@@ -146,7 +153,7 @@ class Adapter(abc.ABC):
     provider: ClassVar[str]
     #: settings beside the common ones: the query options of this adapter's URLs
     settings_type: ClassVar[type[Settings]]
-    #: whether ``Verdict.REJECT`` has a form on the wire. Without it the core redelivers by itself.
+    #: whether :meth:`reject` has a form on the wire. Without it the core redelivers by itself.
     can_reject: ClassVar[bool]
     #: extension keys of this adapter alone -> check that returns the value to use or raises ``ValueError`` with
     #: what would be right. Their values arrive in ``options.custom``; their names belong into ``features``.
@@ -293,15 +300,22 @@ class Adapter(abc.ABC):
         """
 
     @abc.abstractmethod
-    def settle(self, settlements: Sequence[tuple[Any, Verdict]]) -> None:
-        """Settle deliveries, given by their tokens; never blocks.
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
+        """Acknowledge deliveries of one subscription, given by their tokens; never blocks.
 
         A token of an earlier connection is dropped unless the protocol's session still knows it: it must never
         reach the broker as an answer to something else.
         """
 
+    def reject(self, tokens: Sequence[Any]) -> None:
+        """Have the broker deliver again, to this consumer or another; otherwise as :meth:`acknowledge`.
+
+        Only called with ``can_reject``.
+        """
+        raise UnsupportedFeatureError(Features.BROKER_REDELIVERY, self.name)
+
     def is_stale(self, token: Any) -> bool:
-        """Whether settling ``token`` can no longer reach the broker, because its connection is gone.
+        """Whether a verdict on ``token`` can no longer reach the broker.
 
         Called from any thread, so it must only compare; ``AcknowledgeHandler`` then answers ``False``.
         """

@@ -147,7 +147,7 @@ class MessageContextBuilder:
                 kept.setdefault("channel_extension", None)
             values = {**values, **kept}
             extensions = {**extensions, **given.extensions}
-            acknowledgement = given._acknowledgement or acknowledgement
+            acknowledgement = getattr(given, "_acknowledgement", None) or acknowledgement
         context = MessageContext(
             **values,
             extensions=MappingProxyType(dict(extensions)) if extensions else NO_EXTENSIONS,
@@ -178,7 +178,7 @@ class AcknowledgeMessageContextBuilder:
         self._post: str | Callable[[Message], object] | None = None
 
     def filter_acknowledge(self, acknowledge_filter: str | Callable[[Message], bool]) -> Self:
-        """Acknowledge messages for which this returns true and reject the others; rejected ones do not enter the stream.
+        """Acknowledge messages for which this is true; reject the others, which then do not enter the stream.
 
         If it raises, that is logged and the message is rejected.
         """

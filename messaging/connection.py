@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from messaging.adapter import Verdict
 from messaging.errors import (
     ClosedError,
     ConnectFailedError,
@@ -25,9 +24,9 @@ from messaging.promise import Promise
 from messaging.publisher import Outbox, Publication
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter, Incoming
-    from messaging.engine import Engine
+    from messaging.adapter import Adapter
     from messaging.delivery import Subscription
+    from messaging.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +61,15 @@ class Connection:
         self._will: Publication | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
-        #: verdicts from any thread, on their way to the loop
-        self._verdicts: deque[tuple[Subscription, Incoming, bool]] = deque()
+        #: subscriptions with verdicts on their way to the loop
+        self._to_flush: deque[Subscription] = deque()
         self._signalled = False
 
     # --- any thread
 
-    def settle(self, subscription: Subscription, incoming: Incoming, acknowledged: bool) -> None:
-        """Pass a verdict to the adapter, gathered with others into one batch. From any thread."""
-        self._verdicts.append((subscription, incoming, acknowledged))
+    def request_flush(self, subscription: Subscription) -> None:
+        """Have ``subscription.flush`` called on the loop soon: one wake-up serves all that ask. From any thread."""
+        self._to_flush.append(subscription)
         if not self._signalled:
             self._signalled = True
             self.engine.call(self.flush_verdicts)
@@ -277,6 +276,7 @@ class Connection:
         subscription.complete()
 
     async def unsubscribe(self, handle: Any) -> None:
+        """Have the adapter unsubscribe; whatever goes wrong is logged."""
         try:
             async with asyncio.timeout(self.settings.close_timeout):
                 await self.adapter.unsubscribe(handle)
@@ -289,22 +289,9 @@ class Connection:
         """Hand the verdicts gathered so far to the adapter."""
         # cleared before the queue is read: whoever appends after this line signals again
         self._signalled = False
-        verdicts = self._verdicts
-        acknowledged: list[tuple[Any, Verdict]] = []
-        acted: set[Subscription] = set()
-        for _ in range(len(verdicts)):
-            subscription, incoming, accepted = verdicts.popleft()
-            subscription.settled_count += 1
-            acted.add(subscription)
-            if accepted:
-                subscription.counters.acknowledged += 1
-                acknowledged.append((incoming.token, Verdict.ACKNOWLEDGE))
-            else:
-                subscription.rejected(incoming)
-        if acknowledged:
-            self.adapter.settle(acknowledged)
-        for subscription in acted:
-            subscription.proceed()
+        to_flush = self._to_flush
+        for _ in range(len(to_flush)):
+            to_flush.popleft().flush()
 
     # --- last will
 

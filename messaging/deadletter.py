@@ -51,33 +51,31 @@ class DeliveryCounter:
 
     @staticmethod
     def _key(incoming: Incoming) -> object:
-        context = incoming.context
-        return context._extensions.get("messageId") or (context._channel, hash(incoming.payload))
+        return incoming._extensions.get("messageId") or (incoming._channel, hash(incoming.payload))
 
 
 def dead_letter_context(
     incoming: Incoming, channel: str, reason: str, deliveries: int, adapter: Adapter
 ) -> MessageContext:
     """The context a dead letter travels with: that of the message, as far as the instance can carry it."""
-    context = incoming.context
     extensions: dict[str, object] = {}
     if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
         extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
     if Features.EXTENSION_HEADERS in adapter.features:
         extensions[Features.EXTENSION_HEADERS] = MappingProxyType(
             {
-                **context._extensions.get(Features.EXTENSION_HEADERS, {}),
+                **incoming._extensions.get(Features.EXTENSION_HEADERS, {}),
                 REASON_HEADER: reason,
-                CHANNEL_HEADER: context._channel or "",
+                CHANNEL_HEADER: incoming._channel or "",
                 DELIVERIES_HEADER: str(deliveries),
             }
         )
     carried = Features.MESSAGE_PROPERTIES in adapter.features
     return MessageContext(
         channel,
-        content_type=context._content_type if carried else None,
-        content_encoding=context._content_encoding if carried else None,
-        correlation_id=context._correlation_id if carried else None,
-        reply_to_channel=context._reply_to_channel if carried else None,
+        content_type=incoming._content_type if carried else None,
+        content_encoding=incoming._content_encoding if carried else None,
+        correlation_id=incoming._correlation_id if carried else None,
+        reply_to_channel=incoming._reply_to_channel if carried else None,
         extensions=MappingProxyType(extensions),
     )

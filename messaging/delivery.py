@@ -2,8 +2,9 @@
 
 ::
 
-    adapter --deliver()--> buffer --take()--> consumer --settle()--> verdicts --> adapter
-    (loop)                 (deque)            (worker, iterating thread or event loop)     (loop)
+    adapter --deliver()--> buffer --take()--> consumer --settle()--> verdicts --flush()--> adapter
+    (loop)                 (deque)            (worker, iterating     (deques)    (loop)
+                                               thread or event loop)
 
 **Threads.** ``deliver``, ``fail``, ``complete``, ``rejected``, ``proceed`` run on the engine's loop. The consumer
 takes from the other end of the buffer on a thread of its own choosing; a deque's ends need no lock. ``settle`` may be
@@ -31,10 +32,11 @@ from messaging.acknowledge import (
     AcknowledgeHandler,
     AcknowledgeType,
     DirectAcknowledgement,
+    state_lock,
 )
-from messaging.adapter import Incoming, SubscriptionSpec, Verdict
+from messaging.adapter import Incoming, SubscriptionSpec
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
-from messaging.message import AcknowledgeMessageContext, Message
+from messaging.message import Message
 from messaging.promise import Promise
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ logger = logging.getLogger(__name__)
 OnInvalid = Literal["raise", "skip", "dead_letter"]
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
+_ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
 #: pause before a dead letter that could not be published is tried again, seconds
 _DEAD_LETTER_RETRY: Final = 1.0
 
@@ -134,12 +137,17 @@ class Subscription:
         self._direct = consumption.direct
         options = spec.options
         self._capacity = options.buffer_size
+        self._prefetch = options.prefetch
         self._auto = options.auto_acknowledge
         self._ordered = options.guaranteed_ordering
         self._buffer: deque[Incoming] = deque()
         #: with autoAcknowledge, what arrived while the buffer was full: acknowledged once it moves up. Loop only.
         self._withheld: deque[Incoming] = deque()
         self._handed_out = 0
+        #: verdicts on their way to the loop: tokens to acknowledge, messages to have delivered again
+        self._acknowledged: deque[Any] = deque()
+        self._rejected: deque[Incoming] = deque()
+        self._flush_requested = False
         self._admitting = False
         self._counter = deadletter.DeliveryCounter()
         self.consumer: Consumer = _NOBODY
@@ -182,11 +190,11 @@ class Subscription:
             else:
                 withheld.popleft()
             if incoming.token is not None:
-                acknowledged.append((incoming.token, Verdict.ACKNOWLEDGE))
+                acknowledged.append(incoming.token)
             buffer.append(incoming)
         if acknowledged:
             self.counters.acknowledged += len(acknowledged)
-            self._adapter.settle(acknowledged)
+            self._adapter.acknowledge(acknowledged)
 
     def _has_ended(self) -> bool:
         return self.ended
@@ -224,7 +232,7 @@ class Subscription:
                 )  # fmt: skip
             self.counters.dropped += 1
             if dropped.token is not None and not self._auto:
-                self._adapter.settle([(dropped.token, Verdict.ACKNOWLEDGE)])
+                self._adapter.acknowledge([dropped.token])
         return policy == "drop_latest"
 
     def fail(self, error: MessagingError) -> None:
@@ -271,18 +279,37 @@ class Subscription:
 
     # --- the consumer's side
 
-    def take(self) -> Incoming | None:
-        """The next message, or ``None`` if there is none to be had now; the consumer is woken when there may be."""
-        if self.paused or self._handed_out - self.settled_count >= self.spec.options.prefetch:
-            return None
-        try:
-            incoming = self._buffer.popleft()
-        except IndexError:
-            return None
-        if self._withheld and not self._admitting:
-            self._admitting = True
-            self._connection.engine.call(self._readmit)
-        return incoming
+    def take(self) -> Message | None:
+        """The next message that enters the stream, or ``None`` if there is none to be had now.
+
+        The consumer is woken when there may be. By one thread at a time.
+
+        Raises:
+            CodecError: a message does not fit the model and ``on_invalid`` is ``raise``. It was rejected.
+        """
+        while not self.paused and self._handed_out - self.settled_count < self._prefetch:
+            try:
+                incoming = self._buffer.popleft()
+            except IndexError:
+                return None
+            if self._withheld and not self._admitting:
+                self._admitting = True
+                self._connection.engine.call(self._readmit)
+            if incoming.token is None:
+                incoming._state = AcknowledgeType.UNSUPPORTED
+            elif self._auto:
+                incoming._state = _ACKNOWLEDGED
+            else:
+                self._handed_out += 1
+                incoming._settler = self
+                incoming._state = _RECEIVED
+            message = Message(incoming.payload, incoming, self._model)
+            if (self._model is None or self._valid(message, incoming)) and (
+                self._direct is None or self._acknowledge_directly(message, incoming, self._direct)
+            ):
+                self.counters.delivered += 1
+                return message
+        return None
 
     @property
     def buffered(self) -> int:
@@ -293,9 +320,7 @@ class Subscription:
     def has_next(self) -> bool:
         """Whether :meth:`take` would return something, or the stream has ended."""
         return self.ended or (
-            bool(self._buffer)
-            and not self.paused
-            and self._handed_out - self.settled_count < self.spec.options.prefetch
+            bool(self._buffer) and not self.paused and self._handed_out - self.settled_count < self._prefetch
         )
 
     def _readmit(self) -> None:
@@ -304,56 +329,25 @@ class Subscription:
             self._admit(())
             self.consumer.wake()
 
-    def open(self, incoming: Incoming) -> Message | None:
-        """Make the message, validate it, and run direct acknowledgement (RFC 5.8.6).
-
-        Returns:
-            The message, or ``None`` if it does not enter the stream.
-
-        Raises:
-            CodecError: it does not fit the model and ``on_invalid`` is ``raise``. It was rejected.
-        """
-        context = incoming.context
-        message = Message(incoming.payload, context, self._model)
-        if incoming.token is None:
-            context._handler = AcknowledgeHandler(None, None, AcknowledgeType.UNSUPPORTED)
-        elif self._auto:
-            context._handler = AcknowledgeHandler(None, None, AcknowledgeType.ACKNOWLEDGED)
-        else:
-            self._handed_out += 1
-            context._handler = AcknowledgeHandler(self, incoming, _RECEIVED)
-        if self._model is not None and not self._valid(message, incoming):
-            return None
-        if self._direct is not None:
-            if self._direct.post is not None and context._handler._state is _RECEIVED:
-                context._handler._message = message
-            if not self._acknowledge_directly(message, context, self._direct):
-                return None
-        self.counters.delivered += 1
-        return message
-
     def _valid(self, message: Message, incoming: Incoming) -> bool:
         try:
             message.value()
         except CodecError as error:
             self.counters.invalid += 1
             if self._on_invalid == "raise":
-                incoming.context._handler.reject()
+                incoming._settle(False)
                 raise
-            logger.warning("message on %r is invalid: %s", incoming.context._channel, error)
+            logger.warning("message on %r is invalid: %s", incoming._channel, error)
             if self._on_invalid == "skip":
-                incoming.context._handler.acknowledge()
+                incoming._settle(True)
             else:
-                self._connection.engine.call(self._bury, incoming, deadletter.INVALID, incoming.context._handler)
+                self._connection.engine.call(self._bury_invalid, incoming)
             return False
         return True
 
-    def _acknowledge_directly(
-        self, message: Message, context: AcknowledgeMessageContext, direct: DirectAcknowledgement
-    ) -> bool:
-        """Filter, handler, post; whether the message enters the stream."""
-        handler = context._handler
-        channel = context._channel
+    def _acknowledge_directly(self, message: Message, incoming: Incoming, direct: DirectAcknowledgement) -> bool:
+        """Filter, handler, post (RFC 5.8.6); whether the message enters the stream."""
+        channel = incoming._channel
         enters = True
         accept = self._callback(direct.filter, AcknowledgeFilter, "filter")
         if accept is not None:
@@ -362,23 +356,20 @@ class Subscription:
             except Exception:
                 logger.exception("acknowledge filter of %r raised; the message is rejected", channel)
                 enters = False
-            if enters:
-                handler.acknowledge()
-            else:
-                handler.reject()
+            incoming._settle(enters)
         # a callable handler yields to a filter, one given by target does not: RFC 5.8.4 says both
         if direct.handle is not None and (direct.filter is None or isinstance(direct.handle, str)):
             handle = self._callback(direct.handle, AcknowledgeConsumer, "handler")
             if handle is not None:
                 try:
                     if _takes_two(handle):
-                        handle(message, handler)
+                        handle(message, AcknowledgeHandler(incoming))
                     else:
                         handle(message)
                 except Exception:
                     logger.exception("acknowledge handler of %r raised; the message is rejected", channel)
-                    handler.reject()
-        return enters and handler._state is not AcknowledgeType.REJECTED
+                    incoming._settle(False)
+        return enters and incoming._state is not AcknowledgeType.REJECTED
 
     def _callback(self, callback: str | Callable[..., Any] | None, interface: type, what: str) -> Any:
         if not isinstance(callback, str):
@@ -390,35 +381,77 @@ class Subscription:
             )
         return service
 
-    def post_acknowledge(self, message: Message) -> None:
-        """Run the post-acknowledge callback, on the thread that settled the message."""
-        post = self._callback(self._direct.post, AcknowledgeConsumer, "post") if self._direct is not None else None
+    def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
+        """Pass on a verdict, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
+        if self.ended or self._adapter.is_stale(incoming.token):
+            self._connection.engine.call(self._settled_in_vain)
+            return False
+        if acknowledged:
+            self._acknowledged.append(incoming.token)
+        else:
+            self._rejected.append(incoming)
+        if not self._flush_requested:
+            self._request_flush()
+        if self._direct is not None and self._direct.post is not None:
+            self._post_acknowledge(Message(incoming.payload, incoming, self._model), self._direct.post)
+        return True
+
+    def accept(self, message: Message) -> None:
+        """Acknowledge a message its consumer is done with, unless it was settled: the short way of ``settle``."""
+        incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
+        with state_lock:
+            if incoming._state is not _RECEIVED:
+                return
+            incoming._state = _ACKNOWLEDGED
+            incoming._settler = None
+        self._acknowledged.append(incoming.token)
+        if not self._flush_requested:
+            self._request_flush()
+
+    def refuse(self, message: Message) -> None:
+        """Reject a message its consumer failed on, unless it was settled."""
+        message._context._settle(False)  # type: ignore[attr-defined]  # an Incoming: take() made it so
+
+    def _post_acknowledge(self, message: Message, callback: str | Callable[[Message], object]) -> None:
+        post = self._callback(callback, AcknowledgeConsumer, "post")
         if post is not None:
             try:
                 post(message)
             except Exception:
                 logger.exception("post-acknowledge callback of %r raised", self.spec.channel)
 
-    def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
-        """Pass on a verdict; ``False`` if it can no longer reach the broker. From any thread."""
-        if self.ended or self._adapter.is_stale(incoming.token):
-            self._connection.engine.call(self._settled_in_vain)
-            return False
-        self._connection.settle(self, incoming, acknowledged)
-        return True
-
     def _settled_in_vain(self) -> None:
         self.settled_count += 1
         self.proceed()
 
+    def _request_flush(self) -> None:
+        self._flush_requested = True
+        self._connection.request_flush(self)
+
     # --- verdicts, on the loop
+
+    def flush(self) -> None:
+        """Pass the verdicts gathered so far to the adapter."""
+        # cleared before the queues are read: whoever appends after this line requests again
+        self._flush_requested = False
+        accepted = self._acknowledged
+        if accepted:
+            tokens = [accepted.popleft() for _ in range(len(accepted))]
+            self.settled_count += len(tokens)
+            self.counters.acknowledged += len(tokens)
+            self._adapter.acknowledge(tokens)
+        refused = self._rejected
+        for _ in range(len(refused)):
+            self.settled_count += 1
+            self._reject(refused.popleft())
+        self.proceed()
 
     def proceed(self) -> None:
         """A verdict arrived: the consumer may have waited for it."""
         if self._buffer:
             self.consumer.wake()
 
-    def rejected(self, incoming: Incoming) -> None:
+    def _reject(self, incoming: Incoming) -> None:
         """Have a rejected message delivered again, or bury it."""
         self.counters.rejected += 1
         options = self.spec.options
@@ -434,7 +467,7 @@ class Subscription:
                 self._bury(incoming, deadletter.MAX_DELIVERIES, deliveries=count)
                 return
         if self._adapter.can_reject:
-            self._adapter.settle([(incoming.token, Verdict.REJECT)])
+            self._adapter.reject([incoming.token])
         else:
             self._redeliver(incoming)
 
@@ -443,40 +476,46 @@ class Subscription:
         if self.ended:
             return
         self.counters.redelivered += 1
-        old = incoming.context
-        context = AcknowledgeMessageContext(
-            old._channel,
-            old._channel_extension,
-            old._content_type,
-            old._content_encoding,
-            old._correlation_id,
-            old._reply_to_channel,
-            MappingProxyType({**old._extensions, "redelivered": True}),
-        )
         count = incoming.delivery_count
-        again = Incoming(incoming.payload, context, incoming.token, count + 1 if count is not None else None)
+        again = Incoming(
+            incoming.payload,
+            incoming._channel or "",
+            incoming._channel_extension,
+            incoming._content_type,
+            incoming._content_encoding,
+            incoming._correlation_id,
+            incoming._reply_to_channel,
+            MappingProxyType({**incoming._extensions, "redelivered": True}),
+            incoming.token,
+            count + 1 if count is not None else None,
+        )
         if self._ordered:
             self._buffer.appendleft(again)
         else:
             self._buffer.append(again)
 
-    def _bury(
-        self, incoming: Incoming, reason: str, handler: AcknowledgeHandler | None = None, deliveries: int = 1
-    ) -> None:
+    def _bury_invalid(self, incoming: Incoming) -> None:
+        """Bury a message that was handed out and not settled yet."""
+        with state_lock:
+            if incoming._state is _RECEIVED:
+                incoming._state = _ACKNOWLEDGED
+                incoming._settler = None
+                self.settled_count += 1
+        self._bury(incoming, deadletter.INVALID)
+
+    def _bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
         """Publish to the dead-letter channel, then acknowledge: never the other way round."""
         self._counter.forget(incoming)
         channel = self.spec.options.dead_letter_channel
 
         def done() -> None:
-            if handler is not None:
-                handler.acknowledge()
-            elif incoming.token is not None:
-                self._adapter.settle([(incoming.token, Verdict.ACKNOWLEDGE)])
+            if incoming.token is not None and not self._auto:
+                self._adapter.acknowledge([incoming.token])
 
         if channel is None:
             logger.warning(
                 "message on %r is discarded (%s, %d deliveries); set deadLetterChannel to keep such messages",
-                incoming.context._channel, reason, deliveries,
+                incoming._channel, reason, deliveries,
             )  # fmt: skip
             done()
             return
@@ -500,7 +539,7 @@ class Subscription:
 
         def failed(error: MessagingError) -> None:
             # not acknowledged, so not lost; while this stream lives it is tried again
-            logger.error("dead letter of %r did not reach %r: %s", incoming.context._channel, channel, error)
+            logger.error("dead letter of %r did not reach %r: %s", incoming._channel, channel, error)
             if not self.ended and not isinstance(error, ClosedError):
                 self._connection.engine.loop.call_later(_DEAD_LETTER_RETRY, publish)
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,6 @@ from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
 from messaging.codecs import encode
 from messaging.connection import Connection
-from messaging.delivery import OnInvalid
 from messaging.engine import engine, may_block
 from messaging.errors import (
     AdapterClashError,
@@ -29,7 +28,6 @@ from messaging.errors import (
 )
 from messaging.features import Features
 from messaging.message import Message, MessageContext
-from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
@@ -44,6 +42,10 @@ from messaging.stream import MessageStream, in_observer
 from messaging.subscription import MessageSubscription
 from messaging.url import BrokerUrl, parse_url
 from messaging.workers import workers
+
+if TYPE_CHECKING:
+    from messaging.delivery import OnInvalid
+    from messaging.promise import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +283,9 @@ class Messaging:
             known = self._context(channel, {**context, "content_type": content_type}).build_context()
         return self.publisher.publish(Message(payload, known))
 
-    def subscribe(self, channel: str, model: Any = None, *, on_invalid: OnInvalid = "raise", **context: Any) -> MessageStream:
+    def subscribe(
+        self, channel: str, model: Any = None, *, on_invalid: OnInvalid = "raise", **context: Any
+    ) -> MessageStream:
         """Subscribe to ``channel``; ``context`` as in :meth:`publish`, the rest as ``MessageSubscription.subscribe``.
 
         Example:
@@ -310,8 +314,8 @@ class Messaging:
         """Close in good order and wait for it; idempotent.
 
         What was accepted for publishing is sent, for at most ``timeout`` seconds (default: the setting
-        ``close_timeout``); what is left then fails with ``ClosedError``. Streams complete. On a thread that runs an event
-        loop, or inside an observer, it does not wait: ``await aclose()`` does.
+        ``close_timeout``); what is left then fails with ``ClosedError``. Streams complete. On a thread that runs an
+        event loop, or inside an observer, it does not wait: ``await aclose()`` does.
         """
         closing = self._close(timeout)
         if may_block() and not in_observer():
@@ -362,7 +366,8 @@ def _claim_name(services: ServiceRegistry, name: str) -> None:
         taken = _names.setdefault(services, set())
         if name in taken:
             raise DuplicateNameError(
-                f"another instance in this service registry has the osgi.messaging.name {name!r}; give each its own name="
+                f"another instance in this service registry has the osgi.messaging.name {name!r}; "
+                f"give each its own name="
             )
         taken.add(name)
 

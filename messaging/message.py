@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 if TYPE_CHECKING:
-    from messaging.acknowledge import AcknowledgeHandler, AcknowledgeType, DirectAcknowledgement
+    from messaging.acknowledge import DirectAcknowledgement
 
 T = TypeVar("T")
 
@@ -123,24 +123,6 @@ class MessageContext:
             # headers may carry tokens of the application: names only
             shown.append(f"extensions=<{', '.join(sorted(self._extensions))}>")
         return f"{type(self).__name__}({', '.join(shown)})"
-
-
-class AcknowledgeMessageContext(MessageContext):
-    """The context of a received message (RFC 5.8.5): knows whether it was acknowledged, and can do it."""
-
-    __slots__ = ("_handler",)
-
-    _handler: AcknowledgeHandler
-
-    @property
-    def acknowledge_state(self) -> AcknowledgeType:
-        """The state now; another thread may change it."""
-        return self._handler.state
-
-    @property
-    def acknowledge_handler(self) -> AcknowledgeHandler:
-        """Acknowledges or rejects; the same object every time."""
-        return self._handler
 
 
 class Message:

@@ -49,11 +49,32 @@ _PLAN_CACHE: Final = 4096
 _RUN_ID: Final = secrets.token_hex(8)
 
 
-class Publication(Promise[None]):
-    """A message on its way out, and the promise of its outcome: the core's ``adapter.Outgoing``.
+class PublishPromise(Promise[None]):
+    """The promise of a publish. Does not keep the payload alive."""
 
-    One object for both, because one is made for every message published. Settled on the engine's loop only.
-    """
+    context: MessageContext
+
+    @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"publish to {self.context._channel!r}"
+
+
+class Publication:
+    """A message on its way out: the core's ``adapter.Outgoing``. Settled on the engine's loop only."""
+
+    __slots__ = (
+        "context",
+        "deadline",
+        "is_waiting",
+        "options",
+        "outbox",
+        "payload",
+        "promise",
+        "sequence",
+        "settled",
+        "was_sent",
+    )
 
     def __init__(
         self, outbox: Outbox, payload: bytes, context: MessageContext, options: PublishOptions, deadline: float
@@ -64,45 +85,40 @@ class Publication(Promise[None]):
         self.options = options
         #: monotonic seconds
         self.deadline = deadline
-        #: position in the outbox; orders what has to be sent again
+        self.promise = promise = PublishPromise()
+        promise.context = context
+        #: position in the outbox, set by it; orders what has to be sent again
         self.sequence = 0
-        self.size = len(payload)
-
-    #: confirmed or failed; what the adapter goes by
-    settled = False
-    #: whether a confirm is awaited, so that a loss leaves the outcome open
-    was_sent = False
-    #: in the outbox, rather than with the adapter
-    is_waiting = True
+        #: confirmed or failed; what the adapter goes by
+        self.settled = False
+        #: whether a confirm is awaited, so that a loss leaves the outcome open
+        self.was_sent = False
+        #: in the outbox, rather than with the adapter
+        self.is_waiting = True
 
     @property
     def message_id(self) -> str:
         """Stable across retries, unique across instances and processes."""
         return f"{_RUN_ID}-{self.outbox.number:x}-{self.sequence:x}"
 
-    @property
-    def what(self) -> str:
-        return f"publish to {self.context._channel!r}"
-
     def sent(self) -> None:
+        """See ``adapter.Outgoing``."""
         self.was_sent = True
 
     def confirm(self) -> None:
+        """See ``adapter.Outgoing``."""
         if not self.settled:
             self.settled = True
-            self.outbox._settled(self)
-            self.outbox.published += 1
-            self.resolve(None)
+            self.outbox.confirmed(self)
+            self.promise.resolve(None)
 
     def fail(self, error: MessagingError) -> None:
-        if self.settled:
-            return
-        if isinstance(error, ConnectionLostError) and self.outbox._retry(self):
+        """See ``adapter.Outgoing``."""
+        if self.settled or (isinstance(error, ConnectionLostError) and self.outbox.retry(self)):
             return
         self.settled = True
-        self.outbox._settled(self)
-        self.outbox.failed += 1
-        self.reject(error)
+        self.outbox.failed_one(self)
+        self.promise.reject(error)
 
 
 class Outbox:
@@ -125,6 +141,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._blocked_publishers = 0
+        self._room_step = max(1, max_messages // 8)
         self._closed = False
         self._accepted = self._accepted_bytes = 0
         self._waiting: deque[Publication] = deque()
@@ -158,13 +175,13 @@ class Outbox:
         with self._lock:
             if (
                 self._accepted - self._settled_messages >= self._max_messages
-                or self._accepted_bytes - self._settled_bytes + entry.size > self._max_bytes
+                or self._accepted_bytes - self._settled_bytes + len(entry.payload) > self._max_bytes
             ):
                 self._await_room(entry)
             if self._closed:
-                raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
+                raise ClosedError(f"{entry.promise.what}: the instance {self._adapter.name!r} is closed")
             self._accepted = entry.sequence = self._accepted + 1
-            self._accepted_bytes += entry.size
+            self._accepted_bytes += len(entry.payload)
             if queue:
                 self._waiting.append(entry)
         if not self._signalled:
@@ -177,7 +194,7 @@ class Outbox:
                 self._accepted - self._settled_messages < self._max_messages
                 # a message larger than the whole bound goes through alone
                 and (
-                    self._accepted_bytes - self._settled_bytes + entry.size <= self._max_bytes
+                    self._accepted_bytes - self._settled_bytes + len(entry.payload) <= self._max_bytes
                     or self._accepted == self._settled_messages
                 )
             )
@@ -188,9 +205,10 @@ class Outbox:
         try:
             wait = entry.deadline - time.monotonic() if may_block() else 0.0
             if wait <= 0 or not self._room.wait_for(has_room, wait):
+                waiting = self._accepted_bytes - self._settled_bytes
                 raise OutboxFullError(
-                    f"{entry.what}: {self.pending} messages ({self._accepted_bytes - self._settled_bytes} bytes) wait "
-                    f"to be published already; await earlier promises first, or raise outbox_size or outbox_bytes"
+                    f"{entry.promise.what}: {self.pending} messages ({waiting} bytes) wait to be published already; "
+                    f"await earlier promises first, or raise outbox_size or outbox_bytes"
                 )
         finally:
             self._blocked_publishers -= 1
@@ -237,10 +255,11 @@ class Outbox:
         for entry in [*self._outstanding()]:
             if entry.was_sent:
                 self._settle(
-                    entry, OutcomeUnknownError(f"{entry.what}: the instance was closed before the broker confirmed")
+                    entry,
+                    OutcomeUnknownError(f"{entry.promise.what}: the instance was closed before the broker confirmed"),
                 )
             else:
-                self._settle(entry, ClosedError(f"{entry.what}: the instance was closed before it was sent"))
+                self._settle(entry, ClosedError(f"{entry.promise.what}: the instance was closed before it was sent"))
         self._waiting.clear()
         self._in_flight.clear()
         self._again.clear()
@@ -295,14 +314,23 @@ class Outbox:
             if not entry.settled and not entry.is_waiting:
                 entry.fail(error)
 
+    def confirmed(self, entry: Publication) -> None:
+        """Count ``entry`` as published; called by it, once."""
+        self.published += 1
+        self._settled(entry)
+
+    def failed_one(self, entry: Publication) -> None:
+        """Count ``entry`` as failed; called by it, once."""
+        self.failed += 1
+        self._settled(entry)
+
     def _settled(self, entry: Publication) -> None:
-        """Count ``entry`` as settled; called by it, once."""
         self._settled_messages += 1
-        self._settled_bytes += entry.size
-        entry.payload = b""  # whoever keeps the promise does not keep the payload
-        if entry.sequence in self._in_flight:
-            del self._in_flight[entry.sequence]
-        if self._blocked_publishers and self._settled_messages % 64 == 0:
+        self._settled_bytes += len(entry.payload)
+        if self._in_flight:
+            self._in_flight.pop(entry.sequence, None)
+        # publishers that wait are woken for a good many messages at once, not for each
+        if self._blocked_publishers and self._settled_messages % self._room_step == 0:
             self._offer_room()
         if self._drained is not None and not self.pending and not self._drained.done():
             self._drained.set_result(None)
@@ -314,11 +342,10 @@ class Outbox:
     def _settle(self, entry: Publication, error: MessagingError) -> None:
         if not entry.settled:
             entry.settled = True
-            self._settled(entry)
-            self.failed += 1
-            entry.reject(error)
+            self.failed_one(entry)
+            entry.promise.reject(error)
 
-    def _retry(self, entry: Publication) -> bool:
+    def retry(self, entry: Publication) -> bool:
         """Keep ``entry`` to be sent again after reconnecting; ``False`` if that is not to be."""
         if self._closed:
             return False
@@ -370,11 +397,13 @@ class Outbox:
             elif entry.was_sent:
                 self._settle(
                     entry,
-                    OutcomeUnknownError(f"{entry.what}: sent, but not confirmed before its deadline; it may arrive"),
+                    OutcomeUnknownError(
+                        f"{entry.promise.what}: sent, but not confirmed before its deadline; it may arrive"
+                    ),
                 )
             else:
                 state = "no connection" if not self._connected else "the broker takes no more messages"
-                self._settle(entry, DeadlineError(f"{entry.what}: not sent before its deadline: {state}"))
+                self._settle(entry, DeadlineError(f"{entry.promise.what}: not sent before its deadline: {state}"))
         while self._waiting and self._waiting[0].settled:
             self._waiting.popleft()
         self._again = [entry for entry in self._again if not entry.settled]
@@ -428,7 +457,7 @@ class MessagePublisher:
             raise ArgumentError(f"publish takes a Message, not {type(message).__name__}") from None
         if channel_or_context is not None:
             context = self._override(context, channel_or_context)
-        plan = context._plan
+        plan = getattr(context, "_plan", None)
         options: PublishOptions = plan[1] if plan is not None and plan[0] is self else self._compile(context)
         limit = self._adapter.max_message_size
         if limit is not None and len(payload) > limit:
@@ -443,7 +472,7 @@ class MessagePublisher:
             self._set_will(publication)
         else:
             self._outbox.put(publication)
-        return publication
+        return publication.promise
 
     @staticmethod
     def _override(context: MessageContext, override: str | MessageContext) -> MessageContext:

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from messaging.delivery import StreamCounters, Subscription
-
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.delivery import StreamCounters, Subscription
     from messaging.services import ServiceReference
 
 

@@ -11,14 +11,16 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from messaging.errors import InvalidOptionError
 from messaging.extensions import MAX_PREFETCH, Overflow
-from messaging.url import BrokerUrl
+
+if TYPE_CHECKING:
+    from messaging.url import BrokerUrl
 
 ENVIRONMENT_PREFIX: Final = "MESSAGING_"
 URL_VARIABLE: Final = "MESSAGING_URL"
@@ -40,13 +42,15 @@ class Settings(BaseSettings):
     )
     username: str | None = Field(None, description="user name, if the URL has none")
     password: SecretStr | None = Field(None, description="password, if the URL has none")
-    timeout: Seconds = Field(30.0, description="deadline of a publish or request: waiting, sending and confirm, seconds")
+    timeout: Seconds = Field(
+        30.0, description="deadline of a publish or request: waiting, sending and confirm, seconds"
+    )
     connect_timeout: Seconds = Field(10.0, description="deadline of one attempt to connect, seconds")
     close_timeout: Seconds = Field(5.0, description="how long closing may wait for what was accepted, seconds")
     retry_connect: bool = Field(False, description="keep trying if the first attempt to connect fails")
     reconnect_min: Seconds = Field(0.1, description="shortest delay before reconnecting, seconds")
     reconnect_max: Seconds = Field(30.0, description="longest delay before reconnecting, seconds")
-    outbox_size: int = Field(65_536, ge=1, description="messages that may wait to be published or confirmed")
+    outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")
     outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
     buffer_size: int = Field(1024, ge=1, description="messages a stream buffers unless its context says otherwise")
     prefetch: int | None = Field(
@@ -64,6 +68,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The order of precedence; see the module."""
         return init_settings, env_settings, _SecretFiles(settings_cls)
 
 

@@ -5,13 +5,13 @@ It is a ``reactivex.Observable[Message]``, an iterator, an async iterator, and a
 **When it emits, completes and errors.** The subscription starts at once; messages wait in the bounded buffer until
 somebody consumes them. It emits each message once, in arrival order, one at a time. It completes when it is closed or
 disposed, or when the instance is closed; messages still in the buffer are then released to the broker, not emitted.
-It errors when the broker refuses or ends the subscription, when the overflow policy is ``fail``, when a message does not
-fit the model and ``on_invalid`` is ``raise``, or when the observer raises. A lost connection is none of these: the stream
-goes on after reconnecting.
+It errors when the broker refuses or ends the subscription, when the overflow policy is ``fail``, when a message does
+not fit the model and ``on_invalid`` is ``raise``, or when the observer raises. A lost connection is none of these: the
+stream goes on after reconnecting.
 
 **Acknowledgement** (unless the context says otherwise): a message is acknowledged when the observer returned, rejected
-when it raised. An iterator acknowledges a message when the next one is asked for, or when the stream is closed; leaving
-the ``with`` block by an exception rejects it.
+when it raised. An iterator acknowledges a message when the next one is asked for, or when the stream is closed;
+leaving the ``with`` block by an exception rejects it.
 
 **Threads.** Observers run on worker threads, one message of a stream at a time; two streams never wait for each other.
 Iterators run where they are called.
@@ -29,15 +29,14 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.acknowledge import AcknowledgeType
 from messaging.engine import mailbox, may_block, wait_for
 from messaging.errors import ClosedError, CodecError, DeadlineError, MessagingError, StreamConsumedError
-from messaging.message import AcknowledgeMessageContext, Message
+from messaging.message import Message
 from messaging.promise import Promise
 from messaging.workers import workers
 
@@ -46,10 +45,6 @@ if TYPE_CHECKING:
     from messaging.delivery import StreamCounters, Subscription
 
 logger = logging.getLogger(__name__)
-
-
-def _handler(message: Message) -> Any:
-    return cast(AcknowledgeMessageContext, message._context)._handler
 
 
 class _Push(rx.DisposableBase):
@@ -109,30 +104,27 @@ class _Push(rx.DisposableBase):
 
     def _consume(self, subscription: Subscription) -> None:
         on_next = self._on_next
-        automatic = not subscription.manual
+        take = subscription.take
+        accept = _ignore if subscription.manual else subscription.accept
         while not (self._stopping or subscription.ended):
-            incoming = subscription.take()
-            if incoming is None:
-                return
             try:
-                message = subscription.open(incoming)
+                message = take()
             except CodecError as error:
                 self._finish(error, notify=True)
                 return
             if message is None:
-                continue
+                return
             try:
                 on_next(message)
             except BaseException as error:  # noqa: BLE001  # whatever an observer raises ends this stream only
-                if automatic:
-                    _handler(message).reject()
+                if not subscription.manual:
+                    subscription.refuse(message)
                 self._observer_raised(error)
                 return
-            if automatic:
-                if self._in_error:
-                    _handler(message).reject()
-                else:
-                    _handler(message).acknowledge()
+            if self._in_error and not subscription.manual:
+                subscription.refuse(message)
+            else:
+                accept(message)
 
     def _observer_raised(self, error: BaseException) -> None:
         channel = self.subscription.spec.channel
@@ -194,7 +186,7 @@ def _remove(connection: Connection, subscription: Subscription) -> Promise[None]
     return connection.engine.run(connection.remove(subscription), f"unsubscribing from {subscription.spec.channel!r}")
 
 
-class _Ended(Exception):
+class _EndedError(Exception):
     """The stream is complete: how a pull says it to whichever iterator asked."""
 
 
@@ -220,12 +212,10 @@ class _Pull:
         """Settle the message handed out last."""
         message, self._in_hand = self._in_hand, None
         if message is not None and not self.subscription.manual:
-            handler = _handler(message)
-            if handler._state is AcknowledgeType.RECEIVED:
-                if failed:
-                    handler.reject()
-                else:
-                    handler.acknowledge()
+            if failed:
+                self.subscription.refuse(message)
+            else:
+                self.subscription.accept(message)
 
     def _claim(self) -> None:
         if not self._busy.acquire(blocking=False):
@@ -236,24 +226,19 @@ class _Pull:
 
     def _take(self) -> Message | None:
         subscription = self.subscription
-        while not subscription.ended:
-            incoming = subscription.take()
-            if incoming is None:
-                return None
-            try:
-                message = subscription.open(incoming)
-            except CodecError as error:
-                self._connection.engine.call(subscription.fail, error)
-                raise
-            if message is not None:
-                self._in_hand = message
-                return message
-        if subscription.error is not None:
-            raise subscription.error
-        raise _Ended
+        if subscription.ended:
+            if subscription.error is not None:
+                raise subscription.error
+            raise _EndedError
+        try:
+            message = self._in_hand = subscription.take()
+        except CodecError as error:
+            self._connection.engine.call(subscription.fail, error)
+            raise
+        return message
 
     def next(self, timeout: float | None) -> Message:
-        """The next message; raises ``_Ended``, or ``DeadlineError`` after ``timeout`` seconds."""
+        """The next message; raises ``_EndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
         self._claim()
         try:
             self.settle()
@@ -272,7 +257,7 @@ class _Pull:
             self._busy.release()
 
     async def anext(self) -> Message:
-        """The next message; raises ``_Ended``. Cancelling loses none."""
+        """The next message; raises ``_EndedError``. Cancelling loses none."""
         self._claim()
         try:
             self.settle()
@@ -385,7 +370,7 @@ class MessageStream(Observable[Message]):
     def __next__(self) -> Message:
         try:
             return self._puller().next(None)
-        except (_Ended, ClosedError):
+        except (_EndedError, ClosedError):
             raise StopIteration from None
 
     def __aiter__(self) -> Self:
@@ -394,7 +379,7 @@ class MessageStream(Observable[Message]):
     async def __anext__(self) -> Message:
         try:
             return await self._puller().anext()
-        except (_Ended, ClosedError):
+        except (_EndedError, ClosedError):
             raise StopAsyncIteration from None
 
     def receive(self, timeout: float | None = None) -> Message:
@@ -406,7 +391,7 @@ class MessageStream(Observable[Message]):
         """
         try:
             return self._puller().next(timeout)
-        except _Ended:
+        except _EndedError:
             raise ClosedError(f"the stream of {self._primary.spec.channel!r} has ended") from None
 
     # --- flow
@@ -497,7 +482,7 @@ def _nothing() -> None:
 
 
 def _ignore(_: Message) -> None:
-    """The observer of a stream subscribed without one."""
+    """Do nothing: the observer of a stream subscribed without one, and the acknowledgement left to the consumer."""
 
 
 def _abandoned(connection: Connection, subscription: Subscription) -> None:

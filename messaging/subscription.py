@@ -42,8 +42,8 @@ class MessageSubscription:
                 ``AcknowledgeMessageContextBuilder`` also says how messages are acknowledged.
             model: what ``Message.value()`` of each message is validated against before it is emitted.
             on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the
-                ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends its
-                original bytes to the dead-letter channel.
+                ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends
+                its original bytes to the dead-letter channel.
 
         Returns:
             The stream; its broker subscription is under way: see ``MessageStream.ready``. Until it is there, and
@@ -63,7 +63,9 @@ class MessageSubscription:
         if on_invalid not in ("raise", "skip", "dead_letter"):
             raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
         if on_invalid == "dead_letter" and spec.options.dead_letter_channel is None:
-            raise ArgumentError("on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel")
+            raise ArgumentError(
+                "on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel"
+            )
         if self._connection.state == "closed":
             raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
         consumption = Consumption(model, on_invalid, context._acknowledgement)

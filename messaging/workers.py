@@ -55,7 +55,7 @@ class Workers:
             if job is not None:
                 try:
                     job()
-                except BaseException:  # noqa: BLE001  # a job guards its user code itself: this is a defect
+                except BaseException:  # a job guards its user code itself: this is a defect
                     logger.exception("worker job failed")
                 job = None
             self._idle.append(worker)

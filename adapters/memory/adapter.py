@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
 
-from adapters.memory.broker import Broker, Client, Consumer, Queue, Stored, join
-from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec, Verdict
+from adapters.memory.broker import Broker, Client, Consumer, Queue, join
+from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import ConfigurationError, ConnectionLostError, MessagingError, PublishRefusedError
-from messaging.extensions import PublishOptions
 from messaging.features import Features
-from messaging.message import MessageContext
 from messaging.settings import Settings
-from messaging.url import BrokerUrl
+
+if TYPE_CHECKING:
+    from messaging.url import BrokerUrl
 
 _FEATURES: Final = frozenset(
     {
@@ -125,17 +125,15 @@ class MemoryAdapter(Adapter):
         broker = self._connected().broker
         touched: set[Queue] = set()
         for outgoing in batch:
-            if outgoing.settled:
-                continue
             context = outgoing.context
             options = outgoing.options
             queues = broker.route(context)
             for queue in queues:
-                if queue.is_full:
+                if queue.is_full():
                     for each in touched:
                         each.dispatch()
                     await queue.wait_for_room()
-            if outgoing.settled:  # its deadline passed while the queue was full
+            if outgoing.settled:  # its deadline passed, here or in the outbox
                 continue
             if self._client is None:
                 outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
@@ -148,18 +146,14 @@ class MemoryAdapter(Adapter):
                     )
                 )
                 continue
-            stored = Stored(outgoing.payload, context, options)
-            for queue in queues:
-                queue.push((stored, False, 0))
-                touched.add(queue)
-            if options.retain:
-                broker.retain(stored)
+            broker.publish(outgoing, queues)
+            touched.update(queues)
             outgoing.confirm()
         for queue in touched:
             queue.dispatch()
 
     async def set_will(self, will: Outgoing) -> None:
-        self._connected().will = Stored(will.payload, will.context, will.options)
+        self._connected().will = will
         will.confirm()
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
@@ -174,17 +168,20 @@ class MemoryAdapter(Adapter):
             client.consumers.discard(handle)
             client.broker.unsubscribe(handle)
 
-    def settle(self, settlements: Sequence[tuple[Any, Verdict]]) -> None:
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
         touched = set()
-        client = self._client
-        if client is None:
-            return
-        settle = client.broker.settle
-        for (consumer, tag), verdict in settlements:
-            if settle(consumer, tag, verdict):
+        for consumer, tag in tokens:
+            if consumer.unsettled.pop(tag, None) is not None:
                 touched.add(consumer.queue)
         for queue in touched:
             queue.dispatch()
+
+    def reject(self, tokens: Sequence[Any]) -> None:
+        for consumer, tag in tokens:
+            entry = consumer.unsettled.pop(tag, None)
+            if entry is not None:
+                consumer.queue.push_back([entry._replace(deliveries=entry.deliveries + 1)])
+                consumer.queue.dispatch()
 
     def is_stale(self, token: Any) -> bool:
         closed: bool = token[0].closed

@@ -14,16 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging import channels
-from messaging.adapter import Incoming, Sink, SubscriptionSpec, Verdict
+from messaging.adapter import Incoming, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import SubscriptionRefusedError
 from messaging.features import Features
-from messaging.message import AcknowledgeMessageContext, MessageContext
 
 if TYPE_CHECKING:
-    from messaging.extensions import PublishOptions
+    from messaging.message import MessageContext
 
 #: routes remembered; more distinct channels than this are matched again
 _ROUTE_CACHE: Final = 4096
@@ -32,49 +31,59 @@ _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-class Stored:
-    """A published message. Shared by all queues it is in."""
+class Entry(NamedTuple):
+    """A message in a queue."""
 
-    __slots__ = ("context", "expires", "options", "payload", "priority")
+    message: Outgoing
+    #: a retained copy, rather than one published now
+    retained: bool = False
+    #: how often it was delivered
+    deliveries: int = 0
+    #: monotonic seconds, or ``None``
+    expires: float | None = None
 
-    def __init__(self, payload: bytes, context: MessageContext, options: PublishOptions) -> None:
-        self.payload = payload
-        self.context = context
-        self.options = options
-        self.priority = options.priority or 0
-        #: monotonic seconds, or ``None``
-        self.expires = None if options.time_to_live is None else time.monotonic() + options.time_to_live
-
+    @property
     def is_expired(self) -> bool:
+        """Whether its time-to-live has passed."""
         return self.expires is not None and time.monotonic() >= self.expires
 
-    def extensions(self, qos: str, *, retained: bool, redelivered: bool) -> Mapping[str, Any]:
-        """What a receiver is told beside the standard values."""
-        options = self.options
-        if not (retained or redelivered or options.headers or self.expires or options.priority):
-            return _PLAIN[qos]
-        told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
-        if retained:
-            told[Features.EXTENSION_RETAIN] = True
-        if redelivered:
-            told["redelivered"] = True
-        if options.headers:
-            told[Features.EXTENSION_HEADERS] = options.headers
-        if options.priority is not None:
-            told[Features.EXTENSION_PRIORITY] = options.priority
-        if self.expires is not None:
-            told[Features.EXTENSION_TIME_TO_LIVE] = max(self.expires - time.monotonic(), 0.001)
-        return MappingProxyType(told)
+    @property
+    def priority(self) -> int:
+        """0 if it has none."""
+        return self.message.options.priority or 0
 
 
-#: a message in a queue: what was published, whether it is a retained copy, how often it was delivered
-_Entry = tuple[Stored, bool, int]
+def entry(message: Outgoing) -> Entry:
+    """The entry of a message published now."""
+    ttl = message.options.time_to_live
+    return Entry(message, False, 0, None if ttl is None else time.monotonic() + ttl)
+
+
+def _extensions(
+    message: Outgoing, qos: str, retained: bool, deliveries: int, expires: float | None
+) -> Mapping[str, Any]:
+    """What a receiver is told beside the standard values."""
+    options = message.options
+    if not (retained or deliveries or options.headers or expires or options.priority is not None):
+        return _PLAIN[qos]
+    told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
+    if retained:
+        told[Features.EXTENSION_RETAIN] = True
+    if deliveries:
+        told["redelivered"] = True
+    if options.headers:
+        told[Features.EXTENSION_HEADERS] = options.headers
+    if options.priority is not None:
+        told[Features.EXTENSION_PRIORITY] = options.priority
+    if expires is not None:
+        told[Features.EXTENSION_TIME_TO_LIVE] = max(expires - time.monotonic(), 0.001)
+    return MappingProxyType(told)
 
 
 class Consumer:
     """One subscription's end of a queue, with the credit its stream has."""
 
-    __slots__ = ("_next_tag", "batch", "closed", "credit", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
+    __slots__ = ("_next_tag", "batch", "closed", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
 
     def __init__(self, queue: Queue, sink: Sink, prefetch: int, max_qos: str) -> None:
         self.queue = queue
@@ -83,19 +92,21 @@ class Consumer:
         self.max_qos = max_qos
         self.paused = False
         self.closed = False
-        self.unsettled: dict[int, _Entry] = {}
+        self.unsettled: dict[int, Entry] = {}
         self.batch: list[Incoming] = []
         self._next_tag = 0
 
     def can_take(self) -> bool:
+        """Whether the stream has credit for another delivery."""
         return len(self.unsettled) < self.prefetch and not self.paused
 
-    def take(self, entry: _Entry) -> None:
-        stored, retained, count = entry
-        qos = stored.options.qos
+    def take(self, entry: Entry) -> None:
+        """Put a delivery into the batch; :meth:`flush` hands it over."""
+        message, retained, deliveries, expires = entry
+        context = message.context
+        qos = message.options.qos
         if qos > self.max_qos:
             qos = self.max_qos
-        context = stored.context
         token = None
         if qos != "0":
             self._next_tag = tag = self._next_tag + 1
@@ -103,22 +114,21 @@ class Consumer:
             token = (self, tag)
         self.batch.append(
             Incoming(
-                stored.payload,
-                AcknowledgeMessageContext(
-                    context._channel,
-                    context._channel_extension,
-                    context._content_type,
-                    context._content_encoding,
-                    context._correlation_id,
-                    context._reply_to_channel,
-                    stored.extensions(qos, retained=retained, redelivered=count > 0),
-                ),
+                message.payload,
+                context._channel or "",
+                context._channel_extension,
+                context._content_type,
+                context._content_encoding,
+                context._correlation_id,
+                context._reply_to_channel,
+                _extensions(message, qos, retained, deliveries, expires),
                 token,
-                count + 1,
+                deliveries + 1,
             )
         )
 
     def flush(self) -> None:
+        """Hand the batch to the sink."""
         if self.batch:
             batch, self.batch = self.batch, []
             self.sink.deliver(batch)
@@ -133,7 +143,7 @@ class Queue:
         self.max_length = max_length
         self.consumers: deque[Consumer] = deque()
         self.patterns: dict[tuple[str, str | None], Callable[[MessageContext], bool]] = {}
-        self._ready: dict[int, deque[_Entry]] = {0: deque()}
+        self._ready: dict[int, deque[Entry]] = {0: deque()}
         self._length = 0
         self._room: asyncio.Event | None = None
 
@@ -141,28 +151,32 @@ class Queue:
         return self._length
 
     def bind(self, channel: str, extension: str | None) -> None:
+        """Have messages of this pattern put into the queue."""
         self.patterns[channel, extension] = _binding(channel, extension)
 
     def matches(self, context: MessageContext) -> bool:
+        """Whether a message is to be put into the queue."""
         return any(matches(context) for matches in self.patterns.values())
 
     # --- filling
 
-    @property
     def is_full(self) -> bool:
+        """Whether publishers have to wait."""
         return self._length >= self.max_length
 
     async def wait_for_room(self) -> None:
-        while self.is_full:
+        """Wait while the queue is full; forever, if nobody consumes: the core watches the deadlines."""
+        while self.is_full():
             self._drop_expired()
-            if not self.is_full:
+            if not self.is_full():
                 return
             if self._room is None:
                 self._room = asyncio.Event()
             await self._room.wait()
 
-    def push(self, entry: _Entry) -> None:
-        priority = entry[0].priority
+    def push(self, entry: Entry) -> None:
+        """Append a message; :meth:`dispatch` hands it out."""
+        priority = entry[0].options.priority or 0
         ready = self._ready.get(priority)
         if ready is None:
             ready = deque()
@@ -171,15 +185,15 @@ class Queue:
         ready.append(entry)
         self._length += 1
 
-    def push_back(self, entries: list[_Entry]) -> None:
+    def push_back(self, entries: list[Entry]) -> None:
         """Put undelivered messages back to where they came from: the front."""
         for entry in reversed(entries):
-            self._ready[entry[0].priority].appendleft(entry)
+            self._ready[entry.priority].appendleft(entry)
         self._length += len(entries)
 
     def _drop_expired(self) -> None:
         for priority, ready in self._ready.items():
-            self._ready[priority] = deque(entry for entry in ready if not entry[0].is_expired())
+            self._ready[priority] = deque(entry for entry in ready if not entry.is_expired)
         self._length = sum(map(len, self._ready.values()))
 
     def purge(self) -> None:
@@ -193,34 +207,39 @@ class Queue:
 
     def dispatch(self) -> None:
         """Hand out what the consumers have credit for, in turns."""
+        consumers = self.consumers
         while self._length:
-            consumer = self._next_consumer()
-            if consumer is None:
+            for _ in range(len(consumers)):
+                consumer = consumers[0]
+                consumers.rotate(-1)
+                if consumer.can_take():
+                    break
+            else:
                 break
             entry = self._pop()
-            if entry is not None:
+            if not entry.is_expired:
                 consumer.take(entry)
-        for consumer in self.consumers:
+        for consumer in consumers:
             consumer.flush()
-        if self._room is not None and not self.is_full:
+        if self._room is not None and not self.is_full():
             self._announce_room()
 
-    def _next_consumer(self) -> Consumer | None:
-        consumers = self.consumers
-        for _ in range(len(consumers)):
-            consumer = consumers[0]
-            consumers.rotate(-1)
-            if consumer.can_take():
-                return consumer
-        return None
+    def hand_over(self, entry: Entry) -> bool:
+        """Give a message straight to the only consumer, if nothing is ahead of it; the usual case, so a short one.
 
-    def _pop(self) -> _Entry | None:
-        for ready in self._ready.values():
-            if ready:
-                entry = ready.popleft()
-                self._length -= 1
-                return None if entry[0].expires is not None and entry[0].is_expired() else entry
-        return None
+        The caller must :meth:`dispatch` afterwards.
+        """
+        if self._length or len(self.consumers) != 1:
+            return False
+        consumer = self.consumers[0]
+        if len(consumer.unsettled) >= consumer.prefetch or consumer.paused:
+            return False
+        consumer.take(entry)
+        return True
+
+    def _pop(self) -> Entry:
+        self._length -= 1
+        return next(ready for ready in self._ready.values() if ready).popleft()
 
     def _announce_room(self) -> None:
         room, self._room = self._room, None
@@ -237,7 +256,7 @@ class Broker:
         self.clients: dict[str, Client] = {}
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
-        self._retained: dict[str, Stored] = {}
+        self._retained: dict[str, Entry] = {}
         self._routes: dict[tuple[str | None, str | None], tuple[Queue, ...]] = {}
 
     # --- clients
@@ -280,17 +299,17 @@ class Broker:
         consumer = Consumer(queue, sink, options.prefetch, options.qos)
         queue.consumers.append(consumer)
         if queue.name is None:
-            for stored in self._retained_for(queue):
-                queue.push((stored, True, 0))
+            for retained in self._retained_for(queue):
+                queue.push(retained._replace(retained=True))
         queue.dispatch()
         return consumer
 
-    def _retained_for(self, queue: Queue) -> Iterator[Stored]:
-        for channel, stored in [*self._retained.items()]:
-            if stored.is_expired():
+    def _retained_for(self, queue: Queue) -> Iterator[Entry]:
+        for channel, entry in [*self._retained.items()]:
+            if entry.is_expired:
                 del self._retained[channel]
-            elif queue.matches(stored.context):
-                yield stored
+            elif queue.matches(entry.message.context):
+                yield entry
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """Detach a consumer; what it did not settle goes back to the queue's front."""
@@ -299,7 +318,7 @@ class Broker:
         consumer.closed = True
         queue = consumer.queue
         queue.consumers.remove(consumer)
-        entries = [(stored, retained, count + 1) for stored, retained, count in consumer.unsettled.values()]
+        entries = [entry._replace(deliveries=entry.deliveries + 1) for entry in consumer.unsettled.values()]
         consumer.unsettled.clear()
         if queue.name is None:
             self._private.discard(queue)
@@ -308,16 +327,6 @@ class Broker:
         else:
             queue.push_back(entries)
             queue.dispatch()
-
-    def settle(self, consumer: Consumer, tag: int, verdict: Verdict) -> bool:
-        """Settle one delivery; whether the queue may have something to dispatch."""
-        entry = consumer.unsettled.pop(tag, None)
-        if entry is None:
-            return False
-        if verdict is Verdict.REJECT:
-            stored, retained, count = entry
-            consumer.queue.push_back([(stored, retained, count + 1)])
-        return consumer.queue._length > 0
 
     # --- publishing
 
@@ -332,23 +341,22 @@ class Broker:
             self._routes[key] = found
         return found
 
-    def retain(self, stored: Stored) -> None:
+    def retain(self, entry: Entry) -> None:
         """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
-        channel = stored.context._channel
-        if channel is None:
-            return
-        if stored.payload:
-            self._retained[channel] = stored
+        channel = entry.message.context._channel or ""
+        if entry.message.payload:
+            self._retained[channel] = entry
         else:
             self._retained.pop(channel, None)
 
-    def publish_now(self, stored: Stored) -> None:
-        """Publish without waiting for room: for wills, whose publisher is gone."""
-        if stored.options.retain:
+    def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
+        """Put a message into ``queues``; the caller dispatches them."""
+        stored = entry(message)
+        if message.options.retain:
             self.retain(stored)
-        for queue in self.route(stored.context):
-            queue.push((stored, False, 0))
-            queue.dispatch()
+        for queue in queues:
+            if not queue.hand_over(stored):
+                queue.push(stored)
 
 
 class Client:
@@ -358,7 +366,7 @@ class Client:
         self.name = name
         self.broker = broker
         self.consumers: set[Consumer] = set()
-        self.will: Stored | None = None
+        self.will: Outgoing | None = None
         self._lost = lost
 
     def leave(self) -> None:
@@ -376,7 +384,11 @@ class Client:
             broker.unsubscribe(consumer)
         self.consumers.clear()
         if will is not None:
-            broker.publish_now(will)
+            # nobody is left to wait for room
+            queues = broker.route(will.context)
+            broker.publish(will, queues)
+            for queue in queues:
+                queue.dispatch()
         self._lost()
 
 

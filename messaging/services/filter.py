@@ -37,7 +37,7 @@ from enum import Enum
 from functools import lru_cache
 from numbers import Integral, Real
 from operator import eq, ge, le
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from messaging.errors import InvalidFilterError
@@ -57,6 +57,8 @@ _Test: TypeAlias = Callable[[Any], bool]
 _SPECIAL: Final = frozenset("\\*()")
 _NAME_ENDS: Final = frozenset("=~<>()")
 _OPERATORS: Final = ("~=", ">=", "<=", "=")
+#: what is one value and not a collection of values: sequences that are none, and the usual ones, as that is quicker
+_ONE_VALUE: Final = (str, int, float, bytes, bytearray, memoryview, range)
 _PARSERS: Final[Mapping[type, Callable[[str], Any]]] = {
     datetime: datetime.fromisoformat,
     date: date.fromisoformat,
@@ -257,7 +259,7 @@ class _Parser:
             self.fail(f"expected {otherwise}{char!r}")
         self.at += 1
 
-    def fail(self, problem: str) -> Any:
+    def fail(self, problem: str) -> NoReturn:
         left = max(0, self.at - 40)
         excerpt = "".join(char if char.isprintable() else "?" for char in self.text[left : self.at + 40])
         caret = " " * (self.at - left) + "^"
@@ -308,21 +310,29 @@ def _combine(operator: str, nodes: list[tuple[str, _Match]]) -> tuple[str, _Matc
 
 
 def _operation(name: str, test: _Test) -> _Match:
+    matches = _guarded(name, test)
+    matches_any = _guarded(name, lambda values: any(map(matches, values)))
+
     def match(lookup: _Lookup) -> bool:
         value = lookup(name)
         if value is None:
             return False
-        try:
-            if isinstance(value, str):
-                return test(value)
-            if isinstance(value, (Sequence, Set)) and not isinstance(value, (bytes, bytearray, memoryview, range)):
-                return any(map(test, value))
-            return test(value)
-        except Exception as error:  # noqa: BLE001 - comparing may run code of foreign types; such a value does not match
-            logger.debug("property %r of type %s cannot be compared: %r", name, type(value).__name__, type(error))
-            return False
+        if isinstance(value, _ONE_VALUE) or not isinstance(value, (Sequence, Set)):
+            return matches(value)
+        return matches_any(value)
 
     return match
+
+
+def _guarded(name: str, test: _Test) -> _Test:
+    def guarded(value: Any) -> bool:
+        try:
+            return test(value)
+        except Exception as error:  # noqa: BLE001 - may run code of foreign types; what fails does not match
+            logger.debug("property %s of type %s: %s", _shown(name), type(value).__name__, type(error).__name__)
+            return False
+
+    return guarded
 
 
 def _substring(pieces: list[str]) -> _Test:
@@ -377,7 +387,7 @@ def _comparison(operator: str, value: str) -> _Test:
 def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value
-    if isinstance(value, Enum) and not isinstance(value, Real):
+    if isinstance(value, Enum) and not isinstance(value, (int, float)):
         return value.name
     return None
 

@@ -28,8 +28,10 @@ class ServiceProperties(Mapping[str, Any]):
         for key, value in self._written.items():
             if not isinstance(key, str) or not key:
                 raise ArgumentError(f"a property key must be a non-empty str, not {key!r:.80}")
-            if self._folded.setdefault(key.casefold(), value) is not value or len(self._folded) < 0:
+            folded = key.casefold()
+            if folded in self._folded:
                 raise ArgumentError(f"property {key!r:.80} is given twice; keys that differ only by case are the same")
+            self._folded[folded] = value
 
     def __getitem__(self, key: str) -> Any:
         return self._folded[key.casefold()]

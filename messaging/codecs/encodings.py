@@ -1,0 +1,174 @@
+"""Content encodings: how the bytes are packed (RFC 9110, 8.4).
+
+``gzip`` (RFC 1952), ``zstd`` (RFC 8878, needs the extra) and ``identity``; several are separated by commas and
+were applied in that order. The Messaging RFC's samples use the content encoding for a charset (``UTF-8``); a
+charset name is therefore taken as the charset of text and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from messaging.errors import DecodeError, MissingExtraError, UnknownContentEncodingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: bytes that a compressed payload may grow to, unless the caller says otherwise
+MAX_DECODED_SIZE: Final = 64 * 2**20
+
+_MAX_ENCODINGS: Final = 8
+_MAX_LENGTH: Final = 200
+#: gzip members or zstd frames in one payload
+_MAX_MEMBERS: Final = 1000
+#: The decompressors are fed in slices so small that what one slice can become is bounded: 16 MiB. Deflate
+#: grows at most 1032-fold; a zstd block of four bytes can stand for 128 KiB.
+_GZIP_SLICE: Final = 16 * 2**10
+_ZSTD_SLICE: Final = 512
+#: what frames that were compressed as a stream may ask for (RFC 9659), even if the size limit is lower
+_ZSTD_WINDOW: Final = 8 * 2**20
+
+#: Charsets of text. A closed list, because Python remembers every unknown name it was ever asked for, and some
+#: of its codecs are no charsets, or slow on purpose-made input.
+CHARSETS: Final = frozenset(
+    ("utf-8", "utf8", "utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be")
+    + ("us-ascii", "ascii", "latin-1", "latin1", "koi8-r", "koi8-u")
+    + ("shift_jis", "euc-jp", "iso-2022-jp", "gb2312", "gbk", "gb18030", "big5", "euc-kr")
+    + tuple(f"iso-8859-{part}" for part in range(1, 17) if part != 12)
+    + tuple(f"windows-{page}" for page in (874, *range(1250, 1259)))
+)
+
+
+class Encodings(NamedTuple):
+    """A parsed content encoding.
+
+    Attributes:
+        charset: Python's name of the charset, if one was named.
+        compressions: in the order in which they were, or are to be, applied.
+    """
+
+    charset: str | None
+    compressions: tuple[str, ...]
+
+
+NONE: Final = Encodings(None, ())
+
+
+@lru_cache(maxsize=256)
+def parse_encodings(text: str) -> Encodings:
+    """Parse a content encoding.
+
+    Raises:
+        UnknownContentEncodingError: it names something else than is known here.
+    """
+    if not isinstance(text, str):
+        raise UnknownContentEncodingError(f"a content encoding must be a str, not {type(text).__name__}")
+    names = [name.strip().lower() for name in text.split(",")]
+    if len(text) > _MAX_LENGTH or len(names) > _MAX_ENCODINGS:
+        raise UnknownContentEncodingError(f"content encoding {text!r:.80} is too long")
+    charset: str | None = None
+    compressions = []
+    for name in names:
+        if name in _CODINGS:
+            compressions.append(name)
+        elif name not in ("", "identity"):
+            found = charset_name(name)
+            if found is None:
+                raise UnknownContentEncodingError(
+                    f"unknown content encoding {name!r:.80}; known are gzip, zstd, identity and charset names"
+                )
+            charset = charset or found
+    return Encodings(charset, tuple(compressions))
+
+
+def charset_name(name: str) -> str | None:
+    """Python's name of a charset, or ``None`` if it is none that is known here."""
+    name = name.lower()
+    return codecs.lookup(name).name if name in CHARSETS else None
+
+
+def compress(data: bytes, encodings: Encodings) -> bytes:
+    """Apply the compressions, in order.
+
+    Raises:
+        MissingExtraError: a compression's package is not installed.
+    """
+    for name in encodings.compressions:
+        data = _CODINGS[name][0](data)
+    return data
+
+
+def decompress(data: bytes, encodings: Encodings, limit: int) -> bytes:
+    """Undo the compressions, last first. What is not needed any more is never held: at most ``limit`` and 16 MiB.
+
+    Raises:
+        DecodeError: the data is corrupt, ends too soon, is followed by something else, or grows over ``limit`` bytes.
+        MissingExtraError: a compression's package is not installed.
+    """
+    for name in reversed(encodings.compressions):
+        data = _CODINGS[name][1](data, limit)
+    return data
+
+
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, 6, mtime=0)  # the same bytes for the same content
+
+
+def _gunzip(data: bytes, limit: int) -> bytes:
+    return _expand(data, "gzip", lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error, _GZIP_SLICE, limit)
+
+
+def _zstd(data: bytes) -> bytes:
+    compressed: bytes = _zstandard().ZstdCompressor().compress(data)  # not shareable between threads, cheap to make
+    return compressed
+
+
+def _unzstd(data: bytes, limit: int) -> bytes:
+    zstandard = _zstandard()
+    decompressor = zstandard.ZstdDecompressor(max_window_size=max(limit, _ZSTD_WINDOW))
+    # not its one-shot function: that trusts the size a frame claims, and ignores what follows the frame
+    return _expand(data, "zstd", decompressor.decompressobj, zstandard.ZstdError, _ZSTD_SLICE, limit)
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingExtraError("zstd", "content encoding 'zstd'") from error
+    return zstandard
+
+
+def _expand(data: bytes, name: str, start: Callable[[], Any], failure: type[Exception], size: int, limit: int) -> bytes:
+    """Decompress ``data``, in slices of ``size`` bytes, member by member."""
+    view = memoryview(data)
+    at = 0
+    expanded = bytearray()
+    for _ in range(_MAX_MEMBERS):
+        member = start()
+        while not member.eof:
+            if at == len(view):
+                raise DecodeError(f"content encoding {name}: the data ends too soon, after {at} bytes")
+            piece = view[at : at + size]
+            try:
+                expanded += member.decompress(piece)
+            except failure as error:
+                raise DecodeError(f"content encoding {name}: corrupt at or after byte {at}: {error}") from None
+            if len(expanded) > limit:
+                raise DecodeError(f"content encoding {name}: the content is larger than the limit of {limit} bytes")
+            at += len(piece)
+        at -= len(member.unused_data)
+        if at == len(view):
+            return bytes(expanded)
+    raise DecodeError(f"content encoding {name}: more than {_MAX_MEMBERS} members")
+
+
+#: name -> compress, decompress
+_CODINGS: Final[dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]]] = {
+    "gzip": (_gzip, _gunzip),
+    "x-gzip": (_gzip, _gunzip),
+    "zstd": (_zstd, _unzstd),
+}

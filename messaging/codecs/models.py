@@ -1,0 +1,140 @@
+"""What pydantic does for the codecs: types compiled once, and its errors without the values.
+
+Everything here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from messaging.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic_core import SchemaSerializer, SchemaValidator
+
+logger = logging.getLogger(__name__)
+
+#: compiled types that are kept
+_CACHE: Final = 512
+#: of an error with more problems than this, only their number is told: describing each costs memory
+_MANY_PROBLEMS: Final = 1000
+_SHOWN_PROBLEMS: Final = 5
+_SHOWN_LENGTH: Final = 200
+
+#: id -> (model, its validator); the model is kept so that its id stays its own
+_validators: dict[int, tuple[Any, SchemaValidator]] = {}
+
+
+def is_any(model: Any) -> bool:
+    """Whether ``model`` asks for nothing in particular."""
+    return model is None or model is Any or model is object
+
+
+def validate_json(model: Any, data: bytes, content_type: str) -> Any:
+    """Parse and validate in one go.
+
+    Raises:
+        DecodeError: ``data`` does not fit ``model``, or ``model`` is nothing pydantic can validate.
+    """
+    return _validated(_validator(model).validate_json, data, content_type)
+
+
+def validate_python(model: Any, value: Any, content_type: str) -> Any:
+    """Validate what another parser made; any ``value`` if ``model`` asks for nothing. Raises as validate_json."""
+    if is_any(model):
+        return value
+    return _validated(_validator(model).validate_python, value, content_type)
+
+
+def _validated(validate: Callable[[Any], Any], value: Any, content_type: str) -> Any:
+    try:
+        return validate(value)
+    except ValidationError as error:
+        problem = describe(error)
+    except Exception as error:  # noqa: BLE001 - a validator of the model may raise anything
+        problem = f"{type(error).__name__} while validating"
+    # outside of the handlers: the error's context would hold the input
+    raise DecodeError(f"{content_type}: {problem}")
+
+
+def describe(error: ValidationError) -> str:
+    """Where and why, but never the input: it may be secret, or huge."""
+    count = error.error_count()
+    if count > _MANY_PROBLEMS:
+        return f"{count} problems with {error.title}"
+    shown = []
+    for problem in error.errors(include_url=False, include_input=False)[:_SHOWN_PROBLEMS]:
+        text = problem["msg"]
+        if problem["type"] == "union_tag_invalid":  # the message quotes the tag
+            text = f"the tag is none of {problem['ctx']['expected_tags']}"
+        where = ".".join(shorten(str(part), 80) for part in problem["loc"])
+        shown.append(f"{where}: {shorten(text)}" if where else shorten(text))
+    if count > len(shown):
+        shown.append(f"and {count - len(shown)} more")
+    return f"{error.title}: {'; '.join(shown)}"
+
+
+def shorten(text: str, length: int = _SHOWN_LENGTH) -> str:
+    """``text``, cut to ``length`` characters."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _validator(model: Any) -> SchemaValidator:
+    known = _validators.get(id(model))
+    if known is not None:
+        return known[1]
+    try:
+        validator: Any = _adapter(model).validator
+    except Exception as error:
+        raise DecodeError(
+            f"{shorten(repr(model))} is no type pydantic can validate: {type(error).__name__}: {shorten(str(error))}"
+        ) from error
+    if len(_validators) >= _CACHE:
+        _validators.clear()
+    _validators[id(model)] = (model, validator)
+    return validator  # type: ignore[no-any-return]
+
+
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    try:
+        # equal is not enough: A | B equals B | A, but pydantic tries them in that order
+        return _compiled(model, repr(model))
+    except TypeError:
+        hashable = True
+        try:
+            hash(model)
+        except TypeError:
+            hashable = False
+        if hashable:
+            raise
+    return TypeAdapter(model)
+
+
+@lru_cache(maxsize=_CACHE)
+def _compiled(model: Any, _shown: str) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
+
+
+def serializer_of(obj: Any) -> SchemaSerializer | None:
+    """What knows the fields of ``obj``, if it is a pydantic model, or a dataclass that pydantic takes."""
+    kind: Any = type(obj)
+    serializer: SchemaSerializer | None = getattr(kind, "__pydantic_serializer__", None)
+    if serializer is None and hasattr(kind, "__dataclass_fields__"):
+        return _dataclass_serializer(kind)
+    return serializer
+
+
+@lru_cache(maxsize=_CACHE)
+def _dataclass_serializer(kind: Any) -> SchemaSerializer | None:
+    try:
+        serializer: Any = TypeAdapter(kind).serializer
+    except Exception as error:  # noqa: BLE001 - then it is encoded by what its fields hold
+        logger.debug("dataclass %s is encoded without its types: %s", kind.__qualname__, type(error).__name__)
+        return None
+    return serializer  # type: ignore[no-any-return]

@@ -1,0 +1,212 @@
+"""Which codec serves which content type."""
+
+from __future__ import annotations
+
+import logging
+from importlib import metadata
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.codecs.builtin import CborCodec, JsonCodec, MsgpackCodec, OctetStreamCodec, TextCodec
+from messaging.codecs.mediatype import parse_media_type
+from messaging.errors import ArgumentError, UnknownContentTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP: Final = "messaging.codecs"
+
+#: content types whose way to their codec is remembered
+_MAX_RESOLVED: Final = 1024
+
+
+class Codec(Protocol):
+    """Turns objects into bytes and back. Called from any thread, by several at once."""
+
+    @property
+    def content_types(self) -> Sequence[str]:
+        """What it reads and writes: ``type/subtype``, or ``type/*`` for whatever has no codec of its own."""
+        ...
+
+    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:
+        """The bytes that stand for ``obj``.
+
+        Args:
+            obj: anything but bytes, bytearray and memoryview: these are taken as encoded already.
+            parameters: those of the content type, names in lower case.
+
+        Raises:
+            EncodeError: there are none. Any other exception becomes one.
+        """
+        ...
+
+    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
+        """The object ``data`` stands for.
+
+        Args:
+            data: as it was sent, decompressed.
+            model: the type that is wanted, or ``None``.
+            parameters: those of the content type, names in lower case.
+
+        Raises:
+            DecodeError: there is none. Any other exception becomes one.
+        """
+        ...
+
+
+_BUILT_IN: Final[Mapping[str, type[Codec]]] = {
+    name: kind
+    for kind in (OctetStreamCodec, TextCodec, JsonCodec, CborCodec, MsgpackCodec)
+    for name in kind.content_types
+}
+
+
+class Codecs:
+    """Codecs by content type; thread safe.
+
+    Looked for, in this order: the content type itself, ``application/suffix`` for a ``+suffix``, ``type/*``. Each of
+    these may be built in (and can then not be replaced), registered, or announced by an entry point, whose codec is
+    loaded when its content type is first met.
+
+    No lock is held while a codec is loaded: importing it may wait for a thread that waits for this lock. Loading
+    twice at once does no harm; the first to finish stays.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._registered: dict[str, Codec] = {}
+        self._loaded: dict[str, Codec] = {}
+        self._announced: dict[str, list[metadata.EntryPoint]] | None = None
+        # replaced rather than cleared, so that nothing that was looked up before a registration gets in after it
+        self._resolved: dict[str, tuple[Codec, Mapping[str, str]]] = {}
+
+    def register(self, codec: Codec) -> None:
+        """Have ``codec`` serve its content types; again is no error.
+
+        Raises:
+            ArgumentError: no codec, or one of its content types is malformed, built in or registered already.
+        """
+        names = [_checked_name(name) for name in _checked(codec).content_types]
+        if not names:
+            raise ArgumentError(f"codec {type(codec).__name__} names no content type")
+        with self._lock:
+            for name in names:
+                if name in _BUILT_IN:
+                    raise ArgumentError(f"the codec of content type {name!r} is built in and cannot be replaced")
+                if self._registered.get(name, codec) is not codec:
+                    raise ArgumentError(f"content type {name!r} has a codec already")
+            self._registered.update(dict.fromkeys(names, codec))
+            self._resolved = {}
+
+    def resolve(self, content_type: str) -> tuple[Codec, Mapping[str, str]]:
+        """The codec of a content type, and the content type's parameters.
+
+        Raises:
+            UnknownContentTypeError: malformed, nobody serves it, or who would cannot be loaded.
+            MissingExtraError: it is built in, but needs a package that is not installed.
+        """
+        resolved = self._resolved
+        known = resolved.get(content_type)
+        if known is not None:
+            return known
+        essence, parameters = parse_media_type(content_type)
+        for name in _names(essence):
+            codec = self._find(name)
+            if codec is not None:
+                if len(resolved) >= _MAX_RESOLVED:
+                    self._resolved = {}
+                resolved[content_type] = codec, parameters
+                return codec, parameters
+        raise UnknownContentTypeError(
+            f"no codec for content type {essence!r:.80}; there are {', '.join(sorted(self._known()))}, and others can "
+            f"be added with register_codec() or an entry point in the group {ENTRY_POINT_GROUP!r}"
+        )
+
+    def _find(self, name: str) -> Codec | None:
+        codec = self._registered.get(name) or self._loaded.get(name)
+        if codec is None:
+            kind = _BUILT_IN.get(name)
+            if kind is not None:
+                codec = self._loaded.setdefault(name, kind())
+            else:
+                points = self._points().get(name)
+                if points is not None:
+                    codec = self._loaded.setdefault(name, _load(name, points))
+        return codec
+
+    def _points(self) -> dict[str, list[metadata.EntryPoint]]:
+        if self._announced is None:
+            announced: dict[str, list[metadata.EntryPoint]] = {}
+            for point in _entry_points():
+                try:
+                    name = _checked_name(point.name)
+                except ArgumentError as error:
+                    logger.warning("ignored codec %s of %s: %s", point.value, _distribution(point), error)
+                    continue
+                if name in _BUILT_IN:
+                    logger.warning("ignored codec %s of %s: %s is built in", point.value, _distribution(point), name)
+                    continue
+                announced.setdefault(name, []).append(point)
+            self._announced = announced
+        return self._announced
+
+    def _known(self) -> set[str]:
+        return {*_BUILT_IN, *self._registered, *self._points()}
+
+
+def _names(essence: str) -> Iterator[str]:
+    yield essence
+    kind, _, subtype = essence.partition("/")
+    _, plus, suffix = subtype.rpartition("+")
+    if plus and suffix:
+        yield f"application/{suffix}"
+    yield f"{kind}/*"
+
+
+def _checked_name(name: str) -> str:
+    try:
+        essence, parameters = parse_media_type(name)
+    except UnknownContentTypeError as error:
+        raise ArgumentError(str(error)) from None
+    if parameters:
+        raise ArgumentError(f"content type {name!r:.80}: a codec serves all parameters; leave them out")
+    return essence
+
+
+def _checked(codec: Any) -> Codec:
+    for attribute in ("encode", "decode"):
+        if not callable(getattr(codec, attribute, None)):
+            raise ArgumentError(f"{type(codec).__name__} is no codec: it has no method {attribute}")
+    if not isinstance(getattr(codec, "content_types", None), (tuple, list, set, frozenset)):
+        raise ArgumentError(f"{type(codec).__name__} is no codec: content_types must be a tuple of str")
+    return codec  # type: ignore[no-any-return]
+
+
+def _entry_points() -> Sequence[metadata.EntryPoint]:
+    try:
+        return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
+    except Exception:
+        # one malformed entry_points.txt, of whatever distribution, hides all others from the standard library
+        logger.exception("the entry points of installed distributions cannot be read: no codecs from there")
+        return ()
+
+
+def _load(name: str, points: Sequence[metadata.EntryPoint]) -> Codec:
+    if len({point.value for point in points}) > 1:
+        claims = " and ".join(sorted(f"{point.value} of {_distribution(point)}" for point in points))
+        raise UnknownContentTypeError(f"content type {name!r} is claimed by {claims}; uninstall all but one")
+    point = points[0]
+    try:
+        loaded = point.load()
+        return _checked(loaded() if isinstance(loaded, type) else loaded)
+    except Exception as error:
+        raise UnknownContentTypeError(
+            f"codec {point.value} of {_distribution(point)} for content type {name!r} cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _distribution(point: metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unknown distribution"

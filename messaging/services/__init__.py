@@ -1,0 +1,29 @@
+"""Service registry and LDAP filters: how parts that do not know each other find each other."""
+
+from messaging.services.filter import LdapFilter
+from messaging.services.properties import ServiceProperties
+from messaging.services.registry import (
+    ListenerRegistration,
+    ServiceEvent,
+    ServiceEventKind,
+    ServiceListener,
+    ServiceReference,
+    ServiceRegistration,
+    ServiceRegistry,
+    default_registry,
+    interface_name,
+)
+
+__all__ = [
+    "LdapFilter",
+    "ListenerRegistration",
+    "ServiceEvent",
+    "ServiceEventKind",
+    "ServiceListener",
+    "ServiceProperties",
+    "ServiceReference",
+    "ServiceRegistration",
+    "ServiceRegistry",
+    "default_registry",
+    "interface_name",
+]

@@ -1,0 +1,466 @@
+"""The service registry: who offers what, looked up by interface and LDAP filter (OSGi core 5, without bundles).
+
+The whiteboards of this project hang on it: a messaging instance registers its publisher, its subscription, its
+whiteboard; an application registers handlers; each finds the other by interface and properties, whoever came
+first.
+
+**State and threads.** A registry holds the registered services, an index of them per interface name, and the
+listeners. All of it may be used from any thread. One lock guards changes to these three and is never held while
+foreign code (a factory, a filter's comparison, a listener) runs. The index and the listeners are replaced, never
+changed in place, so that looking up takes no lock.
+
+**Events** are delivered on the thread that made the change, before the changing call returns, to the listeners
+that were there when the change was made. The events of one service never overtake each other: if a registration
+is changed while an event of the same registration is being delivered, by another thread or by a listener, the
+delivering thread delivers that event too, afterwards, and the changing call does not wait for it. Nothing is
+promised about the order of events of different services.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from messaging.errors import ArgumentError, ClosedError
+from messaging.services.filter import LdapFilter, cached_filter
+from messaging.services.properties import ServiceProperties
+
+logger = logging.getLogger(__name__)
+
+OBJECT_CLASS: Final = "objectClass"
+SERVICE_ID: Final = "service.id"
+SERVICE_RANKING: Final = "service.ranking"
+SERVICE_SCOPE: Final = "service.scope"
+#: set by the registry; what ``register`` and ``update`` are given under these names is ignored, as in OSGi
+_OWN: Final = frozenset(key.casefold() for key in (OBJECT_CLASS, SERVICE_ID, SERVICE_SCOPE))
+
+Interface: TypeAlias = type[Any] | str
+Scope: TypeAlias = Literal["singleton", "prototype"]
+
+
+def interface_name(interface: Interface) -> str:
+    """The name an interface is registered under: ``module.qualname`` of a class, a str as it is.
+
+    Raises:
+        ArgumentError: neither a class nor a non-empty str.
+    """
+    if isinstance(interface, str) and interface:
+        return interface
+    if isinstance(interface, type):
+        return f"{interface.__module__}.{interface.__qualname__}"
+    raise ArgumentError(f"an interface must be a class or a non-empty str, not {interface!r:.80}")
+
+
+class ServiceReference:
+    """Points at a registered service; made by the registry, compared by identity, valid until unregistered."""
+
+    __slots__ = ("_properties",)
+
+    def __init__(self, properties: ServiceProperties) -> None:
+        self._properties = properties
+
+    @property
+    def properties(self) -> ServiceProperties:
+        """The properties now: a read-only mapping that never changes; after an update there is another one.
+
+        After unregistering it is the last one.
+        """
+        return self._properties
+
+    @property
+    def id(self) -> int:
+        """``service.id``: unique within the registry, increasing."""
+        service_id: int = self._properties[SERVICE_ID]
+        return service_id
+
+    @property
+    def ranking(self) -> int:
+        """``service.ranking``: of several services that fit, the highest is preferred. 0 unless set."""
+        ranking: int = self._properties[SERVICE_RANKING]
+        return ranking
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """``objectClass``: the names of the interfaces the service was registered under."""
+        names: tuple[str, ...] = self._properties[OBJECT_CLASS]
+        return names
+
+    def __repr__(self) -> str:
+        return f"<ServiceReference {self.id}: {', '.join(self.interfaces)}>"
+
+
+class ServiceEventKind(enum.Enum):
+    """What happened to a service."""
+
+    REGISTERED = "registered"
+    #: the properties changed, and they match the listener's filter now
+    MODIFIED = "modified"
+    #: the properties changed, and they matched the listener's filter only before
+    MODIFIED_ENDMATCH = "modified_endmatch"
+    #: the service cannot be got any more; whoever holds it must let go of it now
+    UNREGISTERING = "unregistering"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEvent:
+    """What a listener is called with.
+
+    Attributes:
+        kind: what happened.
+        reference: the service it happened to.
+    """
+
+    kind: ServiceEventKind
+    reference: ServiceReference
+
+
+ServiceListener: TypeAlias = Callable[[ServiceEvent], object]
+
+
+class ListenerRegistration:
+    """A listener in its registry; also a context manager that removes it."""
+
+    __slots__ = ("_active", "_filter", "_interface", "_listener", "_registry")
+
+    def __init__(
+        self, registry: ServiceRegistry, listener: ServiceListener, interface: str | None, filter_: LdapFilter | None
+    ) -> None:
+        self._registry = registry
+        self._listener = listener
+        self._interface = interface
+        self._filter = filter_
+        self._active = True
+
+    def remove(self) -> None:
+        """Stop listening; idempotent. A call that another thread is in the middle of may still finish."""
+        self._active = False
+        self._registry._remove_listener(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _deliver(self, change: _Change) -> None:
+        reference = change.reference
+        if not self._active or (self._interface is not None and self._interface not in reference.interfaces):
+            return
+        kind = change.kind
+        if self._filter is not None and not self._filter.matches(change.properties):
+            if change.before is None or not self._filter.matches(change.before):
+                return
+            kind = ServiceEventKind.MODIFIED_ENDMATCH
+        try:
+            self._listener(ServiceEvent(kind, reference))
+        except Exception:
+            logger.exception("a service listener failed on %s of %r", kind.name, reference)
+
+
+@dataclass(slots=True)
+class _Change:
+    """An event on its way, with the properties and listeners of the moment it happened."""
+
+    kind: ServiceEventKind
+    reference: ServiceReference
+    properties: ServiceProperties
+    listeners: tuple[ListenerRegistration, ...]
+    #: the properties before a modification
+    before: ServiceProperties | None = None
+
+
+class ServiceRegistration:
+    """The registering side's handle of a service; also a context manager that unregisters it."""
+
+    __slots__ = ("_changes", "_delivering", "_reference", "_registry", "_scope", "_service")
+
+    def __init__(
+        self, registry: ServiceRegistry, service: Any, scope: Scope, names: tuple[str, ...], service_id: int
+    ) -> None:
+        self._registry = registry
+        self._service = service
+        self._scope = scope
+        self._reference = ServiceReference(ServiceProperties({OBJECT_CLASS: names, SERVICE_ID: service_id}))
+        self._changes: deque[_Change] = deque()
+        self._delivering = False
+
+    @property
+    def reference(self) -> ServiceReference:
+        """The reference of this service; the same object every time."""
+        return self._reference
+
+    def update(self, properties: Mapping[str, Any] | None = None) -> None:
+        """Replace the properties; those not given are gone, and the ranking is 0 again unless given.
+
+        Raises:
+            ArgumentError: as for :meth:`ServiceRegistry.register`; nothing has changed.
+            ClosedError: the service is unregistered.
+        """
+        self._registry._update(self, properties)
+
+    def unregister(self) -> bool:
+        """Take the service out of the registry, then tell the listeners.
+
+        Returns:
+            Whether this call did it; ``False`` if it was unregistered before.
+        """
+        return self._registry._unregister(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unregister()
+
+    def __repr__(self) -> str:
+        return f"<ServiceRegistration of {self._reference!r}>"
+
+    def _complete(self, properties: Mapping[str, Any] | None) -> ServiceProperties:
+        """``properties`` with those that are the registry's own."""
+        given = ServiceProperties(properties or {})
+        ranking = given.get(SERVICE_RANKING, 0)
+        if not isinstance(ranking, int) or isinstance(ranking, bool):
+            raise ArgumentError(f"{SERVICE_RANKING} must be an int, not {type(ranking).__name__}")
+        own = {
+            OBJECT_CLASS: self._reference.interfaces,
+            SERVICE_ID: self._reference.id,
+            SERVICE_SCOPE: self._scope,
+        }
+        if SERVICE_RANKING not in given:
+            own[SERVICE_RANKING] = 0
+        return ServiceProperties(own | {key: value for key, value in given.items() if key.casefold() not in _OWN})
+
+
+def _order(reference: ServiceReference) -> tuple[int, int]:
+    return -reference.ranking, reference.id
+
+
+class ServiceRegistry:
+    """Services by interface and properties. Thread safe; see the module for state, threads and events."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._ids = itertools.count(1)
+        self._services: dict[ServiceReference, ServiceRegistration] = {}
+        #: best first; under ``None`` every service
+        self._index: dict[str | None, tuple[ServiceReference, ...]] = {}
+        self._listeners: tuple[ListenerRegistration, ...] = ()
+
+    # --- offering services
+
+    def register(
+        self,
+        interface: Interface | Sequence[Interface],
+        service: Any,
+        properties: Mapping[str, Any] | None = None,
+        *,
+        scope: Scope = "singleton",
+    ) -> ServiceRegistration:
+        """Offer a service.
+
+        Args:
+            interface: a class, a name, or several of them, under which it is found. Whether ``service`` has that
+                interface is not checked.
+            service: the object; with scope ``prototype`` a callable without arguments that makes one. It is kept
+                until unregistered.
+            properties: what filters see, beside ``objectClass``, ``service.id``, ``service.ranking`` (an int, 0 if
+                not given) and ``service.scope``. Copied, but not deeply. Keys are non-empty str and the same if
+                they differ only by case.
+            scope: ``prototype`` for a new object per :meth:`get`.
+
+        Raises:
+            ArgumentError: anything of this is not as described; nothing was registered.
+        """
+        several = isinstance(interface, Sequence) and not isinstance(interface, str)
+        names = tuple(dict.fromkeys(map(interface_name, interface if several else (interface,))))  # type: ignore[arg-type]
+        if not names:
+            raise ArgumentError("a service needs at least one interface")
+        if service is None:
+            raise ArgumentError("a service must not be None")
+        if scope not in ("singleton", "prototype"):
+            raise ArgumentError(f"scope must be 'singleton' or 'prototype', not {scope!r:.80}")
+        if scope == "prototype" and not callable(service):
+            raise ArgumentError(f"with scope 'prototype' the service must be callable, not {type(service).__name__}")
+        registration = ServiceRegistration(self, service, scope, names, next(self._ids))
+        reference = registration._reference
+        reference._properties = registration._complete(properties)
+        with self._lock:
+            self._services[reference] = registration
+            self._reindex(reference)
+            self._note(registration, ServiceEventKind.REGISTERED)
+        self._deliver(registration)
+        return registration
+
+    def _update(self, registration: ServiceRegistration, properties: Mapping[str, Any] | None) -> None:
+        reference = registration._reference
+        changed = registration._complete(properties)
+        with self._lock:
+            if reference not in self._services:
+                raise ClosedError(f"{reference!r} is unregistered")
+            before, reference._properties = reference._properties, changed
+            if before[SERVICE_RANKING] != changed[SERVICE_RANKING]:
+                self._reindex(reference)
+            self._note(registration, ServiceEventKind.MODIFIED, before)
+        self._deliver(registration)
+
+    def _unregister(self, registration: ServiceRegistration) -> bool:
+        reference = registration._reference
+        with self._lock:
+            if self._services.pop(reference, None) is None:
+                return False
+            self._reindex(reference)
+            self._note(registration, ServiceEventKind.UNREGISTERING)
+        self._deliver(registration)
+        return True
+
+    def _reindex(self, reference: ServiceReference) -> None:
+        registered = reference in self._services
+        for name in (None, *reference.interfaces):
+            entry = [other for other in self._index.get(name, ()) if other is not reference]
+            if registered:
+                insort(entry, reference, key=_order)
+            if entry:
+                self._index[name] = tuple(entry)
+            else:
+                del self._index[name]
+
+    # --- finding services
+
+    def find(
+        self,
+        interface: Interface | None = None,
+        filter: str | LdapFilter | None = None,  # noqa: A002 - OSGi's name
+    ) -> list[ServiceReference]:
+        """The services with that interface whose properties match, the preferred first.
+
+        Args:
+            interface: ``None`` for any.
+            filter: a str is parsed, and remembered, as a case-insensitive filter.
+
+        Returns:
+            In order of ranking, highest first; with equal ranking the one registered first comes first.
+
+        Raises:
+            ArgumentError: the interface is no interface.
+            InvalidFilterError: the filter does not parse.
+        """
+        return list(self._found(interface, filter))
+
+    def find_one(
+        self,
+        interface: Interface | None = None,
+        filter: str | LdapFilter | None = None,  # noqa: A002
+    ) -> ServiceReference | None:
+        """The first of :meth:`find`, or ``None``."""
+        return next(iter(self._found(interface, filter)), None)
+
+    def get(self, reference: ServiceReference) -> Any:
+        """The service itself, or a new one with scope ``prototype``; ``None`` if it is not registered here (any more).
+
+        Raises:
+            Exception: whatever the factory of a prototype raised.
+        """
+        registration = self._services.get(reference)
+        if registration is None:
+            return None
+        return registration._service() if registration._scope == "prototype" else registration._service
+
+    def service(
+        self,
+        interface: Interface | None = None,
+        filter: str | LdapFilter | None = None,  # noqa: A002
+    ) -> Any:
+        """The preferred service with that interface whose properties match, or ``None``. Raises as find and get."""
+        for reference in self._found(interface, filter):
+            service = self.get(reference)
+            if service is not None:  # not unregistered in between
+                return service
+        return None
+
+    def _found(self, interface: Interface | None, filter_: str | LdapFilter | None) -> Iterable[ServiceReference]:
+        wanted = _filter(filter_)
+        entry = self._index.get(None if interface is None else interface_name(interface), ())
+        if wanted is None:
+            return entry
+        return (reference for reference in entry if wanted.matches(reference.properties))
+
+    # --- listening
+
+    def add_listener(
+        self,
+        listener: ServiceListener,
+        interface: Interface | None = None,
+        filter: str | LdapFilter | None = None,  # noqa: A002
+    ) -> ListenerRegistration:
+        """Have ``listener`` called with a :class:`ServiceEvent` whenever a service comes, changes or goes.
+
+        It is told of every change made after this returns; what is there already, :meth:`find` tells. It is called
+        on the thread that made the change and may use the registry; what it raises is logged.
+
+        Args:
+            listener: called with the event; added twice, it is called twice.
+            interface: only services with this interface.
+            filter: only services whose properties match. One that matched before a modification but does not any
+                more is told of with ``MODIFIED_ENDMATCH``.
+
+        Raises:
+            ArgumentError, InvalidFilterError: as for :meth:`find`.
+        """
+        if not callable(listener):
+            raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
+        name = None if interface is None else interface_name(interface)
+        registration = ListenerRegistration(self, listener, name, _filter(filter))
+        with self._lock:
+            self._listeners += (registration,)
+        return registration
+
+    def _remove_listener(self, registration: ListenerRegistration) -> None:
+        with self._lock:
+            self._listeners = tuple(other for other in self._listeners if other is not registration)
+
+    def _note(
+        self, registration: ServiceRegistration, kind: ServiceEventKind, before: ServiceProperties | None = None
+    ) -> None:
+        """Queue an event; called with the lock, together with the change."""
+        if self._listeners:
+            reference = registration._reference
+            registration._changes.append(_Change(kind, reference, reference._properties, self._listeners, before))
+
+    def _deliver(self, registration: ServiceRegistration) -> None:
+        changes = registration._changes
+        with self._lock:
+            if registration._delivering or not changes:
+                return
+            registration._delivering = True
+        while True:
+            with self._lock:
+                if not changes:
+                    registration._delivering = False
+                    return
+                change = changes.popleft()
+            try:
+                for listener in change.listeners:
+                    listener._deliver(change)
+            except BaseException:  # an interrupt in a listener: the next change goes on
+                with self._lock:
+                    registration._delivering = False
+                raise
+
+
+def _filter(given: str | LdapFilter | None) -> LdapFilter | None:
+    return cached_filter(given) if isinstance(given, str) else given
+
+
+_default: Final = ServiceRegistry()
+
+
+def default_registry() -> ServiceRegistry:
+    """The registry of this process, which instances use unless they are given another one."""
+    return _default
