@@ -295,8 +295,8 @@ class Adapter(abc.ABC):
 
         Every delivery of the subscription that was not settled is released: the broker may give it to another
         subscriber, and its token is stale from now on. A protocol that cannot hand a message back (MQTT)
-        acknowledges it, since nobody is left to take it. While disconnected it only forgets the subscription. Raises nothing but
-        ``ConnectionLostError``.
+        acknowledges it, since nobody is left to take it. While disconnected it only forgets the subscription.
+        Raises nothing but ``ConnectionLostError``.
         """
 
     @abc.abstractmethod
