@@ -51,12 +51,14 @@ class Connection:
         self.settings = settings
         self.state: State = "connecting"
         self.cause: MessagingError | None = None
+        #: no new subscriptions are taken
+        self.closing = False
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = Outbox(engine, adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
         self.subscriptions: set[Subscription] = set()
         #: called on the loop after each connection, and once when there will be none any more
         self.on_connected: Callable[[], object] = _nothing
-        self.on_closed: Callable[[], object] = _nothing
+        self.on_closed: Callable[[], Promise[None] | None] = _nothing
         self._opening: set[Subscription] = set()
         self._will: Publication | None = None
         self._lost = asyncio.Event()
@@ -96,7 +98,7 @@ class Connection:
             for subscription in [*self.subscriptions]:
                 subscription.fail(error)
             await self._close_adapter()
-            self.on_closed()
+            await self._tell_closed()
             self.ready.reject(error)
             return
         while True:
@@ -181,34 +183,43 @@ class Connection:
             self._lost.set()
 
     async def close(self, timeout: float) -> None:
-        """End in good order: what was accepted is sent for at most ``timeout`` seconds, then everything is settled."""
+        """End in good order, for at most ``timeout`` seconds, then settle everything.
+
+        First the streams: observers finish the message in progress, and may still publish. Then the outbox.
+        """
         if self.state == "closed":
             return
         deadline = self.engine.loop.time() + timeout
+        self.closing = True
+        ending = [self.engine.spawn(self.remove(subscription)) for subscription in self.subscriptions]
+        if ending:
+            await asyncio.wait(ending, timeout=timeout)
         self.outbox.refuse()
-        if self.state == "connected":
-            await self.outbox.drain(deadline)
-            self.flush_verdicts()
-        was_connected = self.state == "connected"
+        await self.outbox.drain(deadline)
+        self.flush_verdicts()
         self.state = "closed"
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=1.0)
-        if was_connected:
-            self.flush_verdicts()
-            ending = [self.remove(subscription) for subscription in [*self.subscriptions]]
-            if ending:
-                await asyncio.wait(
-                    [asyncio.ensure_future(each) for each in ending],
-                    timeout=max(0.1, deadline - self.engine.loop.time()),
-                )
         for subscription in [*self.subscriptions]:
             subscription.complete()
         self.subscriptions.clear()
         self.outbox.close()
         await self._close_adapter()
-        self.on_closed()
+        await self._tell_closed()
         self.ready.reject(ClosedError(f"{self.adapter.name!r} was closed before it was connected"))
+        self.ready.exception()  # whoever closed it knows
+
+    async def _tell_closed(self) -> None:
+        told = self.on_closed()
+        if told is not None:
+            with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not hold up the rest
+                await asyncio.wait_for(told, 5.0)
+
+    def forsake(self) -> None:
+        """In a forked child, where no engine runs this: refuse everything, touch nothing of the parent's."""
+        self.state = "closed"
+        self.outbox.forsake()
 
     async def _close_adapter(self) -> None:
         try:
@@ -224,7 +235,7 @@ class Connection:
 
     async def add(self, subscription: Subscription) -> None:
         """Subscribe now or, while there is no connection, after the next one."""
-        if self.state == "closed":
+        if self.state == "closed" or self.closing:
             subscription.fail(self.cause or ClosedError(f"{self.adapter.name!r} is closed"))
             return
         self.subscriptions.add(subscription)

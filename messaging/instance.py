@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -11,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
@@ -28,6 +29,7 @@ from messaging.errors import (
 )
 from messaging.features import Features
 from messaging.message import Message, MessageContext
+from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
@@ -45,7 +47,6 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.delivery import OnInvalid
-    from messaging.promise import Promise
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "corre
 #: contexts the short way keeps, so that publishing the same way again checks nothing twice
 _CONTEXT_CACHE: Final = 1024
 
+#: what was not closed yet
+_open: WeakSet[Messaging] = WeakSet()
 _names: WeakKeyDictionary[ServiceRegistry, set[str]] = WeakKeyDictionary()
 _names_lock = threading.Lock()  # guards _names
 
@@ -170,6 +173,7 @@ class Messaging:
         connection.on_connected = self._connected
         connection.on_closed = self._closed
         connection.engine.call(connection.start)
+        _open.add(self)
 
     # --- services
 
@@ -228,6 +232,7 @@ class Messaging:
 
     def _connected(self) -> None:
         """The broker may do less than the protocol: announce what is left. On the loop."""
+        self.publisher.refresh()
         if self._adapter.features != self._features:
             self._features = self._adapter.features
             workers().submit(self._announce)  # listeners of the registry are user code
@@ -237,11 +242,21 @@ class Messaging:
             with contextlib.suppress(MessagingError):  # unregistered meanwhile
                 registration.update(self._properties())
 
-    def _closed(self) -> None:
+    def _closed(self) -> Promise[None]:
         """No way back: the instance was closed, or never got a connection. On the loop."""
-        workers().submit(self._unregister)
+        done: Promise[None] = Promise(f"unregistering the services of {self.name!r}")
+
+        def unregister() -> None:  # listeners of the registry are user code
+            try:
+                self._unregister()
+            finally:
+                self._connection.engine.call(done.resolve, None)
+
+        workers().submit(unregister)
+        return done
 
     def _unregister(self) -> None:
+        _open.discard(self)
         self._watch.remove()
         for registration in self._registrations:
             with contextlib.suppress(MessagingError):  # by somebody else, before
@@ -359,6 +374,24 @@ class Messaging:
 
     def __repr__(self) -> str:
         return f"<Messaging {self.name!r} {self._connection.state} at {self._adapter.url}>"
+
+
+def _close_all() -> None:
+    """At exit: what was accepted is sent even by a program that forgot to close."""
+    for instance in [*_open]:
+        with contextlib.suppress(MessagingError):
+            instance.close()
+
+
+def _after_fork() -> None:
+    """In a forked child: its parent's instances have no engine here, so they are closed."""
+    for instance in [*_open]:
+        instance._connection.forsake()
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _claim_name(services: ServiceRegistry, name: str) -> None:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 _UNSET: Final = (None, None, None, None)
 #: checked contexts kept by channel; more distinct channels than this are checked again
 _PLAN_CACHE: Final = 4096
+#: pause of the sender after the adapter raised, seconds
+_AFTER_FAILURE: Final = 0.02
 #: unique per process start: message ids must not repeat across processes
 _RUN_ID: Final = secrets.token_hex(8)
 
@@ -264,6 +266,12 @@ class Outbox:
         self._in_flight.clear()
         self._again.clear()
 
+    def forsake(self) -> None:
+        """Refuse everything, without the lock: in a forked child nobody may be left to release it."""
+        self._closed = True
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+
     def _wake(self) -> None:
         # cleared before the sender looks: whoever appends after this line signals again
         self._signalled = False
@@ -285,6 +293,8 @@ class Outbox:
                     await self._adapter.publish(batch)
                 except MessagingError as error:
                     self._fail_unsettled(batch, error)
+                    # the loss this speaks of is reported in a moment; until then, do not spin
+                    await asyncio.sleep(_AFTER_FAILURE)
                 except Exception as error:
                     logger.exception("adapter of %r failed to publish", self._adapter.name)
                     failure = MessagingError(f"the adapter failed to publish: {type(error).__name__}")
@@ -422,6 +432,9 @@ class MessagePublisher:
         self._outbox = connection.outbox
         self._timeout = adapter.settings.timeout
         self._plans: dict[tuple[str, str | None], PublishOptions] = {}
+        #: what marks a context as checked by this publisher, for what the adapter announces now
+        self._stamp = object()
+        self._size_limit = adapter.max_message_size
         self._will_lock = threading.Lock()  # guards _will_taken
         self._will_taken = False
 
@@ -458,8 +471,8 @@ class MessagePublisher:
         if channel_or_context is not None:
             context = self._override(context, channel_or_context)
         plan = getattr(context, "_plan", None)
-        options: PublishOptions = plan[1] if plan is not None and plan[0] is self else self._compile(context)
-        limit = self._adapter.max_message_size
+        options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
+        limit = self._size_limit
         if limit is not None and len(payload) > limit:
             raise PayloadTooLargeError(len(payload), limit, f"{self._adapter.name!r}")
         timeout = options.timeout
@@ -473,6 +486,12 @@ class MessagePublisher:
         else:
             self._outbox.put(publication)
         return publication.promise
+
+    def refresh(self) -> None:
+        """Forget what was checked: the adapter announces something else than before. On the loop."""
+        self._plans.clear()
+        self._size_limit = self._adapter.max_message_size
+        self._stamp = object()
 
     @staticmethod
     def _override(context: MessageContext, override: str | MessageContext) -> MessageContext:
@@ -517,7 +536,7 @@ class MessagePublisher:
                 if len(self._plans) >= _PLAN_CACHE:
                     self._plans.clear()
                 self._plans[key] = options
-        context._plan = (self, options)
+        context._plan = (self._stamp, options)
         return options
 
     def _check_values(self, context: MessageContext) -> None:

@@ -66,7 +66,7 @@ class MessageSubscription:
             raise ArgumentError(
                 "on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel"
             )
-        if self._connection.state == "closed":
+        if self._connection.state == "closed" or self._connection.closing:
             raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
         consumption = Consumption(model, on_invalid, context._acknowledgement)
 
