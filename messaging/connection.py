@@ -20,8 +20,8 @@ from messaging.errors import (
     MessagingError,
     SubscriptionRefusedError,
 )
+from messaging.outbox import Outbox, Publication
 from messaging.promise import Promise
-from messaging.publisher import Outbox, Publication
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -22,10 +22,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from messaging import deadletter
+from messaging import redelivery
 from messaging.acknowledge import (
     AcknowledgeConsumer,
     AcknowledgeFilter,
@@ -34,12 +33,12 @@ from messaging.acknowledge import (
     DirectAcknowledgement,
     state_lock,
 )
-from messaging.adapter import Incoming, SubscriptionSpec
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
 from messaging.message import Message
 from messaging.promise import Promise
 
 if TYPE_CHECKING:
+    from messaging.adapter import Incoming, SubscriptionSpec
     from messaging.connection import Connection
     from messaging.publisher import MessagePublisher
     from messaging.services import ServiceRegistry
@@ -50,8 +49,6 @@ OnInvalid = Literal["raise", "skip", "dead_letter"]
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
-#: pause before a dead letter that could not be published is tried again, seconds
-_DEAD_LETTER_RETRY: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -131,7 +128,6 @@ class Subscription:
         self._connection = connection
         self._adapter = connection.adapter
         self._services = services
-        self._publisher = publisher
         self._model = consumption.model
         self._on_invalid = consumption.on_invalid
         self._direct = consumption.direct
@@ -149,7 +145,15 @@ class Subscription:
         self._rejected: deque[Incoming] = deque()
         self._flush_requested = False
         self._admitting = False
-        self._counter = deadletter.DeliveryCounter()
+        self._redelivery = redelivery.Redelivery(
+            connection.engine,
+            connection.adapter,
+            publisher,
+            options,
+            self.counters,
+            self._put_back,
+            self._has_ended,
+        )
         self.consumer: Consumer = _NOBODY
         #: the consumer decides: neither automatic nor direct acknowledgement
         self.manual = self._direct is not None and self._direct.filter is None and self._direct.handle is None
@@ -442,8 +446,9 @@ class Subscription:
             self._adapter.acknowledge(tokens)
         refused = self._rejected
         for _ in range(len(refused)):
+            self._redelivery.reject(refused.popleft())
+            # only now may the next one be taken: what was put back goes first
             self.settled_count += 1
-            self._reject(refused.popleft())
         self.proceed()
 
     def proceed(self) -> None:
@@ -451,48 +456,11 @@ class Subscription:
         if self._buffer:
             self.consumer.wake()
 
-    def _reject(self, incoming: Incoming) -> None:
-        """Have a rejected message delivered again, or bury it."""
-        self.counters.rejected += 1
-        options = self.spec.options
-        limit, dead_letters = options.max_deliveries, options.dead_letter_channel
-        if limit is None and dead_letters is not None:
-            self._bury(incoming, deadletter.REJECTED)
-            return
-        if limit is not None:
-            count = incoming.delivery_count
-            if count is None:
-                count = self._counter.count(incoming)
-            if count >= limit:
-                self._bury(incoming, deadletter.MAX_DELIVERIES, deliveries=count)
-                return
-        if self._adapter.can_reject:
-            self._adapter.reject([incoming.token])
-        else:
-            self._redeliver(incoming)
-
-    def _redeliver(self, incoming: Incoming) -> None:
-        """Put the message back into the buffer: the broker cannot, and still holds it for us."""
-        if self.ended:
-            return
-        self.counters.redelivered += 1
-        count = incoming.delivery_count
-        again = Incoming(
-            incoming.payload,
-            incoming._channel or "",
-            incoming._channel_extension,
-            incoming._content_type,
-            incoming._content_encoding,
-            incoming._correlation_id,
-            incoming._reply_to_channel,
-            MappingProxyType({**incoming._extensions, "redelivered": True}),
-            incoming.token,
-            count + 1 if count is not None else None,
-        )
+    def _put_back(self, incoming: Incoming) -> None:
         if self._ordered:
-            self._buffer.appendleft(again)
+            self._buffer.appendleft(incoming)
         else:
-            self._buffer.append(again)
+            self._buffer.append(incoming)
 
     def _bury_invalid(self, incoming: Incoming) -> None:
         """Bury a message that was handed out and not settled yet."""
@@ -501,49 +469,7 @@ class Subscription:
                 incoming._state = _ACKNOWLEDGED
                 incoming._settler = None
                 self.settled_count += 1
-        self._bury(incoming, deadletter.INVALID)
-
-    def _bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
-        """Publish to the dead-letter channel, then acknowledge: never the other way round."""
-        self._counter.forget(incoming)
-        channel = self.spec.options.dead_letter_channel
-
-        def done() -> None:
-            if incoming.token is not None and not self._auto:
-                self._adapter.acknowledge([incoming.token])
-
-        if channel is None:
-            logger.warning(
-                "message on %r is discarded (%s, %d deliveries); set deadLetterChannel to keep such messages",
-                incoming._channel, reason, deliveries,
-            )  # fmt: skip
-            done()
-            return
-
-        def publish() -> None:
-            context = deadletter.dead_letter_context(incoming, channel, reason, deliveries, self._adapter)
-            try:
-                promise = self._publisher.publish(Message(incoming.payload, context))
-            except MessagingError as error:
-                failed(error)
-                return
-            promise.listen(lambda: published(promise))
-
-        def published(promise: Promise[None]) -> None:
-            error = promise.exception()
-            if error is None:
-                self.counters.dead_lettered += 1
-                done()
-            else:
-                failed(error)
-
-        def failed(error: MessagingError) -> None:
-            # not acknowledged, so not lost; while this stream lives it is tried again
-            logger.error("dead letter of %r did not reach %r: %s", incoming._channel, channel, error)
-            if not self.ended and not isinstance(error, ClosedError):
-                self._connection.engine.loop.call_later(_DEAD_LETTER_RETRY, publish)
-
-        publish()
+        self._redelivery.bury(incoming, redelivery.INVALID)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

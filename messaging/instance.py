@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import threading
@@ -129,8 +130,7 @@ def _explain(point: EntryPoint, error: Exception) -> None:
     """Raise what a failed import means, if it is known."""
     package = point.module.partition(".")[0]
     if package == "adapters":
-        import adapters
-
+        adapters = importlib.import_module(package)
         if not getattr(adapters, "__rx_messaging__", False):
             where = getattr(adapters, "__file__", None) or "an unknown place"
             raise AdapterClashError(

@@ -1,0 +1,412 @@
+"""The outbox: messages on their way from any number of threads to the adapter, each with a deadline.
+
+``Publication`` is one of them, ``Outbox`` holds them all. Publishers append from any thread and wake the loop once per
+burst; one task on the loop hands batches to the adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.engine import may_block
+from messaging.errors import (
+    ClosedError,
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    OutboxFullError,
+    OutcomeUnknownError,
+)
+from messaging.promise import Promise
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+    from messaging.engine import Engine
+    from messaging.extensions import PublishOptions
+    from messaging.message import MessageContext
+
+logger = logging.getLogger(__name__)
+
+#: pause of the sender after the adapter raised, seconds
+_AFTER_FAILURE: Final = 0.02
+#: unique per process start: message ids must not repeat across processes
+_RUN_ID: Final = secrets.token_hex(8)
+
+
+class PublishPromise(Promise[None]):
+    """The promise of a publish. Does not keep the payload alive."""
+
+    context: MessageContext
+
+    @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"publish to {self.context._channel!r}"
+
+
+class Publication:
+    """A message on its way out: the core's ``adapter.Outgoing``. Settled on the engine's loop only."""
+
+    __slots__ = (
+        "context",
+        "deadline",
+        "is_waiting",
+        "options",
+        "outbox",
+        "payload",
+        "promise",
+        "sequence",
+        "settled",
+        "was_sent",
+    )
+
+    def __init__(
+        self, outbox: Outbox, payload: bytes, context: MessageContext, options: PublishOptions, deadline: float
+    ) -> None:
+        self.outbox = outbox
+        self.payload = payload
+        self.context = context
+        self.options = options
+        #: monotonic seconds
+        self.deadline = deadline
+        self.promise = promise = PublishPromise()
+        promise.context = context
+        #: position in the outbox, set by it; orders what has to be sent again
+        self.sequence = 0
+        #: confirmed or failed; what the adapter goes by
+        self.settled = False
+        #: whether a confirm is awaited, so that a loss leaves the outcome open
+        self.was_sent = False
+        #: in the outbox, rather than with the adapter
+        self.is_waiting = True
+
+    @property
+    def message_id(self) -> str:
+        """Stable across retries, unique across instances and processes."""
+        return f"{_RUN_ID}-{self.outbox.number:x}-{self.sequence:x}"
+
+    def sent(self) -> None:
+        """See ``adapter.Outgoing``."""
+        self.was_sent = True
+
+    def confirm(self) -> None:
+        """See ``adapter.Outgoing``."""
+        if not self.settled:
+            self.settled = True
+            self.outbox.confirmed(self)
+            self.promise.resolve(None)
+
+    def fail(self, error: MessagingError) -> None:
+        """See ``adapter.Outgoing``."""
+        if self.settled or (isinstance(error, ConnectionLostError) and self.outbox.retry(self)):
+            return
+        self.settled = True
+        self.outbox.failed_one(self)
+        self.promise.reject(error)
+
+
+class Outbox:
+    """What waits to be published: bounded in messages and bytes, from any number of threads to one loop.
+
+    ``_lock`` guards the counters of what was accepted and the order of ``_waiting``; publishers hold it for an
+    append. The loop takes entries without it (a deque's ends are safe) and publishes what it settled in counters of
+    its own, so that a confirm never waits for a publisher.
+    """
+
+    _numbers = iter(range(2**63))
+
+    def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
+        self.number = next(self._numbers)
+        self._engine = engine
+        self._adapter = adapter
+        self._timeout = timeout
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._blocked_publishers = 0
+        self._room_step = max(1, max_messages // 8)
+        self._closed = False
+        self._accepted = self._accepted_bytes = 0
+        self._waiting: deque[Publication] = deque()
+        self._signalled = False
+        # --- the rest belongs to the loop
+        self._settled_messages = self._settled_bytes = 0
+        self._connected = False
+        self._batch: list[Publication] = []
+        self._in_flight: dict[int, Publication] = {}
+        self._again: list[Publication] = []
+        self._wakeup = asyncio.Event()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep_at = 0.0
+        self._sender: asyncio.Task[Any] | None = None
+        self.published = self.failed = 0
+
+    # --- any thread
+
+    @property
+    def pending(self) -> int:
+        """Messages accepted and not settled yet."""
+        return self._accepted - self._settled_messages
+
+    def put(self, entry: Publication, *, queue: bool = True) -> None:
+        """Accept ``entry`` (and queue it for sending), waiting for room if the calling thread may block.
+
+        Raises:
+            ClosedError: the outbox is closed.
+            OutboxFullError: no room, and the caller runs an event loop, or its deadline passed.
+        """
+        with self._lock:
+            if (
+                self._accepted - self._settled_messages >= self._max_messages
+                or self._accepted_bytes - self._settled_bytes + len(entry.payload) > self._max_bytes
+            ):
+                self._await_room(entry)
+            if self._closed:
+                raise ClosedError(f"{entry.promise.what}: the instance {self._adapter.name!r} is closed")
+            self._accepted = entry.sequence = self._accepted + 1
+            self._accepted_bytes += len(entry.payload)
+            if queue:
+                self._waiting.append(entry)
+        if not self._signalled:
+            self._signalled = True
+            self._engine.call(self._wake)
+
+    def _await_room(self, entry: Publication) -> None:
+        def has_room() -> bool:
+            return self._closed or (
+                self._accepted - self._settled_messages < self._max_messages
+                # a message larger than the whole bound goes through alone
+                and (
+                    self._accepted_bytes - self._settled_bytes + len(entry.payload) <= self._max_bytes
+                    or self._accepted == self._settled_messages
+                )
+            )
+
+        if has_room():
+            return
+        self._blocked_publishers += 1
+        try:
+            wait = entry.deadline - time.monotonic() if may_block() else 0.0
+            if wait <= 0 or not self._room.wait_for(has_room, wait):
+                waiting = self._accepted_bytes - self._settled_bytes
+                raise OutboxFullError(
+                    f"{entry.promise.what}: {self.pending} messages ({waiting} bytes) wait to be published already; "
+                    f"await earlier promises first, or raise outbox_size or outbox_bytes"
+                )
+        finally:
+            self._blocked_publishers -= 1
+
+    # --- the loop
+
+    def start(self) -> None:
+        """Start the sender. Nothing is sent before :meth:`connected`."""
+        self._sender = self._engine.spawn(self._send())
+
+    def connected(self) -> None:
+        """The adapter can publish: what a lost connection left behind goes first, in its order."""
+        self._connected = True
+        self._requeue()
+        self._wakeup.set()
+
+    def disconnected(self) -> None:
+        """Hold everything back until :meth:`connected`."""
+        self._connected = False
+
+    async def drain(self, deadline: float) -> None:
+        """Wait until everything accepted is settled or ``deadline`` (loop time) passes."""
+        while self.pending and (left := deadline - self._engine.loop.time()) > 0:
+            self._drained = self._engine.loop.create_future()
+            await asyncio.wait([self._drained], timeout=left)
+        self._drained = None
+
+    _drained: asyncio.Future[None] | None = None
+
+    def refuse(self) -> None:
+        """Accept nothing from now on."""
+        with self._lock:
+            self._closed = True
+            self._room.notify_all()
+
+    def close(self) -> None:
+        """Fail everything that is left with ``ClosedError``, or ``OutcomeUnknownError`` if it was sent."""
+        self.refuse()
+        if self._sender is not None:
+            self._sender.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for entry in [*self._outstanding()]:
+            if entry.was_sent:
+                self._settle(
+                    entry,
+                    OutcomeUnknownError(f"{entry.promise.what}: the instance was closed before the broker confirmed"),
+                )
+            else:
+                self._settle(entry, ClosedError(f"{entry.promise.what}: the instance was closed before it was sent"))
+        self._waiting.clear()
+        self._in_flight.clear()
+        self._again.clear()
+
+    def forsake(self) -> None:
+        """Refuse everything, without the lock: in a forked child nobody may be left to release it."""
+        self._closed = True
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+
+    def _wake(self) -> None:
+        # cleared before the sender looks: whoever appends after this line signals again
+        self._signalled = False
+        self._wakeup.set()
+        if self._sweeper is None:
+            self._arm()
+
+    async def _send(self) -> None:
+        waiting = self._waiting
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            while waiting and self._connected:
+                batch = self._take()
+                if not batch:
+                    break
+                self._batch = batch
+                try:
+                    await self._adapter.publish(batch)
+                except MessagingError as error:
+                    self._fail_unsettled(batch, error)
+                    # the loss this speaks of is reported in a moment; until then, do not spin
+                    await asyncio.sleep(_AFTER_FAILURE)
+                except Exception as error:
+                    logger.exception("adapter of %r failed to publish", self._adapter.name)
+                    failure = MessagingError(f"the adapter failed to publish: {type(error).__name__}")
+                    failure.__cause__ = error
+                    self._fail_unsettled(batch, failure)
+                self._batch = []
+                in_flight = self._in_flight
+                for entry in batch:
+                    if not entry.settled and not entry.is_waiting:
+                        in_flight[entry.sequence] = entry
+                if self._blocked_publishers:
+                    self._offer_room()
+
+    def _take(self) -> list[Publication]:
+        waiting = self._waiting
+        batch = []
+        for _ in range(min(len(waiting), self._adapter.publish_window)):
+            entry = waiting.popleft()
+            if not entry.settled:
+                entry.is_waiting = False
+                batch.append(entry)
+        return batch
+
+    @staticmethod
+    def _fail_unsettled(batch: Iterable[Publication], error: MessagingError) -> None:
+        for entry in batch:
+            if not entry.settled and not entry.is_waiting:
+                entry.fail(error)
+
+    def confirmed(self, entry: Publication) -> None:
+        """Count ``entry`` as published; called by it, once."""
+        self.published += 1
+        self._settled(entry)
+
+    def failed_one(self, entry: Publication) -> None:
+        """Count ``entry`` as failed; called by it, once."""
+        self.failed += 1
+        self._settled(entry)
+
+    def _settled(self, entry: Publication) -> None:
+        self._settled_messages += 1
+        self._settled_bytes += len(entry.payload)
+        if self._in_flight:
+            self._in_flight.pop(entry.sequence, None)
+        # publishers that wait are woken for a good many messages at once, not for each
+        if self._blocked_publishers and self._settled_messages % self._room_step == 0:
+            self._offer_room()
+        if self._drained is not None and not self.pending and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _offer_room(self) -> None:
+        with self._lock:
+            self._room.notify_all()
+
+    def _settle(self, entry: Publication, error: MessagingError) -> None:
+        if not entry.settled:
+            entry.settled = True
+            self.failed_one(entry)
+            entry.promise.reject(error)
+
+    def retry(self, entry: Publication) -> bool:
+        """Keep ``entry`` to be sent again after reconnecting; ``False`` if that is not to be."""
+        if self._closed:
+            return False
+        self._in_flight.pop(entry.sequence, None)
+        entry.is_waiting = True
+        self._again.append(entry)
+        if self._connected:
+            # the adapter lost a message but not, or not yet, the connection
+            self._engine.loop.call_soon(self._requeue)
+        return True
+
+    def _requeue(self) -> None:
+        if not self._again:
+            return
+        self._again.sort(key=lambda entry: entry.sequence)
+        with self._lock:
+            self._waiting.extendleft(reversed(self._again))
+        self._again.clear()
+        self._wakeup.set()
+
+    # --- deadlines: looked after by one timer, in steps of a twentieth of the shortest timeout
+
+    def _outstanding(self) -> Iterable[Publication]:
+        return (*self._waiting, *self._batch, *self._in_flight.values(), *self._again)
+
+    def _arm(self, timeout: float | None = None) -> None:
+        step = min(max((timeout or self._timeout) / 20, 0.01), 0.25)
+        at = self._engine.loop.time() + step
+        if self._sweeper is None or at < self._sweep_at:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            self._sweep_at = at
+            self._sweeper = self._engine.loop.call_at(at, self._sweep)
+
+    def hurry(self, timeout: float) -> None:
+        """Look after deadlines more often than usual: something with this ``timeout`` was accepted."""
+        self._engine.call(self._arm, timeout)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        now = time.monotonic()
+        shortest = self._timeout
+        for entry in self._outstanding():
+            if entry.settled:
+                continue
+            left = entry.deadline - now
+            if left > 0:
+                shortest = min(shortest, left)
+            elif entry.was_sent:
+                self._settle(
+                    entry,
+                    OutcomeUnknownError(
+                        f"{entry.promise.what}: sent, but not confirmed before its deadline; it may arrive"
+                    ),
+                )
+            else:
+                state = "no connection" if not self._connected else "the broker takes no more messages"
+                self._settle(entry, DeadlineError(f"{entry.promise.what}: not sent before its deadline: {state}"))
+        while self._waiting and self._waiting[0].settled:
+            self._waiting.popleft()
+        self._again = [entry for entry in self._again if not entry.settled]
+        if self._blocked_publishers:
+            self._offer_room()
+        if self.pending:
+            self._arm(shortest)

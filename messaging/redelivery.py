@@ -1,0 +1,192 @@
+"""What becomes of rejected messages: delivered again, or buried in the dead-letter channel (RFC 5.8, DESIGN).
+
+Everything here runs on the engine's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from messaging.adapter import Incoming
+from messaging.errors import ClosedError, MessagingError
+from messaging.features import Features
+from messaging.message import Message, MessageContext
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+    from messaging.delivery import StreamCounters
+    from messaging.engine import Engine
+    from messaging.extensions import SubscribeOptions
+    from messaging.promise import Promise
+    from messaging.publisher import MessagePublisher
+
+logger = logging.getLogger(__name__)
+
+#: user headers that say where a dead letter comes from, on instances that announce ``headers``
+REASON_HEADER: Final = "x-dead-letter-reason"
+CHANNEL_HEADER: Final = "x-dead-letter-channel"
+DELIVERIES_HEADER: Final = "x-dead-letter-deliveries"
+
+#: why a message is a dead letter
+REJECTED: Final = "rejected"
+MAX_DELIVERIES: Final = "maxDeliveries"
+INVALID: Final = "invalid"
+
+#: messages whose deliveries are counted here at the same time; the ones not seen for longest are forgotten first
+_COUNTED: Final = 65_536
+#: pause before a dead letter that could not be published is tried again, seconds
+_RETRY_SECONDS: Final = 1.0
+
+
+class Redelivery:
+    """Decides what a rejection leads to, for one subscription.
+
+    Without ``maxDeliveries`` and dead-letter channel: another delivery. With ``maxDeliveries``: another delivery until
+    there were that many. Otherwise, or then: the dead-letter channel. First published, then acknowledged, so that a
+    message is never in neither place; tried again if publishing fails. Without dead-letter channel it is discarded
+    and said so.
+
+    Another delivery is the broker's where its protocol can; else ``put_back`` puts the message into the buffer again,
+    while the broker still holds it for us.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        adapter: Adapter,
+        publisher: MessagePublisher,
+        options: SubscribeOptions,
+        counters: StreamCounters,
+        put_back: Callable[[Incoming], object],
+        has_ended: Callable[[], bool],
+    ) -> None:
+        self._engine = engine
+        self._adapter = adapter
+        self._publisher = publisher
+        self._options = options
+        self._counters = counters
+        self._put_back = put_back
+        self._has_ended = has_ended
+        #: rejections so far of messages the broker does not count: by message id or, without one, by content. With
+        #: competing consumers each counts its own.
+        self._rejections: OrderedDict[object, int] = OrderedDict()
+
+    def reject(self, incoming: Incoming) -> None:
+        """Have a rejected message delivered again, or bury it."""
+        self._counters.rejected += 1
+        limit = self._options.max_deliveries
+        if limit is None and self._options.dead_letter_channel is not None:
+            self.bury(incoming, REJECTED)
+            return
+        if limit is not None:
+            deliveries = incoming.delivery_count or self._count(incoming)
+            if deliveries >= limit:
+                self.bury(incoming, MAX_DELIVERIES, deliveries)
+                return
+        if self._adapter.can_reject:
+            self._adapter.reject([incoming.token])
+        elif not self._has_ended():
+            self._counters.redelivered += 1
+            self._put_back(_again(incoming))
+
+    def bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
+        """Publish to the dead-letter channel, then acknowledge."""
+        self._rejections.pop(_key(incoming), None)
+        channel = self._options.dead_letter_channel
+
+        def done() -> None:
+            if incoming.token is not None and not self._options.auto_acknowledge:
+                self._adapter.acknowledge([incoming.token])
+
+        if channel is None:
+            logger.warning(
+                "message on %r is discarded (%s, %d deliveries); set deadLetterChannel to keep such messages",
+                incoming._channel, reason, deliveries,
+            )  # fmt: skip
+            done()
+            return
+        context = dead_letter_context(incoming, channel, reason, deliveries, self._adapter)
+
+        def publish() -> None:
+            try:
+                promise = self._publisher.publish(Message(incoming.payload, context))
+            except MessagingError as error:
+                failed(error)
+            else:
+                promise.listen(lambda: published(promise))
+
+        def published(promise: Promise[None]) -> None:
+            error = promise.exception()
+            if error is None:
+                self._counters.dead_lettered += 1
+                done()
+            else:
+                failed(error)
+
+        def failed(error: MessagingError) -> None:
+            logger.error("dead letter of %r did not reach %r: %s", incoming._channel, channel, error)
+            # not acknowledged, so not lost: the broker still has it when this stream has ended
+            if not self._has_ended() and not isinstance(error, ClosedError):
+                self._engine.loop.call_later(_RETRY_SECONDS, publish)
+
+        publish()
+
+    def _count(self, incoming: Incoming) -> int:
+        key = _key(incoming)
+        count = self._rejections.pop(key, 0) + 1
+        self._rejections[key] = count
+        if len(self._rejections) > _COUNTED:
+            self._rejections.popitem(last=False)
+        return count
+
+
+def _key(incoming: Incoming) -> object:
+    return incoming._extensions.get("messageId") or (incoming._channel, hash(incoming.payload))
+
+
+def _again(incoming: Incoming) -> Incoming:
+    """Another delivery of the same message: with a state of its own."""
+    count = incoming.delivery_count
+    return Incoming(
+        incoming.payload,
+        incoming._channel or "",
+        incoming._channel_extension,
+        incoming._content_type,
+        incoming._content_encoding,
+        incoming._correlation_id,
+        incoming._reply_to_channel,
+        MappingProxyType({**incoming._extensions, "redelivered": True}),
+        incoming.token,
+        count + 1 if count is not None else None,
+    )
+
+
+def dead_letter_context(
+    incoming: Incoming, channel: str, reason: str, deliveries: int, adapter: Adapter
+) -> MessageContext:
+    """The context a dead letter travels with: that of the message, as far as the instance can carry it."""
+    extensions: dict[str, object] = {}
+    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
+        extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
+    if Features.EXTENSION_HEADERS in adapter.features:
+        extensions[Features.EXTENSION_HEADERS] = MappingProxyType(
+            {
+                **incoming._extensions.get(Features.EXTENSION_HEADERS, {}),
+                REASON_HEADER: reason,
+                CHANNEL_HEADER: incoming._channel or "",
+                DELIVERIES_HEADER: str(deliveries),
+            }
+        )
+    carried = Features.MESSAGE_PROPERTIES in adapter.features
+    return MessageContext(
+        channel,
+        content_type=incoming._content_type if carried else None,
+        content_encoding=incoming._content_encoding if carried else None,
+        correlation_id=incoming._correlation_id if carried else None,
+        reply_to_channel=incoming._reply_to_channel if carried else None,
+        extensions=MappingProxyType(extensions),
+    )
