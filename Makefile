@@ -1,0 +1,44 @@
+# Nothing but Python 3.11 or newer, git and make is needed; what else there is to install, .ci/setup installs.
+#
+#   PYTHON=python3.12       interpreter for .venv
+#   PYTEST_ARGS="-k mqtt"   what `make test` passes on
+#   SETUP_BROKERS=no        do not let `make test` install system packages
+
+BIN := .venv/bin
+
+.PHONY: help demo test lint types bench venv clean
+
+help:
+	@echo "make demo   the toolkit at work, in this process, without a broker"
+	@echo "make test   all tests; installs Mosquitto and RabbitMQ if they are missing"
+	@echo "make lint   ruff        make types  mypy"
+	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
+	@echo "make venv   only .venv, with everything for development"
+	@echo "make clean  remove all that is generated, .venv too"
+
+demo: .venv/.cli
+	@$(BIN)/messaging demo
+
+test: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/.dev
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: .venv/.dev
+	@$(BIN)/mypy
+
+bench: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+venv: .venv/.dev
+
+.venv/.cli .venv/.dev: .venv/.%: pyproject.toml
+	@.ci/setup venv $*
+
+clean:
+	@rm -rf .venv .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,492 @@
+"""Private brokers for tests and benchmarks: own port, own configuration, own data, gone afterwards.
+
+::
+
+    with Mosquitto(["max_inflight_messages 5"]) as broker, messaging.connect(broker.url) as m:
+        ...
+        broker.kill()  # SIGKILL
+        broker.start()  # same port, same data
+
+Brokers listen on 127.0.0.1 only, run as the current user and are stopped by process group. Each has a guard, a
+shell waiting on a pipe that only this process holds open: however this process ends, SIGKILL included, the guard
+kills the broker and removes its directory.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+HOST: Final = "127.0.0.1"
+STOP_TIMEOUT: Final = 30.0
+CTL_TIMEOUT: Final = 60.0
+
+#: Below the ports systems give to outgoing connections. From that range a client that retries a stopped broker's
+#: port may be given this very port as its own and connect to itself, and the broker can not come back.
+_PORTS: Final = range(15_000, 32_000)
+_issued: Final[set[int]] = set()
+
+_GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill -s KILL -- "-$1"; sleep 1; rm -rf -- "$2" """
+
+_HOW_TO: Final = "run `make test`, which installs it, or install it with the system's package manager"
+
+
+class BrokerError(RuntimeError):
+    """A broker did not start, or does not answer. Holds the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on, on the loopback interface; never the same one twice."""
+    for _ in range(1_000):
+        port = random.choice(_PORTS)
+        if port in _issued:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            _issued.add(port)
+            return port
+    raise BrokerError("no free port found")
+
+
+def find_mosquitto() -> str | None:
+    """Path of the mosquitto binary. Distributions put it where a normal user's PATH does not look."""
+    return shutil.which("mosquitto", path=_search_path())
+
+
+def find_rabbitmq(command: str = "rabbitmq-server") -> str | None:
+    """Path of one of RabbitMQ's own scripts.
+
+    Debian's and Fedora's wrappers in /usr/sbin switch to the user ``rabbitmq``, so the scripts behind them come first.
+    """
+    homes = [os.environ.get("RABBITMQ_HOME", ""), "/usr/lib/rabbitmq", "/opt/rabbitmq"]
+    homes += sorted(map(str, Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")), reverse=True)
+    own = os.pathsep.join(f"{home}/{folder}" for home in homes if home for folder in ("sbin", "bin"))
+    return shutil.which(command, path=own) or shutil.which(command, path=_search_path())
+
+
+def require(*names: str) -> None:
+    """Skip the running test unless the brokers ``names`` are installed; fail it where ``CI`` is ``true``."""
+    import pytest
+
+    finders: dict[str, Callable[[], str | None]] = {"mosquitto": find_mosquitto, "rabbitmq": find_rabbitmq}
+    for name in names:
+        if finders[name]() is None:
+            say: Callable[[str], NoReturn] = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+            say(f"{name} is not installed: {_HOW_TO}")
+
+
+class Broker(abc.ABC):
+    """A broker process. Not thread safe.
+
+    Entering the context starts it; leaving stops it and removes its data. ``start`` and ``close`` do the same.
+
+    Attributes:
+        host: always 127.0.0.1.
+        port: of the main listener, constant for the life of the object.
+        directory: configuration, data and log.
+    """
+
+    name: str
+    scheme: str
+    start_timeout: float
+
+    def __init__(self) -> None:
+        self.host = HOST
+        self.port = free_port()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"rx-messaging-{self.name}-"))
+        self._log_file = self.directory / "broker.log"
+        self._log_start = 0
+        self._process: _Process | None = None
+        self._started_before = False
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = f"pid {self._process.pid}" if self._process else "stopped"
+        return f"<{type(self).__name__} {self.host}:{self.port} {state}>"
+
+    @property
+    @abc.abstractmethod
+    def url(self) -> str:
+        """Where to connect to, credentials included."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the broker proper, not of a script around it.
+
+        Raises:
+            BrokerError: it is not running.
+        """
+        if self._process is None:
+            raise BrokerError(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the broker process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start, on the same port and data as before, and wait until it answers. Nothing happens if it is running.
+
+        Raises:
+            BrokerError: it ended or did not answer within ``start_timeout`` seconds.
+        """
+        if self.running:
+            return
+        self.kill()  # what is left of one that ended by itself
+        for attempts_left in (2, 1, 0):
+            try:
+                self._log_start = len(self.log())
+                self._launch()
+                self.wait_ready()
+            except BaseException as error:
+                self.kill()
+                # Somebody took the port between looking and listening. Later starts must not move to another.
+                clash = isinstance(error, BrokerError) and re.search("address.*in use|eaddrinuse", self.log(), re.I)
+                if not clash or self._started_before or not attempts_left:
+                    raise
+                self._change_ports()
+            else:
+                self._started_before = True
+                return
+
+    def stop(self) -> None:
+        """SIGTERM and wait; SIGKILL after ``STOP_TIMEOUT`` seconds. Nothing happens if it is not running."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL and wait: nothing is flushed, no connection is closed in good order."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start, on the same port and data."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop for good and remove the directory. Idempotent."""
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log(self) -> str:
+        """What the broker wrote so far, earlier runs included."""
+        return self._log_file.read_text(errors="replace") if self._log_file.exists() else ""
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait up to ``timeout`` seconds (``start_timeout`` without) until the broker answers.
+
+        Raises:
+            BrokerError: it ended, or time is up.
+        """
+        timeout = self.start_timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        while not self._answers():
+            if not self.running:
+                raise self._error("ended while starting")
+            if time.monotonic() > deadline:
+                raise self._error(f"does not answer after {timeout:g} s")
+            time.sleep(0.02)
+
+    @abc.abstractmethod
+    def _launch(self) -> None:
+        """Write the configuration and start the process."""
+
+    @abc.abstractmethod
+    def _answers(self) -> bool:
+        """Whether the broker can be used. Returns within a second or so."""
+
+    def _change_ports(self) -> None:
+        self.port = free_port()
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.end(how)
+            self._process = None
+
+    def _spawn(self, *command: str, env: dict[str, str] | None = None) -> _Process:
+        return _Process(command, env, self._log_file, self.directory)
+
+    def _error(self, what: str) -> BrokerError:
+        return BrokerError(f"{self.name} on port {self.port} {what}. Its log ends with:\n{self.log()[-4_000:]}")
+
+
+class Mosquitto(Broker):
+    """Mosquitto with one listener, unlimited queues and no access control.
+
+    Args:
+        config_lines: for mosquitto.conf, after the listener. A line with the keyword of a default replaces it.
+            ``log_dest`` must stay as it is, and ``log_type`` include ``information``.
+        persistence: keep sessions, queues and retained messages over a restart, and over ``kill`` except for the
+            last tenth of a second: every change is written when the broker gets round to it, which is slow.
+    """
+
+    name = "mosquitto"
+    scheme = "mqtt"
+    start_timeout = 15.0
+
+    def __init__(self, config_lines: Iterable[str] = (), *, persistence: bool = False) -> None:
+        super().__init__()
+        self._lines = list(config_lines)
+        defaults = ["allow_anonymous true", "max_queued_messages 0", "max_queued_bytes 0"]
+        if os.geteuid() == 0:
+            defaults.append("user root")  # else it becomes the user mosquitto, who must not enter our directory
+        if persistence:
+            defaults += [
+                "persistence true",
+                f"persistence_location {self.directory}/",
+                "autosave_on_changes true",
+                "autosave_interval 1",
+            ]
+        self._defaults = defaults
+
+    @property
+    def url(self) -> str:
+        """``mqtt://127.0.0.1:PORT``."""
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+    def _launch(self) -> None:
+        binary = find_mosquitto()
+        if binary is None:
+            raise BrokerError(f"mosquitto is not installed: {_HOW_TO}")
+        config = self.directory / "mosquitto.conf"
+        # The listener comes first: what belongs to a listener belongs to the one above it.
+        lines = [f"listener {self.port} {self.host}", *_overridden(self._defaults, self._lines, " "), *self._lines]
+        config.write_text("\n".join(lines) + "\n")
+        self._process = self._spawn(binary, "-c", str(config))
+
+    def _answers(self) -> bool:
+        # Whoever has the port would take the connection; the log tells that it is this one.
+        return "running" in self.log()[self._log_start :] and _accepts(self.port)
+
+
+class RabbitMQ(Broker):
+    """A RabbitMQ node of its own: own Erlang cookie, own port mapper, no management plugin.
+
+    The user is guest / guest, an administrator.
+
+    Args:
+        config_lines: for rabbitmq.conf. A line with the key of a default replaces it.
+        plugins: to enable; with ``rabbitmq_mqtt`` there is :attr:`mqtt_url`. That one costs 3 to 6 seconds when it
+            runs for the first time: it waits for other nodes to join.
+    """
+
+    name = "rabbitmq"
+    scheme = "amqp"
+    start_timeout = 90.0  # mostly the machine's affair: 4 s alone, much more beside a busy test run
+
+    def __init__(self, config_lines: Iterable[str] = (), plugins: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.plugins = tuple(plugins)
+        self._lines = list(config_lines)
+        self._node = f"rx{secrets.token_hex(4)}@localhost"
+        self._epmd: _Process | None = None
+        self._change_ports()
+        cookie = self.directory / ".erlang.cookie"
+        cookie.write_text(secrets.token_hex(16))
+        cookie.chmod(0o400)
+
+    @property
+    def url(self) -> str:
+        """``amqp://guest:guest@127.0.0.1:PORT/``."""
+        return f"{self.scheme}://guest:guest@{self.host}:{self.port}/"
+
+    @property
+    def mqtt_url(self) -> str:
+        """``mqtt://guest:guest@127.0.0.1:PORT``.
+
+        Raises:
+            BrokerError: the plugin ``rabbitmq_mqtt`` is not enabled.
+        """
+        if "rabbitmq_mqtt" not in self.plugins:
+            raise BrokerError("this RabbitMQ runs without the plugin rabbitmq_mqtt")
+        return f"mqtt://guest:guest@{self.host}:{self.mqtt_port}"
+
+    def enable(self, *plugins: str) -> None:
+        """Enable plugins, now and for later starts, and wait until they can be used.
+
+        Raises:
+            BrokerError: RabbitMQ refused, or is not running.
+        """
+        missing = [plugin for plugin in plugins if plugin not in self.plugins]
+        if missing:
+            self._command("rabbitmq-plugins", "enable", *missing)
+            self.plugins += tuple(missing)
+            self.wait_ready()
+
+    def ctl(self, *args: str, timeout: float = CTL_TIMEOUT) -> str:
+        """Run ``rabbitmqctl`` against this node (about a second) and return what it printed.
+
+        Raises:
+            BrokerError: it failed, or took longer than ``timeout`` seconds.
+        """
+        return self._command("rabbitmqctl", *args, timeout=timeout)
+
+    def _command(self, command: str, *args: str, timeout: float = CTL_TIMEOUT) -> str:
+        script = find_rabbitmq(command)
+        if script is None:
+            raise BrokerError(f"{command} is not installed: {_HOW_TO}")
+        try:
+            done = subprocess.run(
+                [script, "--quiet", "--node", self._node, *args],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BrokerError(f"{command} {args} took longer than {timeout:g} s") from error
+        except subprocess.CalledProcessError as error:
+            raise BrokerError(f"{command} {args}: exit {error.returncode}\n{error.stdout}{error.stderr}") from error
+        return done.stdout
+
+    def _change_ports(self) -> None:
+        self.port, self.mqtt_port, self._dist_port, self._epmd_port = (free_port() for _ in range(4))
+
+    def _launch(self) -> None:
+        script, epmd = find_rabbitmq(), shutil.which("epmd", path=_search_path())
+        if script is None or epmd is None:
+            raise BrokerError(f"rabbitmq is not installed: {_HOW_TO}")
+        defaults = [
+            f"listeners.tcp.1 = {self.host}:{self.port}",
+            "disk_free_limit.absolute = 16MB",
+            "vm_memory_high_watermark.relative = 0.8",
+        ]
+        lines = [*_overridden(defaults, self._lines, "="), *self._lines]
+        (self.directory / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
+        # rabbitmq.conf may not speak of plugins that are not enabled yet; this file may.
+        mqtt = f'[{{rabbitmq_mqtt, [{{tcp_listeners, [{{"{self.host}", {self.mqtt_port}}}]}}]}}].\n'
+        (self.directory / "advanced.config").write_text(mqtt)
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
+        (self.directory / "rabbitmq-env.conf").touch()
+        environment = self._environment()
+        # Ours, in the foreground: the one the node would start on its own becomes a daemon and stays for ever.
+        self._epmd = self._spawn(epmd, "-port", str(self._epmd_port), "-address", self.host, env=environment)
+        deadline = time.monotonic() + self.start_timeout
+        while not _accepts(self._epmd_port):
+            if self._epmd.poll() is not None or time.monotonic() > deadline:
+                raise self._error("has no port mapper (epmd)")
+            time.sleep(0.01)
+        self._process = self._spawn(script, "-noinput", env=environment)
+
+    def _answers(self) -> bool:
+        if "rabbitmq_mqtt" in self.plugins and not _accepts(self.mqtt_port):
+            return False
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1.0) as probe:
+            probe.sendall(b"AMQP\x00\x00\x09\x01")
+            return probe.recv(1) == b"\x01"  # a method frame: connection.start
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        super()._end(how)
+        if self._epmd is not None:
+            self._epmd.end(signal.SIGKILL)  # it has nothing to lose, and ignores SIGTERM while a node is registered
+            self._epmd = None
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"))}
+        loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+        return kept | {
+            "PATH": _search_path(),
+            "HOME": str(self.directory),
+            "ERL_EPMD_ADDRESS": self.host,
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_ALLOW_INPUT": "true",  # the script then becomes the node, rather than wait for it
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.directory / "advanced.config"),
+            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": str(self.directory / "rabbitmq-env.conf"),
+            "RABBITMQ_CTL_DIST_PORT_MAX": "1",
+            "RABBITMQ_CTL_DIST_PORT_MIN": "0",  # any free one
+            "RABBITMQ_CTL_ERL_ARGS": loopback,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_LOG_BASE": str(self.directory),
+            "RABBITMQ_MNESIA_BASE": str(self.directory / "mnesia"),
+            "RABBITMQ_NODENAME": self._node,
+            # Spin for a moment before sleeping: with RabbitMQ's "none" the start is one long chain of wake-ups and
+            # takes twice as long.
+            "RABBITMQ_SCHEDULER_BUSY_WAIT_THRESHOLD": "very_short",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": loopback,
+        }
+
+
+class _Process:
+    """A process in a process group of its own, and its guard."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str] | None, log: Path, directory: Path) -> None:
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "broker-guard", str(self.pid), str(directory)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def end(self, how: signal.Signals) -> None:
+        """Signal the process, wait for it, and dismiss the guard."""
+        if self._popen.poll() is None:
+            if how is not signal.SIGKILL:
+                self._popen.send_signal(how)
+                self._popen.send_signal(signal.SIGCONT)  # a test may have stopped it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._popen.wait(STOP_TIMEOUT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._popen.wait(STOP_TIMEOUT)
+        self._guard.communicate(b"\n", timeout=STOP_TIMEOUT)
+
+
+def _search_path() -> str:
+    extra = ["/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/opt/homebrew/bin", "/usr/bin", "/bin"]
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *extra])
+
+
+def _overridden(defaults: Iterable[str], lines: Iterable[str], separator: str) -> list[str]:
+    """The defaults whose keyword no line gives."""
+    given = {line.split(separator)[0].strip() for line in lines}
+    return [line for line in defaults if line.split(separator)[0].strip() not in given]
+
+
+def _accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+        return True
+    return False

@@ -1,0 +1,35 @@
+"""Brokers for the tests that need them. Started on first use, shared by the whole run, private to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.brokers import Mosquitto, RabbitMQ, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    """A shared Mosquitto. Tests that stop, reconfigure or flood it start one of their own."""
+    require("mosquitto")
+    with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A shared RabbitMQ. Tests that stop, reconfigure or flood it start one of their own."""
+    require("rabbitmq")
+    with RabbitMQ() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
+    """The same RabbitMQ, speaking MQTT too. Not from the start: enabling MQTT takes longer than all the rest."""
+    rabbitmq.enable("rabbitmq_mqtt")
+    return rabbitmq

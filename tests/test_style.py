@@ -1,0 +1,87 @@
+"""Format, lint, types and layers."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = ("messaging", "adapters", "examples", "benchmarks")
+
+#: They run code that the other side sent, or (aio-pika's patterns) use one that does by default.
+UNSAFE = ("pickle", "_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve", "aio_pika.patterns")
+
+
+def run(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
+
+
+def imports(source: str, package: str = "") -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything imported, in functions and ``if TYPE_CHECKING`` too.
+
+    ``from a import b`` gives ``a`` and ``a.b``, since ``b`` may be a module.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: -node.level + 1 or None] if node.level else []
+            module = ".".join([*parents, *filter(None, [node.module])])
+            yield node.lineno, module
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def violations(folders: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
+    found = []
+    for file in sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py")):
+        package = ".".join(file.relative_to(ROOT).parent.parts)
+        for line, name in imports(file.read_text(encoding="utf-8"), package):
+            if any(name == module or name.startswith(f"{module}.") for module in forbidden):
+                found.append(f"{file.relative_to(ROOT)}:{line} imports {name}")
+    return found
+
+
+def test_ruff_finds_nothing() -> None:
+    run("ruff", "check", "--no-fix")
+
+
+def test_everything_is_formatted() -> None:
+    run("ruff", "format", "--check")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # without a cache mypy reads the stubs of every dependency
+def test_types_are_strictly_right() -> None:
+    run("mypy")
+
+
+def test_messaging_knows_no_adapter() -> None:
+    assert violations(("messaging",), ("adapters",)) == []
+
+
+def test_nothing_unpickles() -> None:
+    assert violations(SHIPPED, UNSAFE) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("import a.b as c", {"a.b"}),
+        ("def f():\n    from a import b", {"a", "a.b"}),
+        ("from . import a", {"p.q", "p.q.a"}),
+        ("from ..a import b", {"p.a", "p.a.b"}),
+    ],
+)
+def test_imports_are_found_wherever_they_hide(statement: str, names: set[str]) -> None:
+    assert {name for _, name in imports(statement, "p.q")} == names
