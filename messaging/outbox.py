@@ -100,7 +100,7 @@ class Publication:
         """See ``adapter.Outgoing``."""
         if not self.settled:
             self.settled = True
-            self.outbox.confirmed(self)
+            self.outbox.count_settled(self)
             self.promise.resolve(None)
 
     def fail(self, error: MessagingError) -> None:
@@ -108,7 +108,8 @@ class Publication:
         if self.settled or (isinstance(error, ConnectionLostError) and self.outbox.retry(self)):
             return
         self.settled = True
-        self.outbox.failed_one(self)
+        self.outbox.failed += 1
+        self.outbox.count_settled(self)
         self.promise.reject(error)
 
 
@@ -147,9 +148,14 @@ class Outbox:
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_at = 0.0
         self._sender: asyncio.Task[Any] | None = None
-        self.published = self.failed = 0
+        self.failed = 0
 
     # --- any thread
+
+    @property
+    def published(self) -> int:
+        """Messages that were confirmed."""
+        return self._settled_messages - self.failed
 
     @property
     def pending(self) -> int:
@@ -313,17 +319,8 @@ class Outbox:
             if not entry.settled and not entry.is_waiting:
                 entry.fail(error)
 
-    def confirmed(self, entry: Publication) -> None:
-        """Count ``entry`` as published; called by it, once."""
-        self.published += 1
-        self._settled(entry)
-
-    def failed_one(self, entry: Publication) -> None:
-        """Count ``entry`` as failed; called by it, once."""
-        self.failed += 1
-        self._settled(entry)
-
-    def _settled(self, entry: Publication) -> None:
+    def count_settled(self, entry: Publication) -> None:
+        """Make room for others; called by ``entry``, once."""
         self._settled_messages += 1
         self._settled_bytes += len(entry.payload)
         if self._in_flight:
@@ -341,7 +338,8 @@ class Outbox:
     def _settle(self, entry: Publication, error: MessagingError) -> None:
         if not entry.settled:
             entry.settled = True
-            self.failed_one(entry)
+            self.failed += 1
+            self.count_settled(entry)
             entry.promise.reject(error)
 
     def retry(self, entry: Publication) -> bool:

@@ -7,13 +7,13 @@ into plain data.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from messaging.delivery import StreamCounters  # noqa: TC001  # whoever serialises DTOs evaluates their annotations
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.delivery import StreamCounters, Subscription
+    from messaging.delivery import Subscription
     from messaging.services import ServiceReference
 
 
@@ -22,7 +22,8 @@ class ServiceReferenceDTO:
     """A service in the registry."""
 
     id: int
-    properties: Mapping[str, Any]
+    #: a copy, of plain values
+    properties: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class MessagingRuntimeDTO:
 def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
     """The DTO of a service reference."""
     properties = dict(reference.properties)
-    return ServiceReferenceDTO(id=properties["service.id"], properties=MappingProxyType(properties))
+    return ServiceReferenceDTO(id=properties["service.id"], properties=properties)
 
 
 class MessageServiceRuntime:

@@ -169,19 +169,22 @@ class MemoryAdapter(Adapter):
             client.broker.unsubscribe(handle)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
-        touched = set()
-        for consumer, tag in tokens:
-            if consumer.unsettled.pop(tag, None) is not None:
-                touched.add(consumer.queue)
-        for queue in touched:
-            queue.dispatch()
+        self._settle(tokens, redeliver=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
+        # the last one first, so that they end up at the front of the queue in their order
+        self._settle(tokens[::-1], redeliver=True)
+
+    def _settle(self, tokens: Sequence[Any], *, redeliver: bool) -> None:
+        touched = set()
         for consumer, tag in tokens:
             entry = consumer.unsettled.pop(tag, None)
             if entry is not None:
-                consumer.queue.push_back([entry._replace(deliveries=entry.deliveries + 1)])
-                consumer.queue.dispatch()
+                if redeliver:
+                    consumer.queue.push_again(entry)
+                touched.add(consumer.queue)
+        for queue in touched:
+            queue.dispatch()
 
     def is_stale(self, token: Any) -> bool:
         closed: bool = token[0].closed

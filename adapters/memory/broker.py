@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
 from messaging.adapter import Incoming, Outgoing, Sink, SubscriptionSpec
@@ -31,41 +31,26 @@ _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-class Entry(NamedTuple):
-    """A message in a queue."""
-
-    message: Outgoing
-    #: a retained copy, rather than one published now
-    retained: bool = False
-    #: how often it was delivered
-    deliveries: int = 0
-    #: monotonic seconds, or ``None``
-    expires: float | None = None
-
-    @property
-    def is_expired(self) -> bool:
-        """Whether its time-to-live has passed."""
-        return self.expires is not None and time.monotonic() >= self.expires
-
-    @property
-    def priority(self) -> int:
-        """0 if it has none."""
-        return self.message.options.priority or 0
+#: A message in a queue: what was published, whether it is a retained copy, how often it was delivered, when it
+#: expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and queue.
+Entry = tuple[Outgoing, bool, int, float | None]
 
 
-def entry(message: Outgoing) -> Entry:
+def new_entry(message: Outgoing) -> Entry:
     """The entry of a message published now."""
     ttl = message.options.time_to_live
-    return Entry(message, False, 0, None if ttl is None else time.monotonic() + ttl)
+    return (message, False, 0, None if ttl is None else time.monotonic() + ttl)
 
 
-def _extensions(
-    message: Outgoing, qos: str, retained: bool, deliveries: int, expires: float | None
-) -> Mapping[str, Any]:
+def _is_expired(entry: Entry) -> bool:
+    expires = entry[3]
+    return expires is not None and time.monotonic() >= expires
+
+
+def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     """What a receiver is told beside the standard values."""
+    message, retained, deliveries, expires = entry
     options = message.options
-    if not (retained or deliveries or options.headers or expires or options.priority is not None):
-        return _PLAIN[qos]
     told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
     if retained:
         told[Features.EXTENSION_RETAIN] = True
@@ -104,7 +89,8 @@ class Consumer:
         """Put a delivery into the batch; :meth:`flush` hands it over."""
         message, retained, deliveries, expires = entry
         context = message.context
-        qos = message.options.qos
+        options = message.options
+        qos = options.qos
         if qos > self.max_qos:
             qos = self.max_qos
         token = None
@@ -112,6 +98,7 @@ class Consumer:
             self._next_tag = tag = self._next_tag + 1
             self.unsettled[tag] = entry
             token = (self, tag)
+        plain = not (retained or deliveries or options.headers or expires or options.priority is not None)
         self.batch.append(
             Incoming(
                 message.payload,
@@ -121,7 +108,7 @@ class Consumer:
                 context._content_encoding,
                 context._correlation_id,
                 context._reply_to_channel,
-                _extensions(message, qos, retained, deliveries, expires),
+                _PLAIN[qos] if plain else _told(entry, qos),
                 token,
                 deliveries + 1,
             )
@@ -185,15 +172,14 @@ class Queue:
         ready.append(entry)
         self._length += 1
 
-    def push_back(self, entries: list[Entry]) -> None:
-        """Put undelivered messages back to where they came from: the front."""
-        for entry in reversed(entries):
-            self._ready[entry.priority].appendleft(entry)
-        self._length += len(entries)
+    def push_again(self, entry: Entry) -> None:
+        """Put a message that was delivered in vain back to where it came from: the front."""
+        self._ready[entry[0].options.priority or 0].appendleft((entry[0], entry[1], entry[2] + 1, entry[3]))
+        self._length += 1
 
     def _drop_expired(self) -> None:
         for priority, ready in self._ready.items():
-            self._ready[priority] = deque(entry for entry in ready if not entry.is_expired)
+            self._ready[priority] = deque(entry for entry in ready if not _is_expired(entry))
         self._length = sum(map(len, self._ready.values()))
 
     def purge(self) -> None:
@@ -206,23 +192,43 @@ class Queue:
     # --- emptying
 
     def dispatch(self) -> None:
-        """Hand out what the consumers have credit for, in turns."""
+        """Hand out what the consumers have credit for: highest priority first, consumers in turns."""
         consumers = self.consumers
-        while self._length:
+        for ready in self._ready.values():
+            if len(consumers) == 1:
+                self._hand_out(ready, consumers[0])
+            else:
+                self._hand_out_in_turns(ready)
+            if ready:
+                break
+        for consumer in consumers:
+            consumer.flush()
+        if self._room is not None and not self.is_full():
+            self._announce_room()
+
+    def _hand_out(self, ready: deque[Entry], consumer: Consumer) -> None:
+        unsettled, prefetch, take = consumer.unsettled, consumer.prefetch, consumer.take
+        before = len(ready)
+        while ready and len(unsettled) < prefetch and not consumer.paused:
+            entry = ready.popleft()
+            if entry[3] is None or not _is_expired(entry):
+                take(entry)
+        self._length -= before - len(ready)
+
+    def _hand_out_in_turns(self, ready: deque[Entry]) -> None:
+        consumers = self.consumers
+        while ready:
             for _ in range(len(consumers)):
                 consumer = consumers[0]
                 consumers.rotate(-1)
                 if consumer.can_take():
                     break
             else:
-                break
-            entry = self._pop()
-            if not entry.is_expired:
+                return
+            entry = ready.popleft()
+            self._length -= 1
+            if not _is_expired(entry):
                 consumer.take(entry)
-        for consumer in consumers:
-            consumer.flush()
-        if self._room is not None and not self.is_full():
-            self._announce_room()
 
     def hand_over(self, entry: Entry) -> bool:
         """Give a message straight to the only consumer, if nothing is ahead of it; the usual case, so a short one.
@@ -236,10 +242,6 @@ class Queue:
             return False
         consumer.take(entry)
         return True
-
-    def _pop(self) -> Entry:
-        self._length -= 1
-        return next(ready for ready in self._ready.values() if ready).popleft()
 
     def _announce_room(self) -> None:
         room, self._room = self._room, None
@@ -300,16 +302,16 @@ class Broker:
         queue.consumers.append(consumer)
         if queue.name is None:
             for retained in self._retained_for(queue):
-                queue.push(retained._replace(retained=True))
+                queue.push(retained)
         queue.dispatch()
         return consumer
 
     def _retained_for(self, queue: Queue) -> Iterator[Entry]:
         for channel, entry in [*self._retained.items()]:
-            if entry.is_expired:
+            if _is_expired(entry):
                 del self._retained[channel]
-            elif queue.matches(entry.message.context):
-                yield entry
+            elif queue.matches(entry[0].context):
+                yield (entry[0], True, 0, entry[3])
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """Detach a consumer; what it did not settle goes back to the queue's front."""
@@ -318,15 +320,15 @@ class Broker:
         consumer.closed = True
         queue = consumer.queue
         queue.consumers.remove(consumer)
-        entries = [entry._replace(deliveries=entry.deliveries + 1) for entry in consumer.unsettled.values()]
-        consumer.unsettled.clear()
         if queue.name is None:
             self._private.discard(queue)
             self._routes.clear()
             queue.purge()
         else:
-            queue.push_back(entries)
+            for entry in reversed(consumer.unsettled.values()):
+                queue.push_again(entry)
             queue.dispatch()
+        consumer.unsettled.clear()
 
     # --- publishing
 
@@ -343,20 +345,20 @@ class Broker:
 
     def retain(self, entry: Entry) -> None:
         """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
-        channel = entry.message.context._channel or ""
-        if entry.message.payload:
+        channel = entry[0].context._channel or ""
+        if entry[0].payload:
             self._retained[channel] = entry
         else:
             self._retained.pop(channel, None)
 
     def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
         """Put a message into ``queues``; the caller dispatches them."""
-        stored = entry(message)
+        entry = new_entry(message)
         if message.options.retain:
-            self.retain(stored)
+            self.retain(entry)
         for queue in queues:
-            if not queue.hand_over(stored):
-                queue.push(stored)
+            if not queue.hand_over(entry):
+                queue.push(entry)
 
 
 class Client:

@@ -104,10 +104,10 @@ class JsonCodec:
         serializer = serializer_of(obj)
         try:
             if serializer is None:
-                data = to_json(obj, by_alias=True, inf_nan_mode="constants")
+                data = to_json(obj, by_alias=True, inf_nan_mode="constants", fallback=_simplified)
             else:
                 # its warnings would show values, and are about values that do not fit their field's type
-                data = serializer.to_json(obj, by_alias=True, warnings=False)
+                data = serializer.to_json(obj, by_alias=True, warnings=False, fallback=_simplified)
             _refuse_constants(data)
         except Exception as error:  # noqa: BLE001 - serializers of a model may raise anything
             problem = shorten(str(error))
@@ -237,12 +237,16 @@ def _refuse_extension(code: int, _data: bytes) -> Any:
 
 
 def _simplified(obj: Any) -> Any:
-    """What a binary codec does not know, as something simpler: one level, or all of it."""
+    """What a format has no type for, as something simpler: one level, or all of it."""
     serializer = serializer_of(obj)
     if serializer is not None:
-        return serializer.to_python(obj, by_alias=True, warnings=False)
+        plain = serializer.to_python(obj, by_alias=True, warnings=False)
+        if plain is not obj:  # as a secret is
+            return plain
     if isinstance(obj, Enum):
         return obj.value
+    if isinstance(obj, memoryview):
+        return bytes(obj)
     if isinstance(obj, Mapping):
         return dict(obj)
     if isinstance(obj, (Set, Sequence, ValuesView, Iterator, deque)):

@@ -7,7 +7,6 @@ charset name is therefore taken as the charset of text and changes nothing else.
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import zlib
 from functools import lru_cache
@@ -25,10 +24,10 @@ _MAX_ENCODINGS: Final = 8
 _MAX_LENGTH: Final = 200
 #: gzip members or zstd frames in one payload
 _MAX_MEMBERS: Final = 1000
-#: The decompressors are fed in slices so small that what one slice can become is bounded: 16 MiB. Deflate
+#: The decompressors are fed in slices so small that what one slice can become is bounded: 8 MiB. Deflate
 #: grows at most 1032-fold; a zstd block of four bytes can stand for 128 KiB.
-_GZIP_SLICE: Final = 16 * 2**10
-_ZSTD_SLICE: Final = 512
+_GZIP_SLICE: Final = 8 * 2**10
+_ZSTD_SLICE: Final = 256
 #: what frames that were compressed as a stream may ask for (RFC 9659), even if the size limit is lower
 _ZSTD_WINDOW: Final = 8 * 2**20
 
@@ -39,7 +38,7 @@ CHARSETS: Final = frozenset(
     + ("us-ascii", "ascii", "latin-1", "latin1", "koi8-r", "koi8-u")
     + ("shift_jis", "euc-jp", "iso-2022-jp", "gb2312", "gbk", "gb18030", "big5", "euc-kr")
     + tuple(f"iso-8859-{part}" for part in range(1, 17) if part != 12)
-    + tuple(f"windows-{page}" for page in (874, *range(1250, 1259)))
+    + tuple(f"windows-{page}" for page in range(1250, 1259))
 )
 
 
@@ -47,7 +46,7 @@ class Encodings(NamedTuple):
     """A parsed content encoding.
 
     Attributes:
-        charset: Python's name of the charset, if one was named.
+        charset: in lower case, if one was named.
         compressions: in the order in which they were, or are to be, applied.
     """
 
@@ -86,9 +85,9 @@ def parse_encodings(text: str) -> Encodings:
 
 
 def charset_name(name: str) -> str | None:
-    """Python's name of a charset, or ``None`` if it is none that is known here."""
+    """The charset in lower case, as Python takes it, or ``None`` if it is none that is known here."""
     name = name.lower()
-    return codecs.lookup(name).name if name in CHARSETS else None
+    return name if name in CHARSETS else None
 
 
 def compress(data: bytes, encodings: Encodings) -> bytes:
@@ -103,7 +102,7 @@ def compress(data: bytes, encodings: Encodings) -> bytes:
 
 
 def decompress(data: bytes, encodings: Encodings, limit: int) -> bytes:
-    """Undo the compressions, last first. What is not needed any more is never held: at most ``limit`` and 16 MiB.
+    """Undo the compressions, last first. Stops within 8 MiB of ``limit``.
 
     Raises:
         DecodeError: the data is corrupt, ends too soon, is followed by something else, or grows over ``limit`` bytes.

@@ -103,22 +103,23 @@ def _validator(model: Any) -> SchemaValidator:
 
 def _adapter(model: Any) -> TypeAdapter[Any]:
     try:
-        # equal is not enough: A | B equals B | A, but pydantic tries them in that order
-        return _compiled(model, repr(model))
+        hash(model)
     except TypeError:
-        hashable = True
-        try:
-            hash(model)
-        except TypeError:
-            hashable = False
-        if hashable:
-            raise
-    return TypeAdapter(model)
+        return _compile(model)
+    # equal is not enough: A | B equals B | A, but pydantic tries them in that order
+    return _compiled(model, repr(model))
 
 
 @lru_cache(maxsize=_CACHE)
 def _compiled(model: Any, _shown: str) -> TypeAdapter[Any]:
-    return TypeAdapter(model)
+    return _compile(model)
+
+
+def _compile(model: Any) -> TypeAdapter[Any]:
+    adapter = TypeAdapter(model)
+    if not adapter.pydantic_complete:  # names that cannot be found would be told of at the first message only
+        adapter.rebuild(raise_errors=True)
+    return adapter
 
 
 def serializer_of(obj: Any) -> SchemaSerializer | None:
@@ -133,7 +134,7 @@ def serializer_of(obj: Any) -> SchemaSerializer | None:
 @lru_cache(maxsize=_CACHE)
 def _dataclass_serializer(kind: Any) -> SchemaSerializer | None:
     try:
-        serializer: Any = TypeAdapter(kind).serializer
+        serializer: Any = _compile(kind).serializer
     except Exception as error:  # noqa: BLE001 - then it is encoded by what its fields hold
         logger.debug("dataclass %s is encoded without its types: %s", kind.__qualname__, type(error).__name__)
         return None

@@ -126,15 +126,16 @@ class Codecs:
 
     def _find(self, name: str) -> Codec | None:
         codec = self._registered.get(name) or self._loaded.get(name)
-        if codec is None:
-            kind = _BUILT_IN.get(name)
-            if kind is not None:
-                codec = self._loaded.setdefault(name, kind())
-            else:
-                points = self._points().get(name)
-                if points is not None:
-                    codec = self._loaded.setdefault(name, _load(name, points))
-        return codec
+        if codec is not None:
+            return codec
+        kind = _BUILT_IN.get(name)
+        if kind is not None:
+            codec = kind()
+            for served in codec.content_types:
+                codec = self._loaded.setdefault(served, codec)
+            return codec
+        points = self._points().get(name)
+        return self._loaded.setdefault(name, _load(name, points)) if points else None
 
     def _points(self) -> dict[str, list[metadata.EntryPoint]]:
         if self._announced is None:
