@@ -1,0 +1,171 @@
+"""Interoperation: mosquitto's own clients, amqp-tools and plain pika talk to programs on this API, both ways."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pika
+import pytest
+
+import messaging
+from messaging import Messaging
+from tests.brokers import Mosquitto, RabbitMQ
+
+DEADLINE = 15.0
+
+
+def tool(name: str, *arguments: str) -> str:
+    """A client of somebody else, run to its end; what it printed."""
+    result = subprocess.run([name, *arguments], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(params=["5", "3.1.1"])
+def mqtt(request: pytest.FixtureRequest, mosquitto: Mosquitto) -> Iterator[tuple[Messaging, list[str], str]]:
+    if shutil.which("mosquitto_pub") is None:
+        pytest.fail("mosquitto_pub is missing: install mosquitto-clients")
+    where = ["-h", mosquitto.host, "-p", str(mosquitto.port), "-V", "5" if request.param == "5" else "311"]
+    with messaging.connect(mosquitto.url, version=request.param) as m:
+        yield m, where, request.param
+
+
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+def test_mosquitto_pub_reaches_a_stream(mqtt: tuple[Messaging, list[str], str], qos: str) -> None:
+    m, where, version = mqtt
+    properties = []
+    if version == "5":
+        for name, value in {
+            "content-type": "application/json",
+            "response-topic": "interop/answer",
+            "correlation-data": "c-7",
+            "message-expiry-interval": "60",
+        }.items():
+            properties += ["-D", "publish", name, value]
+        properties += ["-D", "publish", "user-property", "colour", "blue"]
+    with m.subscribe("interop/in/#", qos=qos) as stream:
+        tool("mosquitto_pub", *where, "-t", "interop/in/ä", "-m", '{"x": 1}', "-q", qos, *properties)
+        message = stream.receive(DEADLINE)
+    assert message.payload == b'{"x": 1}'
+    assert message.context.channel == "interop/in/ä"
+    assert message.context.extensions["qos"] == qos
+    if version == "5":
+        assert message.value() == {"x": 1}
+        assert message.context.content_type == "application/json"
+        assert message.context.reply_to_channel == "interop/answer"
+        assert message.context.correlation_id == "c-7"
+        assert message.context.extensions["headers"] == {"colour": "blue"}
+        assert 0 < message.context.extensions["timeToLive"] <= 60
+
+
+def test_mosquitto_sub_gets_what_is_published(mqtt: tuple[Messaging, list[str], str]) -> None:
+    m, where, version = mqtt
+    properties = {}
+    if version == "5":
+        properties = {
+            "content_type": "text/plain",
+            "correlation_id": "c-8",
+            "reply_to": "interop/answer",
+            "headers": {"colour": "red"},
+            "time_to_live": 60.0,
+        }
+    # retained, so that it does not matter who comes first
+    m.publish("interop/out", b"hello", qos=1, retain=True, **properties).result(DEADLINE)
+    printed = json.loads(tool("mosquitto_sub", *where, "-t", "interop/out", "-C", "1", "-q", "1", "-F", "%j"))
+    m.publish("interop/out", b"", qos=1, retain=True).result(DEADLINE)
+    assert printed["payload"] == "hello"
+    assert printed["retain"] == 1
+    assert printed["qos"] == 1
+    if version == "5":
+        known = printed["properties"]
+        assert known["content-type"] == "text/plain"
+        assert known["correlation-data"] == "c-8"
+        assert known["response-topic"] == "interop/answer"
+        assert known["user-properties"]["colour"] == "red"
+
+
+@pytest.fixture
+def amqp(rabbitmq: RabbitMQ) -> Iterator[tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel]]:
+    parameters = pika.URLParameters(rabbitmq.url.rstrip("/") + "/%2F")
+    parameters.blocked_connection_timeout = DEADLINE
+    connection = pika.BlockingConnection(parameters)
+    with messaging.connect(rabbitmq.url) as m:
+        yield m, connection.channel()
+    connection.close()
+
+
+def test_pika_reaches_a_stream(amqp: tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel]) -> None:
+    m, channel = amqp
+    with m.subscribe("interop/in/+") as stream:
+        channel.basic_publish(
+            "amq.topic",
+            "interop.in.pika",
+            b'{"x": 1}',
+            pika.BasicProperties(
+                content_type="application/json",
+                content_encoding="utf-8",
+                correlation_id="c-7",
+                reply_to="interop.answer",
+                message_id="m-1",
+                priority=3,
+                expiration="60000",
+                timestamp=1_700_000_000,
+                headers={"colour": "blue", "count": 3},
+            ),
+        )
+        message = stream.receive(DEADLINE)
+    context = message.context
+    assert message.value() == {"x": 1}
+    assert context.channel == "interop/in/pika"
+    assert (context.content_type, context.content_encoding) == ("application/json", "utf-8")
+    assert (context.correlation_id, context.reply_to_channel) == ("c-7", "interop/answer")
+    assert context.extensions["messageId"] == "m-1"
+    assert context.extensions["priority"] == 3
+    assert context.extensions["timeToLive"] == 60.0
+    assert context.extensions["timestamp"] == 1_700_000_000
+    assert context.extensions["headers"] == {"colour": "blue", "count": "3"}
+
+
+def test_pika_gets_what_is_published(amqp: tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel]) -> None:
+    m, channel = amqp
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    channel.queue_bind(queue, "amq.topic", "interop.out.#")
+    m.publish(
+        "interop/out/v1.2",
+        {"x": 2},
+        correlation_id="c-8",
+        reply_to="interop/answer",
+        headers={"colour": "red"},
+        priority=4,
+        time_to_live=60.0,
+        guaranteed_delivery=True,
+    ).result(DEADLINE)
+    method, properties, body = next(channel.consume(queue, inactivity_timeout=DEADLINE, auto_ack=True))
+    assert method is not None, "nothing arrived"
+    assert method.routing_key == "interop.out.v1%2E2"
+    assert json.loads(body) == {"x": 2}
+    assert properties.content_type == "application/json"
+    assert (properties.correlation_id, properties.reply_to) == ("c-8", "interop.answer")
+    assert properties.headers == {"colour": "red"}
+    assert properties.priority == 4
+    assert properties.expiration == "60000"
+    assert properties.delivery_mode == 2
+    assert properties.message_id
+
+
+def test_amqp_tools_both_ways(amqp: tuple[Messaging, object], rabbitmq: RabbitMQ) -> None:
+    if shutil.which("amqp-publish") is None:
+        pytest.skip("amqp-tools is not installed; plain pika shows the same")
+    m, _ = amqp
+    url = rabbitmq.url.rstrip("/")  # these tools take a lone slash for a vhost without name
+    with m.subscribe("tools/in", queue="tools-in") as stream:
+        tool("amqp-publish", "-u", url, "-e", "amq.topic", "-r", "tools.in", "-b", "hello", "-C", "text/plain")
+        message = stream.receive(DEADLINE)
+        assert message.value() == "hello"
+    with m.subscribe("tools/out", queue="tools-out"):
+        pass  # the queue is durable and stays
+    m.publish("tools/out", "world").result(DEADLINE)
+    assert tool("amqp-get", "-u", url, "-q", "tools-out") == "world"
