@@ -210,6 +210,7 @@ class Messaging:
         register = self.services.register
         runtime = register(MessageServiceRuntime, self.runtime, properties)
         subscription = register(MessageSubscription, self.subscription, properties)
+        self._subscription_reference = subscription.reference
         self.runtime.bind(runtime.reference, subscription.reference)
         registrations = [
             runtime,
@@ -225,8 +226,8 @@ class Messaging:
         return registrations
 
     def _service_event(self, event: ServiceEvent) -> None:
-        gone = event.kind is ServiceEventKind.UNREGISTERING
-        if gone and self.services.get(event.reference) is self.subscription and self._closing is None:
+        gone = event.kind is ServiceEventKind.UNREGISTERING and event.reference is self._subscription_reference
+        if gone and self._closing is None:
             for subscription in self._connection.subscriptions.copy():
                 self._connection.engine.call(self._connection.end_subscription, subscription)
 

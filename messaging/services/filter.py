@@ -276,9 +276,7 @@ def _escaped(value: str) -> str:
 
 def _pattern(pieces: list[str]) -> str:
     text = "*".join(map(_escaped, pieces))
-    if text == "*":  # of "**": one asterisk alone would ask for presence
-        return "**"
-    if text.startswith("*") and text[1:].isspace():  # so would trailing space that is not escaped
+    if text.startswith("*") and text[1:].isspace():  # unescaped, it would ask for presence
         return "*\\" + text[1:]
     return text
 
@@ -402,9 +400,7 @@ def _numbers(value: str) -> tuple[float | None, Decimal | None, int | Decimal | 
     if not text.isascii() or "_" in text:  # Python reads more than one would expect
         return None, None, None
     try:
-        exact = Decimal(text)
-        if exact.is_nan():
-            return None, None, None
+        exact = Decimal(text)  # NaN equals nothing, and has no order, which is as good as no match
         return float(text), exact, int(text) if text.lstrip("+-").isdigit() else exact
     except (ArithmeticError, ValueError):  # not a number, or an int of more digits than Python converts
         return None, None, None

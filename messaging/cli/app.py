@@ -1,0 +1,115 @@
+"""The program: its commands, its signals, and which exit code an error gets."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Annotated, Final
+
+import typer
+
+from messaging.cli.demo import demo
+from messaging.cli.info import info
+from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
+from messaging.cli.pub import pub
+from messaging.cli.sub import sub
+from messaging.errors import ArgumentError, CodecError, ConfigurationError, MessagingError, UnsupportedFeatureError
+
+#: what typer raises about a command line; from which module depends on its version
+_CommandLineError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+#: the input was wrong, rather than the broker, the network or the clock
+_BAD_INPUT: Final = (ConfigurationError, ArgumentError, UnsupportedFeatureError, CodecError)
+
+#: habits of other clients -> what to say
+_IN_URL: Final = "host, port and user are part of the URL, such as mqtt://user@host:1883"
+_ELSEWHERE: Final = "the password is part of the URL, or in MESSAGING_PASSWORD or MESSAGING_PASSWORD_FILE"
+_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("-h", "--host", "-p", "--port", "--username", "-U"), _IN_URL),
+    **dict.fromkeys(("-P", "--pw", "--password"), _ELSEWHERE),
+}
+
+app = typer.Typer(
+    name=PROGRAM,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # they show the values of variables
+    context_settings={"max_content_width": 100},
+    epilog=(
+        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed; 2 the command line or the "
+        "input is wrong; 3 the timeout passed before --count messages came; 130 interrupted by SIGINT or SIGTERM."
+    ),
+)
+app.command()(pub)
+app.command()(sub)
+app.command()(info)
+app.command()(demo)
+
+
+def _version(value: bool) -> None:
+    if value:
+        write(f"{PROGRAM} {version('rx-messaging')}\n".encode())
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Publish and subscribe from the command line: MQTT, AMQP and every other URL an adapter is installed for.
+
+    Data goes to stdout and nothing else does; diagnostics go to stderr.
+    """
+    if context.invoked_subcommand is None:
+        write(f"{context.get_help()}\n".encode())
+        raise typer.Exit(ExitCode.USAGE)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM ends the program as SIGINT does: streams are closed and what was accepted is sent."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; see ``messaging.cli.main``."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with diagnostics(), _signals():
+        try:
+            code = app(args=given, prog_name=PROGRAM, standalone_mode=False)
+        except (KeyboardInterrupt, typer.Abort):
+            return ExitCode.INTERRUPTED
+        except ReaderGoneError:
+            return ExitCode.OK
+        except _CommandLineError as error:
+            report(_explained(error))
+            return ExitCode.USAGE
+        except MessagingError as error:
+            report(error)
+            return ExitCode.USAGE if isinstance(error, _BAD_INPUT) else ExitCode.FAILED
+        except OSError as error:
+            name = f"{error.filename}: " if error.filename is not None else ""
+            report(f"{name}{error.strerror or type(error).__name__}")
+            return ExitCode.FAILED
+    return int(code or ExitCode.OK)
+
+
+def _explained(error: Exception) -> str:
+    text = str(getattr(error, "format_message", error.__str__)())
+    hint = _HINTS.get(getattr(error, "option_name", ""))
+    return f"{text} ({hint})" if hint else text

@@ -1,0 +1,342 @@
+"""``messaging demo``: what the toolkit does, at work, with sums that are checked.
+
+An act uses what an instance announces, and is skipped, audibly, where that is less than it needs. A new act is a
+function and an entry in ``ACTS``.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, cast
+
+from pydantic import BaseModel
+from rich.table import Table
+from rich.text import Text
+
+from messaging import (
+    AcknowledgeHandler,
+    AcknowledgeMessageContext,
+    Features,
+    Message,
+    MessageContextBuilder,
+    Messaging,
+    MessagingError,
+)
+from messaging.cli import options
+from messaging.cli.output import ExitCode, one_line, show
+
+DEFAULT_URL: Final = "memory://demo"
+#: how long to wait for what must come, seconds
+PATIENCE: Final = 10.0
+#: some brokers keep a queue for ever: one name and channel for all runs leave one behind
+_QUEUE: Final = "messaging-demo"
+_JOBS: Final = "demo/jobs"
+
+
+class Reading(BaseModel):
+    """What a sensor measured."""
+
+    sensor: str
+    celsius: float
+
+
+class Job(BaseModel):
+    """Work to be done once, by whoever is free."""
+
+    run: str
+    number: int
+
+
+class Check(NamedTuple):
+    """A sum, and what came out."""
+
+    act: str
+    what: str
+    expected: Any
+    found: Any
+
+
+class Stage:
+    """What an act has to work with.
+
+    Attributes:
+        m: the instance.
+        run: tells this run's channels and jobs from those of others at the same broker.
+        reliable: keywords that ask for delivery that is confirmed and acknowledged, where there is such a choice.
+    """
+
+    def __init__(self, m: Messaging) -> None:
+        self.m = m
+        self.run = secrets.token_hex(4)
+        self.reliable: dict[str, Any] = {}
+        if Features.EXTENSION_GUARANTEED_DELIVERY in m.features:
+            self.reliable["guaranteed_delivery"] = True
+        self.act = ""
+        self.checks: list[Check] = []
+
+    def channel(self, name: str) -> str:
+        """A channel of this run."""
+        return f"demo/{self.run}/{name}"
+
+    def reliably(self, builder: MessageContextBuilder, name: str) -> MessageContextBuilder:
+        """The same as ``reliable``, for a builder of a context for a channel of this run."""
+        builder.channel(self.channel(name))
+        if self.reliable:
+            builder.extension_entry(Features.EXTENSION_GUARANTEED_DELIVERY, True)
+        return builder
+
+    def say(self, text: str) -> None:
+        """Tell what happens. From any thread."""
+        show(Text(f"   {one_line(text)}"))
+
+    def check(self, what: str, expected: Any, found: Any) -> None:
+        """Note a sum that must be right."""
+        self.checks.append(Check(self.act, what, expected, found))
+
+
+def readings(stage: Stage) -> None:
+    """Typed readings of three rooms; one subscriber for all, one for the laboratory."""
+    m = stage.m
+    sent = [
+        (room, Reading(sensor=f"{room}-{number}", celsius=warmth + number / 2))
+        for number in (1, 2, 3)
+        for room, warmth in (("hall", 19.0), ("lab", 21.0), ("roof", 4.5))
+    ]
+    with (
+        m.subscribe(stage.channel("+/temperature"), Reading, **stage.reliable) as building,
+        m.subscribe(stage.channel("lab/#"), Reading, **stage.reliable) as laboratory,
+    ):
+        promises = [m.publish(stage.channel(f"{room}/temperature"), each, **stage.reliable) for room, each in sent]
+        for promise in promises:
+            promise.result()
+        stage.say(f"{len(sent)} readings published, the broker has them all")
+        arrived = []
+        for _ in sent:
+            message = building.receive(PATIENCE)
+            reading: Reading = message.value()
+            arrived.append(reading)
+            stage.say(f"{message.context.channel}: {reading.sensor} measures {reading.celsius:.1f} °C")
+        in_laboratory = [laboratory.receive(PATIENCE).value() for _ in range(3)]
+        stage.say(f"the laboratory's own subscriber got {', '.join(each.sensor for each in in_laboratory)}")
+    stage.check("readings at '+/temperature'", len(sent), len(arrived))
+    stage.check("sum of all, °C", sum(each.celsius for _, each in sent), sum(each.celsius for each in arrived))
+    stage.check("sensors at 'lab/#'", ["lab-1", "lab-2", "lab-3"], sorted(each.sensor for each in in_laboratory))
+
+
+def jobs(stage: Stage) -> None:
+    """Two workers compete for the jobs of one queue: each job is done once."""
+    m = stage.m
+    numbers = range(1, 21)
+    done: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+
+    def worker(name: str) -> Callable[[Message], None]:
+        def work(message: Message) -> None:
+            job: Job = message.value()
+            if job.run == stage.run:  # others are left over from a run that was interrupted
+                time.sleep(0.01)  # the work itself
+                done.put((name, job.number))
+
+        return work
+
+    def hire(name: str) -> None:
+        stream = m.subscribe(_JOBS, Job, on_invalid="skip", queue=_QUEUE, prefetch=1, **stage.reliable)
+        # returns when the broker has confirmed; acknowledges each job when the worker is through with it
+        workers.append(stream.subscribe(worker(name)))
+
+    workers: list[Any] = []
+    try:
+        hire("Anna")
+        hire("Ben")
+        for number in numbers:
+            m.publish(_JOBS, Job(run=stage.run, number=number), **stage.reliable).result()
+        finished = [done.get(timeout=PATIENCE) for _ in numbers]
+    finally:
+        for disposable in workers:
+            disposable.dispose()
+    for name in ("Anna", "Ben"):
+        own = [str(number) for who, number in finished if who == name]
+        stage.say(f"{name} did {len(own)} jobs: {' '.join(own)}")
+    stage.check("jobs done", len(numbers), len(finished))
+    stage.check("different ones among them", len(numbers), len({number for _, number in finished}))
+    stage.check("who did any", ["Anna", "Ben"], sorted({name for name, _ in finished}))
+
+
+def poison(stage: Stage) -> None:
+    """A message nobody can digest is tried three times and then put aside, with its reason."""
+    m = stage.m
+    attempts: list[str] = []
+    digested: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def digest(message: Message, handler: AcknowledgeHandler) -> None:
+        order = message.value(str)
+        if order.startswith("poison"):
+            attempts.append(order)
+            stage.say(f"delivery {len(attempts)} of {order!r} is rejected")
+            handler.reject()
+        else:
+            handler.acknowledge()
+
+    builder = m.acknowledge_context_builder().handle_acknowledge(digest).message_context_builder()
+    context = (
+        stage.reliably(builder, "orders")
+        .extension_entry(Features.EXTENSION_MAX_DELIVERIES, 3)
+        .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, stage.channel("dead"))
+        .build_context()
+    )
+    with (
+        m.subscribe(stage.channel("dead"), **stage.reliable) as dead_letters,
+        m.subscription.subscribe(context) as orders,
+    ):
+        orders.subscribe(lambda message: digested.put(message.value(str)))
+        for order in ("soup", "poison", "salad", "cake"):
+            m.publish(stage.channel("orders"), order, **stage.reliable).result()
+        served = [digested.get(timeout=PATIENCE) for _ in range(3)]
+        letter = dead_letters.receive(PATIENCE)
+        reason = letter.context.extensions.get(Features.EXTENSION_HEADERS, {}).get("x-dead-letter-reason", "not told")
+        stage.say(f"served: {', '.join(served)}; dead letter: {letter.value(str)!r}, reason: {reason}")
+    stage.check("orders served", ["cake", "salad", "soup"], sorted(served))
+    stage.check("deliveries of the poison", 3, len(attempts))
+    stage.check("dead letter", "poison", letter.value(str))
+
+
+def retained(stage: Stage) -> None:
+    """A status that was published before its subscriber came."""
+    m = stage.m
+    status = stage.channel("status")
+    m.publish(status, "online", retain=True, **stage.reliable).result()
+    stage.say("'online' published while nobody listens")
+    try:
+        with m.subscribe(status, **stage.reliable) as late:
+            message = late.receive(PATIENCE)
+            stage.say(f"a late subscriber is told: {message.value(str)!r}")
+    finally:
+        m.publish(status, b"", retain=True, **stage.reliable).result()  # an empty one clears it
+    stage.check("status of a late subscriber", "online", message.value(str))
+    stage.check("known to be retained", True, message.context.extensions.get(Features.EXTENSION_RETAIN, False))
+
+
+def acknowledge_filter(stage: Stage) -> None:
+    """A filter acknowledges what is plausible, before the stream sees it; the rest goes to dead letters."""
+    m = stage.m
+    verdicts: list[str] = []
+    builder = (
+        m.acknowledge_context_builder()
+        .filter_acknowledge(lambda message: message.value(Reading).celsius < 60)
+        .post_acknowledge(lambda message: verdicts.append(_state(message)))
+        .message_context_builder()
+    )
+    context = (
+        stage.reliably(builder, "boiler")
+        .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, stage.channel("implausible"))
+        .build_context()
+    )
+    warmth = (48.0, 950.0, 49.5, 50.0, 1200.0, 51.5)
+    with (
+        m.subscribe(stage.channel("implausible"), Reading, **stage.reliable) as dead_letters,
+        m.subscription.subscribe(context) as boiler,
+    ):
+        for celsius in warmth:
+            m.publish(stage.channel("boiler"), Reading(sensor="boiler", celsius=celsius), **stage.reliable).result()
+        plausible = [boiler.receive(PATIENCE).value(Reading).celsius for _ in range(4)]
+        implausible = [dead_letters.receive(PATIENCE).value().celsius for _ in range(2)]
+        stage.say(f"in the stream: {plausible}; put aside: {implausible}")
+        stage.say(f"what the post-acknowledge callback saw: {' '.join(verdicts)}")
+    stage.check("sum in the stream, °C", 199.0, sum(plausible))
+    stage.check("put aside, °C", [950.0, 1200.0], sorted(implausible))
+    stage.check("rejected", 2, verdicts.count("REJECTED"))
+
+
+def _state(message: Message) -> str:
+    # every message that was received has such a context
+    return cast("AcknowledgeMessageContext", message.context).acknowledge_state.name
+
+
+class Act(NamedTuple):
+    """A part of the demo."""
+
+    title: str
+    play: Callable[[Stage], None]
+    #: the features without which it cannot be played
+    needs: tuple[str, ...]
+
+
+ACTS: Final = (
+    Act("Publish and subscribe, typed", readings, (Features.PUBLISH_SUBSCRIBE, Features.WILDCARDS)),
+    Act("Point to point: a work queue", jobs, (Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)),
+    Act(
+        "Redelivery and dead letters",
+        poison,
+        (Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL),
+    ),
+    Act("Retained messages", retained, (Features.EXTENSION_RETAIN,)),
+    Act(
+        "Direct acknowledgement",
+        acknowledge_filter,
+        (Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL),
+    ),
+)
+
+
+def demo(
+    url: options.Url = None,
+    url_option: options.UrlOption = None,
+    client_id: options.ClientId = None,
+    option: options.Settings = None,
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """See it work: a small show on a broker inside this process, or on the one at URL.
+
+    $MESSAGING_URL is not used here: nothing is published to a broker that was not named. Ends by itself after a few
+    seconds, with 1 if a sum is wrong.
+    """
+    if url is None and url_option is None:
+        url = DEFAULT_URL
+    started = time.monotonic()
+    with options.connect(options.choose_url(url, url_option), client_id, option) as m:
+        dto = m.runtime.get_runtime_dto()
+        show(Text(f"connected to {dto.connection_uri}: {', '.join(dto.protocols)}, by {dto.provider_name}"))
+        stage = Stage(m)
+        skipped = [act.title for number, act in enumerate(ACTS, 1) if not _play(act, number, stage)]
+    return _summary(stage.checks, skipped, time.monotonic() - started)
+
+
+def _play(act: Act, number: int, stage: Stage) -> bool:
+    """Play one act; whether the instance can."""
+    stage.act = act.title
+    show(Text(f"\n{number}  {act.title}", style="bold"))
+    missing = [feature for feature in act.needs if feature not in stage.m.features]
+    if missing:
+        stage.say(f"skipped: this instance does not announce {', '.join(missing)}")
+        return False
+    stage.say(str(act.play.__doc__))
+    try:
+        act.play(stage)
+    except MessagingError as error:
+        stage.check("played to its end", True, f"{type(error).__name__}: {error}")
+    except queue.Empty:
+        stage.check("played to its end", True, f"what was to come did not within {PATIENCE:g} s")
+    return True
+
+
+def _summary(checks: list[Check], skipped: list[str], seconds: float) -> ExitCode:
+    table = Table("act", "check", "expected", "found", "", box=None, pad_edge=False, header_style="bold")
+    wrong = 0
+    for act, what, expected, found in checks:
+        is_right = expected == found
+        wrong += not is_right
+        mark = Text("ok", style="green") if is_right else Text("WRONG", style="bold red")
+        table.add_row(act, what, one_line(_shown(expected)), one_line(_shown(found)), mark)
+    show("", table, "")
+    verdict = f"{len(checks)} checks, {wrong} wrong" if wrong else f"{len(checks)} checks, all right"
+    if skipped:
+        verdict += f"; skipped: {', '.join(skipped)}"
+    show(Text(f"{verdict}; {seconds:.1f} s", style="bold"))
+    return ExitCode.FAILED if wrong else ExitCode.OK
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,157 @@
+"""Options that several commands have, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+import messaging
+from messaging.cli.output import set_verbosity
+from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
+from messaging.features import Features
+from messaging.settings import URL_VARIABLE
+
+#: the panel of ``--help`` for what every command has
+_COMMON: Final = "Connection and diagnostics"
+
+
+def _quiet(value: bool) -> bool:
+    if value:
+        set_verbosity(logging.ERROR)
+    return value
+
+
+def _debug(value: bool) -> bool:
+    if value:
+        set_verbosity(logging.DEBUG)
+    return value
+
+
+Url = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="URL", show_default=False, help=f"Broker, such as mqtt://localhost; or --url, or ${URL_VARIABLE}."
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", "-u", metavar="URL", rich_help_panel=_COMMON, help="Broker, the other way to give it."),
+]
+ClientId = Annotated[
+    str | None,
+    typer.Option("--id", "-i", metavar="ID", rich_help_panel=_COMMON, help="Client id; generated if not given."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="KEY=VALUE",
+        rich_help_panel=_COMMON,
+        help="A setting, as in the query of the URL: version=3.1.1, cafile=ca.pem, timeout=5. Repeatable.",
+    ),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", callback=_quiet, rich_help_panel=_COMMON, help="Only errors on stderr.")
+]
+Debug = Annotated[bool, typer.Option("--debug", "-d", callback=_debug, rich_help_panel=_COMMON, help="Logs on stderr.")]
+Qos = Annotated[
+    str | None,
+    typer.Option("--qos", "-q", metavar="0|1|2", help="Quality of service; by default the adapter's."),
+]
+Extensions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--extension",
+        "-x",
+        metavar="KEY=VALUE",
+        help="An extension, such as timeToLive=5 or deadLetterChannel=dead. JSON or else text. Repeatable.",
+    ),
+]
+
+
+def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
+    """Split what a repeatable ``KEY=VALUE`` option was given.
+
+    Raises:
+        ArgumentError: no '=', no key, or a key twice. Values are not repeated: they may be secrets.
+    """
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ArgumentError(f"{option} takes KEY=VALUE")
+        if key in found:
+            raise ArgumentError(f"{option} {key} is given twice")
+        found[key] = value
+    return found
+
+
+def extensions(given: Iterable[str] | None, **flags: Any) -> dict[str, Any]:
+    """The extensions of a context: those of ``-x``, and of the options that stand for one.
+
+    Args:
+        given: what ``-x`` was given.
+        flags: key -> value; ``None`` for an option that was not given.
+
+    Raises:
+        ArgumentError: malformed, or one extension in two ways.
+    """
+    found: dict[str, Any] = {}
+    for key, text in pairs(given, "--extension").items():
+        try:
+            found[key] = json.loads(text)
+        except (ValueError, RecursionError):
+            found[key] = text
+    for key, value in flags.items():
+        if value is not None:
+            if key in found:
+                raise ArgumentError(f"extension {key} is given twice: by --extension and by an option of its own")
+            found[key] = value
+    return found
+
+
+def headers(given: Iterable[str] | None) -> Mapping[str, str] | None:
+    """User headers, or ``None`` if there are none."""
+    return pairs(given, "--header") or None
+
+
+def choose_url(argument: str | None, option: str | None) -> str:
+    """The one URL that was given.
+
+    Raises:
+        ArgumentError: two were.
+        ConfigurationError: none was.
+    """
+    if argument is not None and option is not None:
+        raise ArgumentError("two broker URLs: give one, or --url, not both")
+    url = argument if argument is not None else option
+    if url is None:
+        url = os.environ.get(URL_VARIABLE)
+    if not url:
+        raise ConfigurationError(f"no broker URL: give one, such as mqtt://localhost, or set {URL_VARIABLE}")
+    return url
+
+
+def connect(url: str, client_id: str | None, settings: Iterable[str] | None) -> messaging.Messaging:
+    """``messaging.connect`` with the settings of the command line, which win over those in the URL."""
+    keywords: dict[str, Any] = pairs(settings, "--option")
+    if client_id is not None:
+        if "client_id" in keywords:
+            raise ArgumentError("--option client_id is given twice: --id is the same")
+        keywords["client_id"] = client_id
+    for parameter in ("url", "services"):
+        if parameter in keywords:  # of connect() itself
+            raise InvalidOptionError(parameter, f"unknown option {parameter!r}")
+    return messaging.connect(url, **keywords)
+
+
+def context_builder(m: messaging.Messaging, *, manual: bool = False) -> messaging.MessageContextBuilder:
+    """A builder; with ``manual``, of contexts that leave acknowledging to the consumer, where there is any."""
+    if manual and Features.ACKNOWLEDGE in m.features:
+        return m.acknowledge_context_builder().message_context_builder()
+    return m.context_builder()

@@ -1,0 +1,271 @@
+"""``messaging pub``: publish one message, or many."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+import messaging
+from messaging.channels import check_name
+from messaging.cli import options
+from messaging.cli.output import ExitCode, report
+from messaging.codecs import encode
+from messaging.errors import ArgumentError, PayloadTooLargeError
+
+logger = logging.getLogger(__name__)
+
+#: promises that are open at the same time; the outbox, which is bounded too, holds the messages
+_IN_FLIGHT: Final = 2_000
+#: a high rate is kept in small bursts, since no sleep is as short as the time between two messages, seconds
+_SHORTEST_SLEEP: Final = 0.001
+
+_Topic = Annotated[str, typer.Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Where to publish.")]
+_Text = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Publish this text.")]
+_File = Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Publish what the file holds.")]
+_Stdin = Annotated[bool, typer.Option("--stdin", "-s", help="Publish all of stdin as one message.")]
+_Lines = Annotated[bool, typer.Option("--lines", "-l", help="Publish each line of stdin, without its newline.")]
+_Null = Annotated[bool, typer.Option("--null", "-n", help="Publish an empty message.")]
+_Retain = Annotated[bool, typer.Option("--retain", "-r", help="Have the broker keep it for later subscribers.")]
+_Type = Annotated[str | None, typer.Option("--content-type", metavar="TYPE", help="Such as application/json.")]
+_Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", help="Content encoding: gzip or zstd compress the payload first."),
+]
+_Correlation = Annotated[str | None, typer.Option("--correlation-id", metavar="ID", help="Correlation id.")]
+_ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="CHANNEL", help="Channel for replies.")]
+_Header = Annotated[
+    list[str] | None, typer.Option("--header", "-D", metavar="KEY=VALUE", help="A user header. Repeatable.")
+]
+_Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Publish the same message N times.")]
+_Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="Publish at most N messages per second.")]
+_Progress = Annotated[
+    bool | None,
+    typer.Option("--progress/--no-progress", help="Progress bar on stderr; by default for many, on a terminal."),
+]
+
+
+def pub(
+    topic: _Topic,
+    url: options.Url = None,
+    text: _Text = None,
+    file: _File = None,
+    stdin: _Stdin = False,
+    lines: _Lines = False,
+    null: _Null = False,
+    qos: options.Qos = None,
+    retain: _Retain = False,
+    content_type: _Type = None,
+    encoding: _Encoding = None,
+    correlation_id: _Correlation = None,
+    reply_to: _ReplyTo = None,
+    header: _Header = None,
+    extension: options.Extensions = None,
+    repeat: _Repeat = 1,
+    rate: _Rate = None,
+    progress: _Progress = None,
+    url_option: options.UrlOption = None,
+    client_id: options.ClientId = None,
+    option: options.Settings = None,
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """Publish a message: text, a file, stdin, each line of stdin, or an empty one.
+
+    Ends when every message is settled: handed to the socket with QoS 0, taken by the broker otherwise.
+
+    Example: messaging pub mqtt://localhost -t a/b -m hello -q 1 -r
+    """
+    check_name(topic)
+    if [text is not None, file is not None, stdin, lines, null].count(True) != 1:
+        raise ArgumentError("say what to publish with exactly one of -m, -f, -s, -l and -n")
+    if lines and repeat > 1:
+        raise ArgumentError("--repeat does not go with -l: stdin can be read once only")
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ArgumentError("--rate must be a number of messages above 0")
+    given = options.extensions(extension, qos=qos, retain=retain or None, headers=options.headers(header))
+    broker = options.choose_url(url, url_option)
+    with contextlib.ExitStack() as stack:
+        source = _open(stack, file, from_stdin=stdin or lines)
+        m = stack.enter_context(options.connect(broker, client_id, option))
+        builder = m.context_builder().channel(topic).extensions(given)
+        for setter, value in (
+            (builder.content_type, content_type),
+            (builder.content_encoding, encoding),
+            (builder.correlation_id, correlation_id),
+            (builder.reply_to, reply_to),
+        ):
+            if value is not None:
+                setter(value)
+        limit = m.runtime.get_runtime_dto().max_message_size
+
+        def ready(payload: bytes) -> bytes:
+            return encode(payload, content_type, encoding)[0] if encoding is not None else payload
+
+        if lines:
+            payloads: Iterable[bytes] = map(ready, _read_lines(source, limit))
+        else:
+            payloads = [ready(os.fsencode(text) if text is not None else _read_all(source, limit))] * repeat
+        run = _Run(m, builder.build_context())
+        many = lines or repeat > 1
+        with _progress(run, None if lines else repeat, forced=progress) if many else contextlib.nullcontext():
+            interrupted = run.publish(payloads, rate)
+        # closing sends what was accepted, and settles every promise
+        stack.close()
+        run.collect(0)
+    return run.summary(many=many, interrupted=interrupted)
+
+
+class _Run:
+    """The messages of one command: publishes them, and looks at every promise."""
+
+    def __init__(self, m: messaging.Messaging, context: messaging.MessageContext) -> None:
+        self._publisher = m.publisher
+        self._context = context
+        self._promises: deque[messaging.Promise[None]] = deque()
+        self._first_error: messaging.MessagingError | None = None
+        self._started = time.monotonic()
+        self.published = 0
+        self.failed = 0
+
+    def publish(self, payloads: Iterable[bytes], rate: float | None) -> bool:
+        """Publish, at most ``rate`` messages a second, and wait for the outcomes; whether it was interrupted.
+
+        A message that is refused counts as failed, and so does what ends the input before its end.
+
+        Raises:
+            MessagingError: it was the first one, so nothing was sent.
+        """
+        attempted = 0
+        try:
+            for payload in payloads:
+                if not attempted:
+                    self._started = time.monotonic()
+                if rate is not None:
+                    ahead = self._started + attempted / rate - time.monotonic()
+                    if ahead > _SHORTEST_SLEEP:
+                        time.sleep(ahead)
+                try:
+                    self._promises.append(self._publisher.publish(messaging.Message(payload, self._context)))
+                except messaging.MessagingError as error:
+                    if not attempted:
+                        raise
+                    self._failure(error)
+                attempted += 1
+                self.collect(_IN_FLIGHT)
+            self.collect(0)
+        except messaging.MessagingError as error:
+            if not attempted:
+                raise
+            self._failure(error)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def collect(self, allowed: int) -> None:
+        """Look at outcomes until no more than ``allowed`` are open."""
+        promises = self._promises
+        while promises and (len(promises) > allowed or promises[0].done()):
+            error = promises[0].exception()
+            promises.popleft()  # not before: the wait can be interrupted
+            if error is None:
+                self.published += 1
+            else:
+                self._failure(error)
+
+    def _failure(self, error: messaging.MessagingError) -> None:
+        self.failed += 1
+        if self._first_error is None:
+            self._first_error = error
+
+    def summary(self, *, many: bool, interrupted: bool) -> ExitCode:
+        """Say on stderr how it went, and return what to exit with."""
+        if many:
+            seconds = max(time.monotonic() - self._started, 1e-6)
+            logger.info("published %d messages in %.2f s (%.0f/s)", self.published, seconds, self.published / seconds)
+        if self.failed:
+            total = self.published + self.failed
+            report(f"{self.failed} of {total} messages failed: {self._first_error}" if many else self._first_error)
+        if interrupted:
+            return ExitCode.INTERRUPTED
+        return ExitCode.FAILED if self.failed else ExitCode.OK
+
+
+# --- payloads
+
+
+def _open(stack: contextlib.ExitStack, file: Path | None, *, from_stdin: bool) -> BinaryIO | None:
+    """What to read from; opened before anything is connected."""
+    if from_stdin:
+        if sys.stdin is None:
+            raise ArgumentError("stdin is closed")
+        return sys.stdin.buffer
+    if file is None:
+        return None
+    try:
+        return stack.enter_context(file.open("rb"))
+    except OSError as error:
+        raise ArgumentError(f"cannot read {str(file)!r}: {error.strerror}") from error
+
+
+def _read_all(source: BinaryIO | None, limit: int | None) -> bytes:
+    """Everything, but no more than can be published: it may be endless. Without source, nothing."""
+    if source is None:
+        return b""
+    data = source.read(-1 if limit is None else limit + 1)
+    if limit is not None and len(data) > limit:
+        raise PayloadTooLargeError(len(data), limit, "this instance; there may be more")
+    return data
+
+
+def _read_lines(source: BinaryIO | None, limit: int | None) -> Iterator[bytes]:
+    """Line by line, as they come."""
+    while source is not None and (line := source.readline(-1 if limit is None else limit + 1)):
+        if limit is not None and len(line) > limit and not line.endswith(b"\n"):
+            raise PayloadTooLargeError(len(line), limit, "this instance; the line may be longer")
+        yield line.removesuffix(b"\n")
+
+
+# --- progress
+
+
+class _RateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "")
+
+
+class _Bar(Progress):
+    """Fetches the count when it is about to draw, so that the loop that publishes need not tell."""
+
+    run: _Run
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.tasks:
+            self.update(task.id, completed=self.run.published + self.run.failed)
+        return super().get_renderables()
+
+
+@contextlib.contextmanager
+def _progress(run: _Run, total: int | None, *, forced: bool | None) -> Iterator[None]:
+    """Show on stderr how far ``run`` is while the block runs: on a terminal, unless ``forced`` says otherwise."""
+    console = Console(stderr=True, force_terminal=True if forced else None)
+    if forced is False or not console.is_terminal:
+        yield
+        return
+    columns = (TextColumn("published"), BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
+    with _Bar(*columns, console=console, redirect_stdout=False) as bar:
+        bar.run = run
+        bar.add_task("", total=total)
+        yield
