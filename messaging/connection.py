@@ -307,8 +307,9 @@ class Connection:
     # --- last will
 
     def _register_will(self, will: Publication) -> None:
+        self.outbox.adopt(will)
         self._will = will
-        if self.state == "connected":
+        if self.state == "connected" and not self._lost.is_set():
             self.engine.spawn(self._hand_over_will())
 
     async def _hand_over_will(self) -> None:
@@ -316,9 +317,15 @@ class Connection:
         if will is None or will.settled:
             return
         try:
-            await self.adapter.set_will(will)
+            async with asyncio.timeout(self.settings.connect_timeout):
+                await self.adapter.set_will(will)
+        except (ConnectionLostError, TimeoutError):
+            self._will = will  # handed over with the next connection, until its deadline
         except MessagingError as error:
             will.fail(error)
+        except Exception as error:
+            logger.exception("the adapter of %s failed to set a last will", self.adapter.name)
+            will.fail(MessagingError(f"the adapter failed to set the last will: {type(error).__name__}"))
 
 
 def _nothing() -> None:

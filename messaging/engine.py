@@ -14,10 +14,10 @@ import asyncio
 import logging
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 from messaging.errors import DeadlineError, MessagingError
 from messaging.promise import Promise
@@ -135,7 +135,8 @@ class Mailbox:
     __slots__ = ("_loop", "_pending", "_scheduled")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        # weak: the mailbox is found by its loop, which must not live on for it
+        self._loop = weakref.ref(loop)
         self._pending: deque[Callable[[], object]] = deque()
         self._scheduled = False
 
@@ -144,10 +145,14 @@ class Mailbox:
         self._pending.append(callback)
         if not self._scheduled:
             self._scheduled = True
+            loop = self._loop()
             try:
-                self._loop.call_soon_threadsafe(self._drain)
+                if loop is None:
+                    raise RuntimeError("the loop is gone")
+                loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
                 self._pending.clear()
+                self._scheduled = False
 
     def _drain(self) -> None:
         # cleared before draining: whoever appends after this line schedules again
@@ -157,7 +162,7 @@ class Mailbox:
             pending.popleft()()
 
 
-_mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDictionary()
+_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
 _mailboxes_lock = threading.Lock()  # guards _mailboxes
 
 
@@ -174,7 +179,7 @@ def _after_fork() -> None:
     global _engine, _engine_lock, _mailboxes, _mailboxes_lock
     _engine = None
     _engine_lock = threading.Lock()
-    _mailboxes = WeakKeyDictionary()
+    _mailboxes = weakref.WeakKeyDictionary()
     _mailboxes_lock = threading.Lock()
 
 

@@ -7,7 +7,6 @@ sent (MSG090, MSG100); a value of the wrong type or range is refused naming the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -24,6 +23,8 @@ Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
 
 OVERFLOW_POLICIES: Final = ("block", "drop_oldest", "drop_latest", "fail")
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+#: about 30 years: what every protocol and every wait here can hold
+MAX_SECONDS: Final = 1e9
 #: what an AMQP prefetch count or an MQTT Receive Maximum can hold
 MAX_PREFETCH: Final = 65_535
 #: user headers: bounds every protocol here can carry
@@ -90,8 +91,8 @@ def _number(value: Any, what: str) -> float:
 
 def _seconds(value: Any) -> float:
     seconds = float(_number(value, "a number of seconds"))
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"must be a finite number of seconds above 0, not {value!r}")
+    if not 0 < seconds <= MAX_SECONDS:
+        raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {value!r}")
     return seconds
 
 

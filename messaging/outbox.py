@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import threading
 import time
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 #: pause of the sender after the adapter raised, seconds
 _AFTER_FAILURE: Final = 0.02
 #: unique per process start: message ids must not repeat across processes
-_RUN_ID: Final = secrets.token_hex(8)
+_run_id = secrets.token_hex(8)
 
 
 class PublishPromise(Promise[None]):
@@ -90,7 +91,13 @@ class Publication:
     @property
     def message_id(self) -> str:
         """Stable across retries, unique across instances and processes."""
-        return f"{_RUN_ID}-{self.outbox.number:x}-{self.sequence:x}"
+        return f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
+
+    def unfinished(self, why: str) -> MessagingError:
+        """The error of a message that has to be given up: by what is known of it."""
+        if self.was_sent:
+            return OutcomeUnknownError(f"{self.promise.what}: {why} before the broker confirmed; it may arrive")
+        return ClosedError(f"{self.promise.what}: {why} before it was sent")
 
     def sent(self) -> None:
         """See ``adapter.Outgoing``."""
@@ -105,12 +112,25 @@ class Publication:
 
     def fail(self, error: MessagingError) -> None:
         """See ``adapter.Outgoing``."""
-        if self.settled or (isinstance(error, ConnectionLostError) and self.outbox.retry(self)):
+        if self.settled:
             return
+        if isinstance(error, ConnectionLostError):
+            if self.outbox.retry(self):
+                return
+            error = self.unfinished("the instance was closed")
         self.settled = True
         self.outbox.failed += 1
         self.outbox.count_settled(self)
         self.promise.reject(error)
+
+
+def _after_fork() -> None:
+    """The child's messages are others than the parent's."""
+    global _run_id
+    _run_id = secrets.token_hex(8)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Outbox:
@@ -134,6 +154,9 @@ class Outbox:
         self._room = threading.Condition(self._lock)
         self._blocked_publishers = 0
         self._room_step = max(1, max_messages // 8)
+        #: nothing more is accepted; what was is still sent
+        self._refusing = False
+        #: nothing more is sent
         self._closed = False
         self._accepted = self._accepted_bytes = 0
         self._waiting: deque[Publication] = deque()
@@ -175,7 +198,7 @@ class Outbox:
                 or self._accepted_bytes - self._settled_bytes + len(entry.payload) > self._max_bytes
             ):
                 self._await_room(entry)
-            if self._closed:
+            if self._refusing:
                 raise ClosedError(f"{entry.promise.what}: the instance {self._adapter.name!r} is closed")
             self._accepted = entry.sequence = self._accepted + 1
             self._accepted_bytes += len(entry.payload)
@@ -187,7 +210,7 @@ class Outbox:
 
     def _await_room(self, entry: Publication) -> None:
         def has_room() -> bool:
-            return self._closed or (
+            return self._refusing or (
                 self._accepted - self._settled_messages < self._max_messages
                 # a message larger than the whole bound goes through alone
                 and (
@@ -200,7 +223,7 @@ class Outbox:
             return
         self._blocked_publishers += 1
         try:
-            wait = entry.deadline - time.monotonic() if may_block() else 0.0
+            wait = min(entry.deadline - time.monotonic(), threading.TIMEOUT_MAX) if may_block() else 0.0
             if wait <= 0 or not self._room.wait_for(has_room, wait):
                 waiting = self._accepted_bytes - self._settled_bytes
                 raise OutboxFullError(
@@ -238,32 +261,27 @@ class Outbox:
     def refuse(self) -> None:
         """Accept nothing from now on."""
         with self._lock:
-            self._closed = True
+            self._refusing = True
             self._room.notify_all()
 
     def close(self) -> None:
         """Fail everything that is left with ``ClosedError``, or ``OutcomeUnknownError`` if it was sent."""
         self.refuse()
+        self._closed = True
         if self._sender is not None:
             self._sender.cancel()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         for entry in [*self._outstanding()]:
-            if entry.was_sent:
-                self._settle(
-                    entry,
-                    OutcomeUnknownError(f"{entry.promise.what}: the instance was closed before the broker confirmed"),
-                )
-            else:
-                self._settle(entry, ClosedError(f"{entry.promise.what}: the instance was closed before it was sent"))
+            self._settle(entry, entry.unfinished("the instance was closed"))
         self._waiting.clear()
         self._in_flight.clear()
         self._again.clear()
 
     def forsake(self) -> None:
         """Refuse everything, without the lock: in a forked child nobody may be left to release it."""
-        self._closed = True
+        self._refusing = self._closed = True
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
 
@@ -342,10 +360,18 @@ class Outbox:
             self.count_settled(entry)
             entry.promise.reject(error)
 
+    def adopt(self, will: Publication) -> None:
+        """Watch over a will like over a message in flight. On the loop."""
+        if not will.settled:
+            will.is_waiting = False
+            self._in_flight[will.sequence] = will
+
     def retry(self, entry: Publication) -> bool:
         """Keep ``entry`` to be sent again after reconnecting; ``False`` if that is not to be."""
         if self._closed:
             return False
+        if entry.options.last_will:
+            return True  # the connection hands it over again: it must never be sent as a message
         self._in_flight.pop(entry.sequence, None)
         entry.is_waiting = True
         self._again.append(entry)
@@ -357,10 +383,15 @@ class Outbox:
     def _requeue(self) -> None:
         if not self._again:
             return
-        self._again.sort(key=lambda entry: entry.sequence)
+        again, waiting = self._again, self._waiting
+        latest = max(entry.sequence for entry in again)
         with self._lock:
-            self._waiting.extendleft(reversed(self._again))
-        self._again.clear()
+            # some may have come back before
+            while waiting and waiting[0].sequence < latest:
+                again.append(waiting.popleft())
+            again.sort(key=lambda entry: entry.sequence)
+            waiting.extendleft(reversed(again))
+        again.clear()
         self._wakeup.set()
 
     # --- deadlines: looked after by one timer, in steps of a twentieth of the shortest timeout

@@ -7,6 +7,7 @@ event loop, ``add_done_callback`` otherwise. A failure that nobody looks at is l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
@@ -63,7 +64,8 @@ class Promise(Generic[T]):
             self._wait(timeout)
         self._looked_at = True
         if self._error is not None:
-            raise self._error
+            # one error object may be raised often: its traceback must not grow with each time
+            raise self._error.with_traceback(None)
         value: T = self._value
         return value
 
@@ -77,7 +79,8 @@ class Promise(Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         arrived = threading.Event()
         self.listen(arrived.set)
-        if not arrived.wait(timeout):
+        if not arrived.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+            self._forget(arrived.set)
             raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -91,13 +94,24 @@ class Promise(Generic[T]):
                 if not future.done():
                     future.set_result(None)
 
-            self.listen(lambda: box.post(arrived))
-            yield from future
+            def listener() -> None:
+                box.post(arrived)
+
+            self.listen(listener)
+            try:
+                yield from future
+            except BaseException:
+                self._forget(listener)
+                raise
         return self.result()
 
     def add_done_callback(self, callback: Callable[[Promise[T]], object]) -> None:
-        """Call ``callback(self)`` once the outcome is there, on a worker thread. Its exceptions are logged."""
-        from messaging.workers import workers
+        """Call ``callback(self)`` once the outcome is there, on a worker thread. Its exceptions are logged.
+
+        Callbacks of all promises share a bounded number of threads (``workers.CALLBACK_THREADS``): one that blocks
+        holds up others.
+        """
+        from messaging.workers import call_back
 
         self._looked_at = True
 
@@ -107,7 +121,7 @@ class Promise(Generic[T]):
             except Exception:
                 logger.exception("callback of %s raised", self.what)
 
-        self.listen(lambda: workers().submit(run))
+        self.listen(lambda: call_back(run))
 
     # --- the resolving side, internal to the project
 
@@ -151,6 +165,12 @@ class Promise(Generic[T]):
         # resolve() stores the outcome before it reads the listeners: one of the two sees the other
         if self._value is not _PENDING:
             self._notify()
+
+    def _forget(self, listener: Callable[[], object]) -> None:
+        """Take back a listener that gave up."""
+        with contextlib.suppress(ValueError):  # it is being called just now
+            if self._listeners is not None:
+                self._listeners.remove(listener)
 
     def _notify(self) -> None:
         listeners = self._listeners

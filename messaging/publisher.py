@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from messaging import channels
 from messaging.builder import as_context
-from messaging.errors import ArgumentError, InvalidChannelError, PayloadTooLargeError, UnsupportedFeatureError
+from messaging.errors import (
+    ArgumentError,
+    InvalidChannelError,
+    MessagingError,
+    PayloadTooLargeError,
+    UnsupportedFeatureError,
+)
 from messaging.extensions import PublishOptions, publish_options
 from messaging.features import Features
 from messaging.message import Message, MessageContext
@@ -169,7 +175,11 @@ class MessagePublisher:
                     Features.EXTENSION_LAST_WILL, self._adapter.name, "this instance has a last will already"
                 )
             self._will_taken = True
-        self._connection.set_will(will)
+        try:
+            self._connection.set_will(will)
+        except MessagingError:
+            self._will_taken = False
+            raise
 
 
 def _check_text(name: str, value: object) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from messaging.errors import InvalidOptionError
-from messaging.extensions import MAX_PREFETCH, Overflow
+from messaging.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
 
 if TYPE_CHECKING:
     from messaging.url import BrokerUrl
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX: Final = "MESSAGING_"
 URL_VARIABLE: Final = "MESSAGING_URL"
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 

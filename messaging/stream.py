@@ -228,7 +228,7 @@ class _Pull:
         subscription = self.subscription
         if subscription.ended:
             if subscription.error is not None:
-                raise subscription.error
+                raise subscription.error.with_traceback(None)
             raise _EndedError
         try:
             message = self._in_hand = subscription.take()
@@ -251,7 +251,7 @@ class _Pull:
                 if message is not None:
                     return message
                 left = None if deadline is None else deadline - time.monotonic()
-                if not arrived.wait(left) and left is not None:
+                if not arrived.wait(None if left is None else min(left, threading.TIMEOUT_MAX)) and left is not None:
                     raise DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
         finally:
             self._busy.release()

@@ -69,7 +69,44 @@ class Workers:
                     return
 
 
+class Lanes:
+    """Runs short jobs in order of submission on at most ``limit`` workers. Thread safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
+        self._active = 0
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run ``job``, which must not raise, as soon as a lane is free."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._active == self._limit:
+                return
+            self._active += 1
+        _workers.submit(self._drain)
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._active -= 1
+                    return
+                job = self._jobs.popleft()
+            job()
+
+
+#: threads that callbacks of promises may occupy at the same time
+CALLBACK_THREADS: Final = 32
+
 _workers = Workers()
+_callbacks = Lanes(CALLBACK_THREADS)
+
+
+def call_back(job: Callable[[], object]) -> None:
+    """Run a callback of a promise; it must not raise."""
+    _callbacks.submit(job)
 
 
 def workers() -> Workers:
@@ -78,8 +115,9 @@ def workers() -> Workers:
 
 
 def _after_fork() -> None:
-    global _workers
+    global _workers, _callbacks
     _workers = Workers()
+    _callbacks = Lanes(CALLBACK_THREADS)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -293,7 +293,7 @@ class Broker:
                 raise SubscriptionRefusedError(
                     f"queue {options.queue!r} does not exist at memory://{self.name}, and autocreate is off"
                 )
-            queue = existing or Queue(options.queue, max_length)
+            queue = existing if existing is not None else Queue(options.queue, max_length)
             self.queues[options.queue] = queue
         if options.autocreate:
             queue.bind(spec.channel, spec.channel_extension)

@@ -63,6 +63,10 @@ Qos = Annotated[
     str | None,
     typer.Option("--qos", "-q", metavar="0|1|2", help="Quality of service; by default the adapter's."),
 ]
+RoutingKey = Annotated[
+    str | None,
+    typer.Option("--routing-key", metavar="KEY", help="Beside the channel, where the protocol has that: AMQP."),
+]
 Extensions = Annotated[
     list[str] | None,
     typer.Option(

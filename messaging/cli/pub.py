@@ -68,6 +68,7 @@ def pub(
     retain: _Retain = False,
     content_type: _Type = None,
     encoding: _Encoding = None,
+    routing_key: options.RoutingKey = None,
     correlation_id: _Correlation = None,
     reply_to: _ReplyTo = None,
     header: _Header = None,
@@ -99,7 +100,7 @@ def pub(
     with contextlib.ExitStack() as stack:
         source = _open(stack, file, from_stdin=stdin or lines)
         m = stack.enter_context(options.connect(broker, client_id, option))
-        builder = m.context_builder().channel(topic).extensions(given)
+        builder = m.context_builder().channel(topic, routing_key).extensions(given)
         for setter, value in (
             (builder.content_type, content_type),
             (builder.content_encoding, encoding),

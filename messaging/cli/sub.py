@@ -64,6 +64,7 @@ def sub(
     verbose: _Verbose = False,
     no_newline: _NoNewline = False,
     queue: _Queue = None,
+    routing_key: options.RoutingKey = None,
     ack: _Acknowledge = Ack.WRITTEN,
     extension: options.Extensions = None,
     url_option: options.UrlOption = None,
@@ -93,7 +94,7 @@ def sub(
     )
     writer = _Writer(_as_json if json else _as_bytes(verbose, b"" if no_newline else b"\n"), count, ack)
     with options.connect(options.choose_url(url, url_option), client_id, option) as m:
-        contexts = [options.context_builder(m, manual=True).channel(each).extensions(given) for each in topics]
+        contexts = [options.context_builder(m, manual=True).channel(each, routing_key).extensions(given) for each in topics]
         streams = [writer.listen(m, each.build_context()) for each in contexts]
         # whatever kept one of them from it, the writer is told
         if all(stream.ready.done() and stream.ready.exception() is None for stream in streams):
@@ -103,8 +104,8 @@ def sub(
         finally:
             writer.over.set()
             dropped = sum(stream.counters.dropped for stream in streams)
-    if dropped:
-        logger.warning("%d messages were dropped: they came faster than they could be written", dropped)
+            if dropped:
+                logger.warning("%d messages were dropped: they came faster than they could be written", dropped)
     return writer.result(timeout)
 
 
