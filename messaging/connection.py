@@ -60,6 +60,8 @@ class Connection:
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
         self._opening: set[Subscription] = set()
+        #: counts connections
+        self._generation = 0
         self._will: Publication | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -155,6 +157,7 @@ class Connection:
             raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {type(error).__name__}") from error
 
     async def _connected(self, resumed: bool) -> None:
+        self._generation += 1
         self.state = "connected"
         self.on_connected()
         logger.info("%s is connected to %s", self.adapter.name, self.adapter.url)
@@ -168,10 +171,12 @@ class Connection:
             async with gate:
                 await self._subscribe(subscription)
 
-        await asyncio.gather(*[open_one(each) for each in [*self.subscriptions] if each.handle is None])
+        # subscriptions first, so that nobody misses the answer to what waits in the outbox; but not for ever
+        opening = [self.engine.spawn(open_one(each)) for each in self.subscriptions if each.handle is None]
+        if opening:
+            await asyncio.wait(opening, timeout=self.settings.connect_timeout)
         if self._will is not None:
             await self._hand_over_will()
-        # publishing starts last, so that nobody misses the answer to what was waiting in the outbox
         if not self._lost.is_set():
             self.outbox.connected()
             self.ready.resolve(None)
@@ -247,26 +252,35 @@ class Connection:
             return
         self._opening.add(subscription)
         try:
-            handle = await self.adapter.subscribe(subscription.spec, subscription)
-        except ConnectionLostError:
-            return  # subscribed again after reconnecting
+            await self._subscribe_once_or_again(subscription)
         except MessagingError as error:
             self.subscriptions.discard(subscription)
             subscription.fail(error)
-            return
         except Exception as error:
             logger.exception("the adapter of %s failed to subscribe", self.adapter.name)
             self.subscriptions.discard(subscription)
             failure = SubscriptionRefusedError(f"subscribing to {subscription.spec.channel!r} failed")
             failure.__cause__ = error
             subscription.fail(failure)
-            return
         finally:
             self._opening.discard(subscription)
-        if subscription in self.subscriptions:
-            subscription.handle = handle
-            subscription.ready.resolve(None)
-        else:  # ended meanwhile
+
+    async def _subscribe_once_or_again(self, subscription: Subscription) -> None:
+        """Subscribe; again, if there was another connection before the adapter had an answer from the last one."""
+        while subscription in self.subscriptions:
+            generation = self._generation
+            try:
+                handle = await self.adapter.subscribe(subscription.spec, subscription)
+            except ConnectionLostError:
+                if generation == self._generation:
+                    return  # the next connection subscribes
+                continue
+            if subscription in self.subscriptions and generation == self._generation:
+                subscription.handle = handle
+                if subscription.paused:
+                    self.adapter.pause(handle)
+                subscription.ready.resolve(None)
+                return
             await self.unsubscribe(handle)
 
     def end_subscription(self, subscription: Subscription) -> None:

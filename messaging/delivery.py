@@ -17,6 +17,7 @@ consumer.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections import deque
@@ -139,7 +140,11 @@ class Subscription:
         self._buffer: deque[Incoming] = deque()
         #: with autoAcknowledge, what arrived while the buffer was full: acknowledged once it moves up. Loop only.
         self._withheld: deque[Incoming] = deque()
+        #: there was a loss: what is in the buffer may be from before, and come again
+        self._expect_stale = self._delivers_again = False
         self._handed_out = 0
+        #: what the consumer holds, if it may hold it for long: by identity, popped by whoever counts it as settled
+        self._held: dict[int, Incoming] | None = {} if self._direct is not None else None
         #: verdicts on their way to the loop: tokens to acknowledge, messages to have delivered again
         self._acknowledged: deque[Any] = deque()
         self._rejected: deque[Incoming] = deque()
@@ -235,7 +240,8 @@ class Subscription:
                     self.spec.channel, self._adapter.name, policy,
                 )  # fmt: skip
             self.counters.dropped += 1
-            if dropped.token is not None and not self._auto:
+            # with autoAcknowledge what is in the buffer was acknowledged when it got there
+            if dropped.token is not None and (not self._auto or dropped is incoming):
                 self._adapter.acknowledge([dropped.token])
         return policy == "drop_latest"
 
@@ -263,23 +269,36 @@ class Subscription:
         self.consumer.wake()
 
     def reconnected(self, resumed: bool) -> None:
-        """Sort out deliveries of the connection that was lost: on the loop, before subscribing again.
+        """Prepare for a new connection: on the loop, before subscribing again.
 
-        What the broker delivers again is forgotten here. What it cannot is kept, without a token, and subject to
-        the overflow policy.
+        Of the deliveries of the lost one, :meth:`take` forgets what the broker delivers again, and keeps the others;
+        here only their number is bounded. The credit of what the consumer holds is given back.
         """
-        again = resumed or self.spec.options.queue is not None
+        self._delivers_again = resumed or self.spec.options.queue is not None
+        self._expect_stale = True
         for queue in (self._buffer, self._withheld):
-            kept: deque[Incoming] = deque(maxlen=self._capacity)
-            while queue:
-                incoming = queue.popleft()
-                if incoming.token is None or not self._adapter.is_stale(incoming.token):
-                    kept.append(incoming)
-                elif not again:
-                    self.counters.dropped += len(kept) == self._capacity
-                    incoming.token = None
-                    kept.append(incoming)
-            queue.extend(kept)
+            # from the end where the consumer takes: their order must not change under its hands
+            while len(queue) > self._capacity and self._is_stale(queue[-1]):
+                with contextlib.suppress(IndexError):
+                    queue.popleft()
+                    self.counters.dropped += not self._delivers_again
+        for key, incoming in [*(self._held or {}).items()]:
+            if self._is_stale(incoming) and self._held and self._held.pop(key, None) is not None:
+                self.settled_count += 1
+        self.proceed()
+
+    def _is_stale(self, incoming: Incoming) -> bool:
+        return incoming.token is not None and self._adapter.is_stale(incoming.token)
+
+    def _is_forgotten(self, incoming: Incoming) -> bool:
+        """Whether a message was delivered by a lost connection, and will be again by this one."""
+        if incoming.token is None or self._auto:  # what was acknowledged on arrival is here or nowhere
+            return False
+        if not self._adapter.is_stale(incoming.token):
+            self._expect_stale = False  # all that follow are newer
+            return False
+        incoming.token = None
+        return self._delivers_again
 
     # --- the consumer's side
 
@@ -299,12 +318,16 @@ class Subscription:
             if self._withheld and not self._admitting:
                 self._admitting = True
                 self._connection.engine.call(self._readmit)
+            if self._expect_stale and self._is_forgotten(incoming):
+                continue
             if incoming.token is None:
                 incoming._state = AcknowledgeType.UNSUPPORTED
             elif self._auto:
                 incoming._state = _ACKNOWLEDGED
             else:
                 self._handed_out += 1
+                if self._held is not None:
+                    self._held[id(incoming)] = incoming
                 incoming._settler = self
                 incoming._state = _RECEIVED
             message = Message(incoming.payload, incoming, self._model)
@@ -387,6 +410,8 @@ class Subscription:
 
     def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
         """Pass on a verdict, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
+        if self._held is not None and self._held.pop(id(incoming), None) is None:
+            return False  # its connection was lost, and its credit given back
         if self.ended or self._adapter.is_stale(incoming.token):
             self._connection.engine.call(self._settled_in_vain)
             return False

@@ -453,7 +453,12 @@ class MessageStream(Observable[Message]):
 
     def __enter__(self) -> Self:
         if may_block():
-            wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self._primary.spec.channel!r}")
+            what = f"subscribing to {self._primary.spec.channel!r}"
+            try:
+                wait_for(self.ready, self._connection.settings.timeout, what)
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def __exit__(
@@ -464,7 +469,11 @@ class MessageStream(Observable[Message]):
             wait_for(closing, self._connection.settings.close_timeout * 2, "closing a stream")
 
     async def __aenter__(self) -> Self:
-        await self.ready
+        try:
+            await self.ready
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(
