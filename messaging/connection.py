@@ -104,7 +104,11 @@ class Connection:
             self.ready.reject(error)
             return
         while True:
-            await self._connected(resumed)
+            try:
+                await self._connected(resumed)
+            except Exception:  # a defect here must not be the end of all reconnecting
+                logger.exception("%s is not fully set up after connecting", self.adapter.name)
+                self.outbox.connected()
             await self._lost.wait()
             self.outbox.disconnected()
             self.state = "reconnecting"
@@ -185,6 +189,8 @@ class Connection:
         if self.state != "closed" and not self._lost.is_set():
             self.cause = cause
             self.outbox.disconnected()
+            for subscription in self.subscriptions:
+                subscription.lost()
             self._lost.set()
 
     async def close(self, timeout: float) -> None:

@@ -88,7 +88,7 @@ class Consumer(Protocol):
         ...
 
     def stop(self) -> Promise[None] | None:
-        """Take no more; the promise resolves when the message in progress is done. On the loop."""
+        """Take no more; the promise resolves when the message in progress is done. From any thread."""
         ...
 
 
@@ -268,6 +268,11 @@ class Subscription:
         self.ready.exception()  # whoever consumes the stream is told; the promise need not be looked at
         self.consumer.wake()
 
+    def lost(self) -> None:
+        """The connection is gone: what a named queue will deliver again is not handed out any more. On the loop."""
+        self._delivers_again = self.spec.options.queue is not None
+        self._expect_stale = True
+
     def reconnected(self, resumed: bool) -> None:
         """Prepare for a new connection: on the loop, before subscribing again.
 
@@ -416,7 +421,7 @@ class Subscription:
             self._connection.engine.call(self._settled_in_vain)
             return False
         if acknowledged:
-            self._acknowledged.append(incoming.token)
+            self._accepted(incoming)
         else:
             self._rejected.append(incoming)
         if not self._flush_requested:
@@ -433,9 +438,14 @@ class Subscription:
                 return
             incoming._state = _ACKNOWLEDGED
             incoming._settler = None
-        self._acknowledged.append(incoming.token)
+        self._accepted(incoming)
         if not self._flush_requested:
             self._request_flush()
+
+    def _accepted(self, incoming: Incoming) -> None:
+        self._acknowledged.append(incoming.token)
+        if self._redelivery.rejections:
+            self._connection.engine.call(self._redelivery.forget, incoming)
 
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
@@ -493,8 +503,11 @@ class Subscription:
             if incoming._state is _RECEIVED:
                 incoming._state = _ACKNOWLEDGED
                 incoming._settler = None
+                if self._held is not None:
+                    self._held.pop(id(incoming), None)
                 self.settled_count += 1
         self._redelivery.bury(incoming, redelivery.INVALID)
+        self.proceed()
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

@@ -346,6 +346,8 @@ class Messaging:
             if self._closing is None:
                 seconds = self._settings.close_timeout if timeout is None else timeout
                 connection = self._connection
+                for subscription in connection.subscriptions.copy():
+                    subscription.consumer.stop()  # now, rather than when the loop comes to it
                 self._closing = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
             return self._closing
 

@@ -71,9 +71,9 @@ class Redelivery:
         self._counters = counters
         self._put_back = put_back
         self._has_ended = has_ended
-        #: rejections so far of messages the broker does not count: by message id or, without one, by content. With
-        #: competing consumers each counts its own.
-        self._rejections: OrderedDict[object, int] = OrderedDict()
+        #: rejections so far of messages that the broker delivers again and does not count: by message id or, without
+        #: one, by content. With competing consumers each counts its own.
+        self.rejections: OrderedDict[object, int] = OrderedDict()
 
     def reject(self, incoming: Incoming) -> None:
         """Have a rejected message delivered again, or bury it."""
@@ -83,7 +83,7 @@ class Redelivery:
             self.bury(incoming, REJECTED)
             return
         if limit is not None:
-            deliveries = incoming.delivery_count or self._count(incoming)
+            deliveries = self._deliveries(incoming)
             if deliveries >= limit:
                 self.bury(incoming, MAX_DELIVERIES, deliveries)
                 return
@@ -91,11 +91,11 @@ class Redelivery:
             self._adapter.reject([incoming.token])
         elif not self._has_ended():
             self._counters.redelivered += 1
-            self._put_back(_again(incoming))
+            self._put_back(_again(incoming, self._deliveries(incoming) + 1))
 
     def bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
         """Publish to the dead-letter channel, then acknowledge."""
-        self._rejections.pop(_key(incoming), None)
+        self.forget(incoming)
         channel = self._options.dead_letter_channel
 
         def done() -> None:
@@ -135,12 +135,21 @@ class Redelivery:
 
         publish()
 
-    def _count(self, incoming: Incoming) -> int:
+    def forget(self, incoming: Incoming) -> None:
+        """The message is done with: the next one like it counts from the beginning."""
+        self.rejections.pop(_key(incoming), None)
+
+    def _deliveries(self, incoming: Incoming) -> int:
+        """How often the message was delivered, as far as anybody knows."""
+        if incoming.delivery_count is not None:
+            return incoming.delivery_count
+        if not self._adapter.can_reject:
+            return 1  # those that follow are made here, and count
         key = _key(incoming)
-        count = self._rejections.pop(key, 0) + 1
-        self._rejections[key] = count
-        if len(self._rejections) > _COUNTED:
-            self._rejections.popitem(last=False)
+        count = self.rejections.pop(key, 0) + 1
+        self.rejections[key] = count
+        if len(self.rejections) > _COUNTED:
+            self.rejections.popitem(last=False)
         return count
 
 
@@ -148,9 +157,8 @@ def _key(incoming: Incoming) -> object:
     return incoming._extensions.get("messageId") or (incoming._channel, hash(incoming.payload))
 
 
-def _again(incoming: Incoming) -> Incoming:
+def _again(incoming: Incoming, deliveries: int) -> Incoming:
     """Another delivery of the same message: with a state of its own."""
-    count = incoming.delivery_count
     return Incoming(
         incoming.payload,
         incoming._channel or "",
@@ -161,7 +169,7 @@ def _again(incoming: Incoming) -> Incoming:
         incoming._reply_to_channel,
         MappingProxyType({**incoming._extensions, "redelivered": True}),
         incoming.token,
-        count + 1 if count is not None else None,
+        deliveries,
     )
 
 

@@ -149,13 +149,13 @@ class _Push(rx.DisposableBase):
                     self._on_error(error)
                 elif isinstance(error, MessagingError):
                     logger.error("stream of %r ended: %s", channel, error)
-            except Exception:
+            except BaseException:  # whatever it is, nobody else is to suffer from it
                 logger.exception("observer of %r raised from on_error or on_completed", channel)
         self._connection.engine.call(self.quiet.resolve, None)
         _remove(self._connection, self.subscription)
 
     def stop(self) -> Promise[None]:
-        """Complete after the message in progress; the promise resolves when that is done. On the loop."""
+        """Complete after the message in progress; the promise resolves when that is done. From any thread."""
         self._complete = self._complete or not self._stopping
         self._stopping = True
         self.wake()
@@ -198,6 +198,8 @@ class _Pull:
         self.subscription = subscription
         self._busy = threading.Lock()  # held by the caller that is asking
         self._in_hand: Message | None = None
+        #: what ended the stream here, before the loop knows
+        self._error: CodecError | None = None
         self._arrived: Callable[[], object] = _nothing
         subscription.consumer = self
 
@@ -226,6 +228,8 @@ class _Pull:
 
     def _take(self) -> Message | None:
         subscription = self.subscription
+        if self._error is not None:
+            raise self._error.with_traceback(None)
         if subscription.ended:
             if subscription.error is not None:
                 raise subscription.error.with_traceback(None)
@@ -233,6 +237,7 @@ class _Pull:
         try:
             message = self._in_hand = subscription.take()
         except CodecError as error:
+            self._error = error
             self._connection.engine.call(subscription.fail, error)
             raise
         return message
@@ -300,9 +305,13 @@ class MessageStream(Observable[Message]):
         self._pushes: set[_Push] = set()
         self._pull: _Pull | None = None
         self._closed = False
-        self.ready: Promise[None] = self._first.ready
-        self._finalizer = weakref.finalize(self, _abandoned, connection, self._first)
-        self._finalizer.atexit = False
+        self._paused = False
+        self.ready: Promise[None] = self._primary.ready
+        self._watch_over(self._primary)
+
+    def _watch_over(self, subscription: Subscription) -> None:
+        """End ``subscription`` if this stream is forgotten before it is closed or observed."""
+        weakref.finalize(self, _abandoned, self._connection, subscription).atexit = False
 
     # --- Observable
 
@@ -329,9 +338,9 @@ class MessageStream(Observable[Message]):
         """
         if callable(getattr(on_next, "on_next", None)):
             on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
-        subscription = self._claim()
-        push = _Push(self._connection, subscription, on_next or _ignore, on_error, on_completed)
         with self._guard:
+            subscription = self._claim()
+            push = _Push(self._connection, subscription, on_next or _ignore, on_error, on_completed)
             self._pushes.add(push)
         push.quiet.listen(lambda: self._pushes.discard(push))
         # messages and even the end may have come before the observer did
@@ -347,22 +356,24 @@ class MessageStream(Observable[Message]):
         return self.subscribe(observer.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
     def _claim(self) -> Subscription:
-        with self._guard:
-            if self._closed:
-                raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
-            first, self._first = self._first, None
-            self._finalizer.detach()
-        return first if first is not None else self._open_subscription()
+        """A subscription for one more consumer. Under the guard."""
+        if self._closed:
+            raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
+        first, self._first = self._first, None
+        subscription = first if first is not None else self._open_subscription()
+        subscription.paused = self._paused
+        return subscription
 
     # --- iterators
 
     def _puller(self) -> _Pull:
-        pull = self._pull
-        if pull is None:
-            subscription = self._claim()
-            with self._guard:
-                pull = self._pull = self._pull or _Pull(self._connection, subscription)
-        return pull
+        with self._guard:
+            if self._closed:
+                raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
+            if self._pull is None:
+                self._pull = _Pull(self._connection, self._claim())
+                self._watch_over(self._pull.subscription)
+            return self._pull
 
     def __iter__(self) -> Self:
         return self
@@ -405,9 +416,12 @@ class MessageStream(Observable[Message]):
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+        subscriptions = self._subscriptions()
+
         def apply() -> None:
             adapter = self._connection.adapter
-            for subscription in self._subscriptions():
+            for subscription in subscriptions:
                 subscription.paused = paused
                 if subscription.handle is not None:
                     (adapter.pause if paused else adapter.resume)(subscription.handle)
@@ -443,7 +457,8 @@ class MessageStream(Observable[Message]):
         """
         with self._guard:
             self._closed = True
-            self._finalizer.detach()
+        for subscription in self._subscriptions():
+            subscription.consumer.stop()  # now, rather than when the loop comes to it
         if self._pull is not None:
             self._pull.settle(failed=failed)
         return self._connection.engine.run(self._end(), f"closing the stream of {self._primary.spec.channel!r}")
@@ -495,8 +510,11 @@ def _ignore(_: Message) -> None:
 
 
 def _abandoned(connection: Connection, subscription: Subscription) -> None:
-    if not subscription.ended:
-        warnings.warn(
-            f"a stream of {subscription.spec.channel!r} was neither consumed nor closed", ResourceWarning, stacklevel=2
-        )
-        _remove(connection, subscription)
+    """End what nobody can consume any more. An observer goes on by itself: it holds on to its subscription."""
+    if subscription.ended or isinstance(subscription.consumer, _Push):
+        return
+    forgotten = not isinstance(subscription.consumer, _Pull)
+    _remove(connection, subscription)
+    if forgotten:
+        message = f"a stream of {subscription.spec.channel!r} was neither consumed nor closed"
+        warnings.warn(message, ResourceWarning, stacklevel=2)

@@ -73,6 +73,8 @@ class MemoryAdapter(Adapter):
         if url.port is not None or url.username is not None or url.path:
             raise ConfigurationError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
+        #: outlives a reconnect
+        self._will: Outgoing | None = None
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ class MemoryAdapter(Adapter):
             lost(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
 
         client = self._client = Client(self.name, broker, dropped)
+        client.will = self._will
         broker.clients[self.name] = client
         return False
 
@@ -153,7 +156,7 @@ class MemoryAdapter(Adapter):
             queue.dispatch()
 
     async def set_will(self, will: Outgoing) -> None:
-        self._connected().will = will
+        self._will = self._connected().will = will
         will.confirm()
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:

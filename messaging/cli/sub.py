@@ -94,10 +94,8 @@ def sub(
     )
     writer = _Writer(_as_json if json else _as_bytes(verbose, b"" if no_newline else b"\n"), count, ack)
     with options.connect(options.choose_url(url, url_option), client_id, option) as m:
-        contexts = [
-            options.context_builder(m, manual=True).channel(each, routing_key).extensions(given) for each in topics
-        ]
-        streams = [writer.listen(m, each.build_context()) for each in contexts]
+        builder = options.context_builder(m, manual=True).extensions(given)
+        streams = [writer.listen(m, builder.channel(topic, routing_key).build_context()) for topic in topics]
         # whatever kept one of them from it, the writer is told
         if all(stream.ready.done() and stream.ready.exception() is None for stream in streams):
             logger.info("subscribed to %s at %s", ", ".join(topics), m.runtime.get_runtime_dto().connection_uri)
