@@ -299,7 +299,8 @@ class MessageStream(Observable[Message]):
         super().__init__()
         self._connection = connection
         self._open_subscription = open_subscription
-        self._guard = threading.Lock()  # guards the fields below
+        #: guards the fields below; reentrant, because a finalizer that closes may run anywhere
+        self._guard = threading.RLock()
         self._first: Subscription | None = open_subscription()
         self._primary = self._first
         self._pushes: set[_Push] = set()
@@ -342,6 +343,8 @@ class MessageStream(Observable[Message]):
             subscription = self._claim()
             push = _Push(self._connection, subscription, on_next or _ignore, on_error, on_completed)
             self._pushes.add(push)
+            if self._closed:  # by a finalizer, just now
+                push.stop()
         push.quiet.listen(lambda: self._pushes.discard(push))
         # messages and even the end may have come before the observer did
         push.wake()
@@ -457,14 +460,16 @@ class MessageStream(Observable[Message]):
         """
         with self._guard:
             self._closed = True
-        for subscription in self._subscriptions():
+        subscriptions = self._subscriptions()
+        for subscription in subscriptions:
             subscription.consumer.stop()  # now, rather than when the loop comes to it
         if self._pull is not None:
             self._pull.settle(failed=failed)
-        return self._connection.engine.run(self._end(), f"closing the stream of {self._primary.spec.channel!r}")
 
-    async def _end(self) -> None:
-        await asyncio.gather(*[self._connection.remove(each) for each in self._subscriptions()])
+        async def end() -> None:
+            await asyncio.gather(*[self._connection.remove(subscription) for subscription in subscriptions])
+
+        return self._connection.engine.run(end(), f"closing the stream of {self._primary.spec.channel!r}")
 
     def __enter__(self) -> Self:
         if may_block():
