@@ -1,0 +1,176 @@
+"""CONNECT and CONNACK: whom to connect as, what the broker answered, and paho's words for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties as PahoProperties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from adapters.mqtt import packets
+from messaging.errors import AuthenticationError, ConnectFailedError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from pydantic import SecretStr
+
+    from adapters.mqtt.wire import Dialer
+
+_CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker publishes when this client is lost."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: packets.Properties
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect to, and as whom. No secret shows in its repr."""
+
+    host: str
+    port: int
+    #: makes the TLS context; ``None`` for no TLS
+    tls: Callable[[], ssl.SSLContext] | None
+    v5: bool
+    client_id: str
+    username: str | None
+    password: SecretStr | None
+    #: seconds
+    keepalive: int
+    connect_timeout: float
+    session_expiry: int
+    receive_maximum: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Connack:
+    """What the broker said about itself and the session. The defaults are what its silence means."""
+
+    session_present: bool
+    receive_maximum: int = 65_535
+    maximum_qos: int = 2
+    maximum_packet_size: int = packets.MAX_PACKET
+    retain: bool = True
+    wildcards: bool = True
+    shared: bool = True
+    identifiers: bool = True
+
+
+def new_client(target: Target, dialer: Dialer, *, clean_start: bool, will: Will | None) -> mqtt.Client:
+    """A paho client that has not connected yet."""
+    client = mqtt.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id=target.client_id,
+        clean_session=None if target.v5 else clean_start,
+        protocol=mqtt.MQTTv5 if target.v5 else mqtt.MQTTv311,
+        # else it answers some refusals by connecting again, blocking, on the thread of the loop
+        reconnect_on_failure=False,
+    )
+    client.connect_timeout = target.connect_timeout
+    client.tls_set_context(dialer)  # type: ignore[arg-type]  # it is used for nothing but wrap_socket
+    if target.username is not None:
+        client.username_pw_set(target.username, target.password.get_secret_value() if target.password else None)
+    if will is not None:
+        properties = _will_properties(will.properties) if target.v5 else None
+        client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
+    return client
+
+
+def dial(client: mqtt.Client, target: Target, dialer: Dialer, *, clean_start: bool) -> None:
+    """Connect TCP and TLS, and put CONNECT into the wire's buffer. Blocks.
+
+    Raises:
+        OSError, ValueError: it cannot be done.
+        ConnectFailedError: a file that TLS needs cannot be used.
+    """
+    try:
+        if target.tls is not None:
+            dialer.tls = target.tls()
+        if not target.v5:
+            client.connect(target.host, target.port, target.keepalive)
+            return
+        properties = new_properties(PacketTypes.CONNECT)
+        properties.ReceiveMaximum = target.receive_maximum
+        if target.session_expiry:
+            properties.SessionExpiryInterval = target.session_expiry
+        client.connect(target.host, target.port, target.keepalive, clean_start=clean_start, properties=properties)
+    finally:
+        dialer.dialed()
+
+
+def connack(session_present: bool, properties: PahoProperties | None) -> Connack:
+    """What an accepting CONNACK says."""
+
+    def value(name: str, default: int) -> int:
+        return int(getattr(properties, name, default))
+
+    return Connack(
+        session_present=session_present,
+        receive_maximum=value("ReceiveMaximum", 65_535),
+        maximum_qos=value("MaximumQoS", 2),
+        maximum_packet_size=min(value("MaximumPacketSize", packets.MAX_PACKET), packets.MAX_PACKET),
+        retain=bool(value("RetainAvailable", 1)),
+        wildcards=bool(value("WildcardSubscriptionAvailable", 1)),
+        shared=bool(value("SharedSubscriptionAvailable", 1)),
+        identifiers=bool(value("SubscriptionIdentifierAvailable", 1)),
+    )
+
+
+def refusal(target: Target, reason: str, properties: PahoProperties | None = None) -> ConnectFailedError:
+    """The error for a refusing CONNACK."""
+    text = f"{target} refused the connection: {with_detail(reason, properties)}"
+    if reason in _CREDENTIALS_REFUSED:
+        return AuthenticationError(text)
+    if reason == "Unsupported protocol version":
+        text += f"; try version={'3.1.1' if target.v5 else '5'}"
+    return ConnectFailedError(text)
+
+
+def reason_name(kind: int, code: int, detail: str | None = None) -> str:
+    """What the specification calls a reason code of packets of type ``kind``, and what the broker added."""
+    try:
+        name = str(ReasonCode(kind >> 4, identifier=code))
+    except KeyError:
+        name = f"reason code 0x{code:02X}"
+    return f"{name} ({detail})" if detail else name
+
+
+def with_detail(reason: str, properties: PahoProperties | None) -> str:
+    """A reason, and what the broker added."""
+    detail = getattr(properties, "ReasonString", None)
+    return f"{reason} ({detail})" if detail else reason
+
+
+def new_properties(kind: int) -> PahoProperties:
+    """Properties of packets of a paho type."""
+    return PahoProperties(kind)  # type: ignore[no-untyped-call]  # paho left its constructor without types
+
+
+def _will_properties(given: packets.Properties) -> PahoProperties:
+    properties = new_properties(PacketTypes.WILLMESSAGE)
+    for name, value in (
+        ("ContentType", given.content_type),
+        ("ResponseTopic", given.response_topic),
+        ("CorrelationData", given.correlation),
+        ("MessageExpiryInterval", given.expiry),
+        ("UserProperty", given.user or None),
+    ):
+        if value is not None:
+            setattr(properties, name, value)
+    return properties

@@ -1,0 +1,285 @@
+"""What arrives: from PUBLISH packets to streams, and from verdicts to acknowledgements.
+
+**QoS 1 and 2.** The first answer to a message, PUBACK or PUBREC, is sent once every stream that got a copy has
+settled it. For QoS 2 that is earlier in the exchange than libraries commonly do it (PUBREC at once, PUBCOMP when
+done), and on purpose: with PUBREC the broker lets go of the message, so a process that dies with it unprocessed would
+lose it. Withheld either way, the message takes a slot of Receive Maximum, or of the broker's own limit: that is the
+credit.
+
+**Credit.** A broker may have sent ``receive_maximum`` messages that are not answered. mosquitto 2.0 does not keep to
+that: if more wait in its queue, answering one message has it send up to a whole window more. So where it exceeded the
+limit, answers wait until fewer messages than that are unsettled, and the newest are sent first: it counts the window
+from the position of the message that is answered.
+
+**Sessions.** A broker that resumes a session sends again what it has no answer for, under the same packet id and marked
+as duplicate. If this process still holds the message, it is not delivered a second time: its tokens stay valid, and the
+answer goes to the new connection, once the broker has sent the message there. If the session is gone, so is every
+message in it, and the tokens are stale.
+
+**Nobody's messages.** A resumed session may hold messages for subscriptions of an earlier process. They are kept,
+unacknowledged, for those who subscribe within a while, then acknowledged and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from adapters.mqtt import packets
+from messaging.adapter import Incoming
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.mqtt.link import Link
+    from adapters.mqtt.mapping import Codec, Decoded
+    from adapters.mqtt.packets import Publish
+    from adapters.mqtt.router import Router, Stream
+
+logger = logging.getLogger(__name__)
+
+
+class Receipt:
+    """A QoS 1 or 2 message that the broker has not been answered, or (``recorded``) only in part."""
+
+    __slots__ = ("connection", "copies", "id", "payload", "qos", "recorded", "session", "topic")
+
+    def __init__(self, publish: Publish, connection: int, session: int) -> None:
+        self.id = publish.id
+        self.qos = publish.qos
+        self.topic = publish.topic
+        self.payload = publish.payload
+        #: where it was last received: an answer goes there or nowhere
+        self.connection = connection
+        self.session = session
+        #: those not settled yet
+        self.copies = 1
+        #: QoS 2: PUBREC was sent, PUBREL is awaited
+        self.recorded = False
+
+
+class Token:
+    """One stream's copy of a message."""
+
+    __slots__ = ("receipt", "stream")
+
+    def __init__(self, receipt: Receipt, stream: Stream) -> None:
+        self.receipt = receipt
+        self.stream = stream
+
+
+class Inbound:
+    """The receiving half of a session."""
+
+    def __init__(self, router: Router, codec: Codec, v5: bool, limit: int) -> None:
+        self._router = router
+        self._limit = limit
+        self._codec = codec
+        self._v5 = v5
+        self._link: Link | None = None
+        self._connection = 0
+        #: read from other threads by ``is_stale``
+        self._session = 0
+        self._receipts: dict[int, Receipt] = {}
+        #: those of them that are not settled
+        self._unsettled = 0
+        #: those that are, and whose answer waits for credit
+        self._due: list[Receipt] = []
+        #: streams with a batch
+        self._touched: list[Stream] = []
+        #: messages for nobody yet; ``None`` once nobody is waited for
+        self._unclaimed: list[tuple[Publish, Receipt]] | None = None
+
+    # --- connection
+
+    def connected(self, link: Link, session_present: bool, *, wait_for_claims: bool) -> None:
+        """A connection was accepted, with the session of the last one or a new one."""
+        if not session_present:
+            self.forget()
+        self._link = link
+        self._connection += 1
+        if wait_for_claims:
+            self._unclaimed = []
+
+    def disconnected(self) -> None:
+        """The connection is gone; the session may be resumed."""
+        self._link = None
+        self._due.clear()
+
+    def forget(self) -> None:
+        """The session is gone: every token is stale."""
+        self._session += 1
+        self._receipts.clear()
+        self._unsettled = 0
+        self._due.clear()
+        self._unclaimed = None
+
+    # --- packets
+
+    def publish(self, head: int, body: bytes) -> None:
+        """A PUBLISH packet arrived."""
+        publish = packets.parse_publish(head, body, self._v5)
+        receipt = None
+        if publish.qos:
+            if publish.dup and self._is_held(publish):
+                return
+            receipt = self._receive(publish)
+        streams = self._router.receivers(publish)
+        if not streams:
+            self._keep_or_drop(publish, receipt)
+            return
+        decoded = self._codec.decode(publish)
+        if decoded is None:
+            self._settled(receipt)
+            return
+        self._deliver(publish.topic, decoded, receipt, streams)
+
+    def _receive(self, publish: Publish) -> Receipt:
+        lost = self._receipts.get(publish.id)
+        if lost is None or not lost.copies:
+            self._unsettled += 1
+        receipt = self._receipts[publish.id] = Receipt(publish, self._connection, self._session)
+        return receipt
+
+    def _is_held(self, publish: Publish) -> bool:
+        """Whether this is known already; then only the answer, if it is due, is sent again."""
+        receipt = self._receipts.get(publish.id)
+        if receipt is None:
+            return False
+        if not receipt.recorded and (receipt.topic != publish.topic or receipt.payload != publish.payload):
+            # a broker that lost part of its memory gave the id to another message
+            return False
+        receipt.connection = self._connection
+        if not receipt.copies:
+            self._answer(receipt)
+        return True
+
+    def released(self, body: bytes) -> None:
+        """A PUBREL arrived."""
+        packet_id, _, _ = packets.parse_acknowledgement(body)
+        self._receipts.pop(packet_id, None)
+        # also for an unknown id: it is what the broker needs to be done with it
+        self._send(packets.PUBCOMP, packet_id)
+
+    def _keep_or_drop(self, publish: Publish, receipt: Receipt | None) -> None:
+        if receipt is not None and self._unclaimed is not None and not publish.retain:
+            self._unclaimed.append((publish, receipt))
+            return
+        logger.debug("message on %r matches no stream and is dropped", publish.topic)
+        self._settled(receipt)
+
+    def _deliver(self, topic: str, decoded: Decoded, receipt: Receipt | None, streams: Sequence[Stream]) -> None:
+        payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
+        if receipt is not None:
+            receipt.copies = len(streams)
+        for stream in streams:
+            token = None
+            if receipt is not None:
+                token = Token(receipt, stream)
+                stream.unsettled.add(token)
+            if not stream.batch:
+                self._touched.append(stream)
+            stream.batch.append(
+                Incoming(
+                    payload, topic, None, content_type, content_encoding, correlation_id, reply_to, extensions, token
+                )
+            )
+
+    def hand_over(self) -> None:
+        """Call the sinks of all streams something arrived for."""
+        touched, self._touched = self._touched, []
+        for stream in touched:
+            batch, stream.batch = stream.batch, []
+            if not stream.ended:
+                try:
+                    stream.sink.deliver(batch)
+                except Exception:  # it must not, and must not cost the others their messages
+                    logger.exception("a sink of %r failed", stream.route.filter)
+
+    # --- streams
+
+    def claim(self, stream: Stream) -> None:
+        """Give a new stream what was kept for it."""
+        if not self._unclaimed:
+            return
+        kept = []
+        for publish, receipt in self._unclaimed:
+            if not stream.route.matches(publish.topic):
+                kept.append((publish, receipt))
+                continue
+            decoded = self._codec.decode(publish)
+            if decoded is None:
+                self._settled(receipt)
+            else:
+                self._deliver(publish.topic, decoded, receipt, (stream,))
+        self._unclaimed = kept
+        self.hand_over()
+
+    def stop_waiting(self) -> None:
+        """Drop what nobody has claimed."""
+        unclaimed, self._unclaimed = self._unclaimed, None
+        if unclaimed:
+            logger.warning(
+                "%d messages of the resumed session match no subscription and are dropped, the first on %r",
+                len(unclaimed), unclaimed[0][0].topic,
+            )  # fmt: skip
+            for _, receipt in unclaimed:
+                self._settled(receipt)
+
+    def release(self, stream: Stream) -> None:
+        """A stream has ended: what it did not settle is settled."""
+        for token in [*stream.unsettled]:
+            self.settle(token)
+
+    # --- verdicts
+
+    def is_stale(self, token: Token) -> bool:
+        """See ``Adapter.is_stale``. From any thread."""
+        return token.receipt.session != self._session or token.stream.ended
+
+    def settle(self, token: Token) -> None:
+        """A stream is done with its copy. Does nothing the second time, or if the session is gone."""
+        unsettled = token.stream.unsettled
+        if token not in unsettled:
+            return
+        unsettled.remove(token)
+        receipt = token.receipt
+        receipt.copies -= 1
+        if not receipt.copies:
+            self._settled(receipt)
+
+    def _settled(self, receipt: Receipt | None) -> None:
+        if receipt is None or self._receipts.get(receipt.id) is not receipt:
+            return
+        receipt.copies = 0
+        self._unsettled -= 1
+        # answered if the broker sent it on this connection; else when it sends it again, see _is_held
+        if self._link is not None and receipt.connection == self._connection:
+            if len(self._receipts) <= self._limit:
+                self._answer(receipt)
+            else:
+                self._due.append(receipt)
+        if not self._unsettled:
+            self.answer_all()
+        elif self._due and self._unsettled < self._limit:
+            self._answer(self._due.pop())
+
+    def answer_all(self) -> None:
+        """Send the answers that wait for credit."""
+        while self._due:
+            self._answer(self._due.pop())
+
+    def _answer(self, receipt: Receipt) -> None:
+        if self._receipts.get(receipt.id) is not receipt:
+            return  # answered meanwhile, because the broker sent it again
+        if receipt.qos == 1:
+            del self._receipts[receipt.id]
+            self._send(packets.PUBACK, receipt.id)
+        else:
+            receipt.recorded = True
+            receipt.payload = b""
+            self._send(packets.PUBREC, receipt.id)
+
+    def _send(self, kind: int, packet_id: int) -> None:
+        if self._link is not None:
+            self._link.send(packets.acknowledgement(kind, packet_id))

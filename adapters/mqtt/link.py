@@ -1,0 +1,412 @@
+"""One connection: paho-mqtt on the engine's loop.
+
+paho is driven from outside, with its public API only: ``connect`` on a thread of the executor, everything else on the
+loop. It reads what :class:`~adapters.mqtt.wire.Wire` feeds it and writes into its buffer, which is flushed once per
+turn of the loop. PUBLISH packets and their acknowledgements go past it (see the package). For each connection there
+is a client of its own, so nothing of an earlier one is ever left in it: no queue, no half-read packet, no message
+that it would send again by itself.
+
+paho's callbacks run while it holds a lock and is in the middle of a packet, and what they raise would leave it there.
+So they only note what happened; it is acted on when paho has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from adapters.mqtt import handshake, packets
+from adapters.mqtt.packets import ProtocolError
+from adapters.mqtt.wire import Dialer, Wire
+from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from paho.mqtt.properties import Properties as PahoProperties
+    from paho.mqtt.reasoncodes import ReasonCode
+
+    from adapters.mqtt.handshake import Connack, Target, Will
+
+logger = logging.getLogger(__name__)
+
+#: how often paho looks after keepalive at least, seconds
+_TICK: Final = 1.0
+#: how long a broker may take to close after DISCONNECT, seconds
+_CLOSE_TIMEOUT: Final = 1.0
+#: packets that go past paho
+_DATA: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
+
+
+class Events(Protocol):
+    """What a link tells, on the loop."""
+
+    def connected(self, link: Link, connack: Connack) -> None:
+        """Before anything else that follows CONNACK is looked at."""
+
+    def received(self, head: int, body: bytes) -> None:
+        """A PUBLISH, or an acknowledgement. May raise ``ProtocolError``."""
+
+    def received_all(self) -> None:
+        """All that had arrived was handed over."""
+
+    def written(self, link: Link) -> None:
+        """``link.sent`` grew."""
+
+    def lost(self, link: Link, error: ConnectionLostError) -> None:
+        """The connection ended, after ``connected`` and without :meth:`Link.close`. Called once."""
+
+
+class Link:
+    """A connection to the broker. Everything runs on the loop."""
+
+    def __init__(self, target: Target, events: Events) -> None:
+        self._target = target
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._client: mqtt.Client | None = None
+        self._wire: Wire | None = None
+        self._dialer = Dialer()
+        self._connack: asyncio.Future[Connack] = self._loop.create_future()
+        #: packet id -> answer, of SUBSCRIBE and UNSUBSCRIBE
+        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._last_id = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush_due = False
+        self._writing = False
+        #: whether anything has arrived
+        self._greeted = False
+        #: between CONNACK and the end
+        self._is_up = False
+        #: set while closing in good order: resolved at the end of the stream
+        self._finished: asyncio.Future[None] | None = None
+        #: noted by paho's callbacks
+        self._accepted: Connack | None = None
+        self._ended: BrokerError | None = None
+        #: why it ended, if it did
+        self.error: BrokerError | None = None
+        self.closed = False
+
+    # --- connecting
+
+    async def connect(self, *, clean_start: bool, will: Will | None) -> Connack:
+        """Connect and wait for CONNACK. Leaves nothing behind if it fails or is cancelled.
+
+        Raises:
+            AuthenticationError: the broker refused the credentials.
+            ConnectFailedError: anything else.
+        """
+        target, dialer = self._target, self._dialer
+        client = self._client = handshake.new_client(target, dialer, clean_start=clean_start, will=will)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_subscribe = self._on_subscribe
+        client.on_unsubscribe = self._on_subscribe
+        # with this, paho only queues what it has to send
+        client.on_socket_register_write = self._on_register_write
+        dial = functools.partial(handshake.dial, client, target, dialer, clean_start=clean_start)
+        try:
+            try:
+                await self._loop.run_in_executor(None, dial)
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                raise ConnectFailedError(f"cannot connect to {target}: {reason}") from error
+            wire = self._wire = dialer.wire
+            assert wire is not None  # noqa: S101  # paho connected, so it has its socket
+            self._loop.add_reader(wire.fileno(), self._on_readable)
+            self._tick()
+            self.flush()
+            return await self._connack
+        except BaseException:
+            self._dispose()
+            raise
+
+    # --- paho's callbacks
+
+    def _on_connect(
+        self,
+        _client: Any,
+        _userdata: Any,
+        flags: mqtt.ConnectFlags,
+        reason: ReasonCode,
+        properties: PahoProperties | None,
+    ) -> None:
+        if reason.is_failure:
+            self._ended = handshake.refusal(self._target, str(reason), properties)
+        else:
+            self._accepted = handshake.connack(flags.session_present, properties)
+
+    def _on_disconnect(
+        self,
+        _client: Any,
+        _userdata: Any,
+        flags: mqtt.DisconnectFlags,
+        reason: ReasonCode,
+        properties: PahoProperties | None,
+    ) -> None:
+        if self._ended is None:
+            who = "disconnected this client" if flags.is_disconnect_packet_from_server else "connection lost"
+            self._ended = ConnectionLostError(f"{self._target} {who}: {handshake.with_detail(str(reason), properties)}")
+
+    def _on_subscribe(
+        self, _client: Any, _userdata: Any, mid: int, reasons: list[ReasonCode], _properties: Any
+    ) -> None:
+        answer = self._answers.pop(mid, None)
+        if answer is not None and not answer.done():
+            answer.set_result(reasons[0].value if reasons else 0)
+
+    def _on_register_write(self, _client: Any, _userdata: Any, _sock: Any) -> None:
+        if self._wire is not None:  # else it is CONNECT, on the connecting thread
+            self._schedule_flush()
+
+    # --- reading
+
+    def _on_readable(self) -> None:
+        wire = self._wire
+        if wire is None:
+            return
+        try:
+            data = wire.receive()
+            if data is None:
+                return
+            if not data:
+                self._end_of_stream()
+                return
+            if self._finished is not None:
+                return  # closing: what still arrives would come too late
+            if not self._greeted:
+                # at once: what another protocol answers may look like the beginning of a long packet
+                if data[0] & 0xF0 != packets.CONNACK:
+                    raise ProtocolError("its first packet is not CONNACK")
+                self._greeted = True
+            for head, body in wire.split(data):
+                if head & 0xF0 in _DATA:
+                    if not self._is_up:
+                        raise ProtocolError("a packet before CONNACK")
+                    self._events.received(head, body)
+                else:
+                    self._control(wire, head, body)
+                    if self.closed:
+                        return
+        except OSError as error:
+            self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
+        except ProtocolError as error:
+            self._end(ConnectionLostError(f"{self._target} broke the protocol: {error}"), error)
+        except Exception as error:
+            logger.exception("cannot process what %s sent", self._target)
+            self._end(ConnectionLostError(f"cannot process what {self._target} sent: {type(error).__name__}"), error)
+        finally:
+            if self._is_up:
+                self._events.received_all()
+
+    def _end_of_stream(self) -> None:
+        if self._finished is not None:
+            self._loop.remove_reader(self._wire.fileno())  # type: ignore[union-attr]  # the caller has it
+            if not self._finished.done():
+                self._finished.set_result(None)
+            return
+        state = "lost" if self._is_up else "closed before it was accepted"
+        self._end(ConnectionLostError(f"connection to {self._target} {state}: closed by the broker"))
+
+    def _control(self, wire: Wire, head: int, body: bytes) -> None:
+        """Have paho process a packet, then act on what it told."""
+        if head & 0xF0 == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
+            # paho would only call it a protocol error
+            self._end(handshake.refusal(self._target, "Unsupported protocol version"))
+            return
+        wire.feed(head, body)
+        while wire.pending() and not self.closed:
+            self._drive(mqtt.Client.loop_read)
+        if self._accepted is not None:
+            connack, self._accepted = self._accepted, None
+            self._is_up = True
+            self._events.connected(self, connack)
+            if not self._connack.done():
+                self._connack.set_result(connack)
+
+    def _drive(self, step: Callable[[mqtt.Client], object]) -> None:
+        """Let paho take a step, and end the connection if that was its end."""
+        if self._client is None:
+            return
+        try:
+            step(self._client)
+        except Exception as error:  # of paho, over a packet it did not expect
+            logger.exception("paho failed on %s", self._target)
+            self._ended = ConnectionLostError(f"paho failed on {self._target}: {type(error).__name__}")
+        if self._ended is not None and self._finished is None:
+            self._end(self._ended)
+
+    def _tick(self) -> None:
+        self._drive(mqtt.Client.loop_misc)
+        if self._client is not None:
+            # after once and a half of keepalive, which may be the broker's, it may drop us
+            self._timer = self._loop.call_later(min(_TICK, self._client.keepalive / 4 or _TICK), self._tick)
+
+    # --- writing
+
+    @property
+    def unsent(self) -> int:
+        """Bytes waiting for room in the socket's buffer."""
+        return self._wire.unsent if self._wire is not None else 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes handed to the socket so far, those of paho included."""
+        return self._wire.sent if self._wire is not None else 0
+
+    def send(self, frame: bytes) -> int:
+        """Queue a packet for the next flush.
+
+        Returns:
+            The value of :attr:`sent` from which on it is with the socket.
+        """
+        wire = self._wire
+        if wire is None or self._finished is not None:
+            return 0
+        wire.send(frame)
+        if not self._flush_due:
+            self._schedule_flush()
+        return wire.sent + wire.unsent
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Hand what is queued to the socket, as far as it takes it."""
+        self._flush_due = False
+        wire, client = self._wire, self._client
+        if wire is None or client is None:
+            return
+        if client.want_write():
+            self._drive(mqtt.Client.loop_write)
+        try:
+            wire.flush()
+        except OSError as error:
+            # what the broker sent before it closed may say why
+            self._on_readable()
+            self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
+            return
+        if self._is_up:
+            self._events.written(self)
+        if (wire.unsent > 0) is not self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(wire.fileno(), self.flush)
+            else:
+                self._loop.remove_writer(wire.fileno())
+        if self._finished is not None and not wire.unsent:
+            wire.finish()
+
+    # --- subscribing
+
+    @property
+    def next_id(self) -> int:
+        """The packet id that paho will use next: it counts, and only we make it count."""
+        return self._last_id % 65_535 + 1
+
+    @property
+    def ids(self) -> Container[int]:
+        """Packet ids of SUBSCRIBE and UNSUBSCRIBE that the broker has not answered."""
+        return self._answers
+
+    async def subscribe(self, topic_filter: str, qos: int, identifier: int | None) -> int:
+        """Subscribe, and return the broker's reason code.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer.
+        """
+        client = self._require_client()
+        if self._target.v5:
+            properties = handshake.new_properties(PacketTypes.SUBSCRIBE)
+            if identifier is not None:
+                properties.SubscriptionIdentifier = identifier
+            options = SubscribeOptions(qos=qos)
+            _, mid = client.subscribe(topic_filter, options=options, properties=properties)
+        else:
+            _, mid = client.subscribe(topic_filter, qos)
+        return await self._expect_answer(mid)
+
+    async def unsubscribe(self, topic_filter: str) -> None:
+        """Unsubscribe and wait for the answer. Raises as :meth:`subscribe`."""
+        _, mid = self._require_client().unsubscribe(topic_filter)
+        await self._expect_answer(mid)
+
+    def unsubscribe_soon(self, topic_filter: str) -> None:
+        """Unsubscribe without waiting for the answer."""
+        if self._client is not None:
+            _, mid = self._client.unsubscribe(topic_filter)
+            self._expect_answer(mid).cancel()
+
+    def _require_client(self) -> mqtt.Client:
+        if self._client is None or self._finished is not None:
+            raise ConnectionLostError(f"no connection to {self._target}")
+        return self._client
+
+    def _expect_answer(self, mid: int | None) -> asyncio.Future[int]:
+        answer: asyncio.Future[int] = self._loop.create_future()
+        if mid is not None:
+            self._last_id = mid
+            # stays there until the broker has answered, even if nobody waits any more: the id is in use
+            self._answers[mid] = answer
+        return answer
+
+    # --- ending
+
+    async def close(self) -> None:
+        """Send DISCONNECT, and wait a moment until the broker has closed. Idempotent; does not raise.
+
+        Closing at once could reset the connection, and the broker would take that for a loss and publish the will.
+        """
+        if not self._is_up or self.closed or self._finished is not None:
+            self._dispose()
+            return
+        self._finished = self._loop.create_future()
+        try:
+            self._drive(mqtt.Client.disconnect)
+            self.flush()
+            await asyncio.wait([self._finished], timeout=_CLOSE_TIMEOUT)
+        finally:
+            self._dispose()
+
+    def _end(self, error: BrokerError, cause: BaseException | None = None) -> None:
+        if self.closed:
+            return
+        if self._finished is not None:
+            if not self._finished.done():
+                self._finished.set_result(None)
+            return
+        if cause is not None:
+            error.__cause__ = cause
+        self.error = error
+        self._dispose()
+        if not self._connack.done():
+            if not isinstance(error, ConnectFailedError):
+                cause, error = error, ConnectFailedError(f"cannot connect: {error}")
+                error.__cause__ = cause
+            self._connack.set_exception(error)
+        elif isinstance(error, ConnectionLostError):
+            self._events.lost(self, error)
+
+    def _dispose(self) -> None:
+        """Give everything back. Idempotent."""
+        if not self.closed and self._wire is not None:
+            self._loop.remove_reader(self._wire.fileno())
+            self._loop.remove_writer(self._wire.fileno())
+        self.closed = True
+        self._is_up = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._dialer.cancel()
+        self._client = self._wire = None
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(ConnectionLostError(f"connection to {self._target} lost before it answered"))

@@ -1,0 +1,290 @@
+"""Message contexts as MQTT carries them.
+
+=====================  ============================================  =======================
+context                MQTT 5                                        envelope (MQTT 3.1.1)
+=====================  ============================================  =======================
+content type           Content Type                                  ``contentType``
+content encoding       user property ``content-encoding``            ``contentEncoding``
+correlation id         Correlation Data, UTF-8                       ``correlationId``
+reply-to channel       Response Topic                                ``replyTo``
+``headers``            other user properties; of equals the last     ``headers``
+``timeToLive``         Message Expiry Interval, whole seconds up     ``expires``
+message id             user property ``message-id``, with QoS > 0    ``messageId``
+=====================  ============================================  =======================
+
+The message id lets receivers tell a message that was sent again; with QoS 0 nothing is. In an envelope it travels
+along, but is no reason to make one.
+
+Correlation data of other clients may be any bytes. What is not UTF-8 is shown as ``hex:`` and its hexadecimal digits,
+and a correlation id of that form that stands for bytes which are not UTF-8 is sent as these bytes: a reply reaches
+its requester either way.
+
+``expires`` is the sender's wall clock: brokers know nothing of it, the receiving adapter drops what has expired. It is
+as right as the two clocks are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from adapters.mqtt import envelope, packets
+from adapters.mqtt.packets import Properties
+from messaging.errors import InvalidHeaderError, PayloadTooLargeError
+from messaging.features import Features
+
+if TYPE_CHECKING:
+    from adapters.mqtt.packets import Publish
+    from messaging.adapter import Outgoing
+    from messaging.extensions import PublishOptions
+    from messaging.message import MessageContext
+
+CONTENT_ENCODING: Final = "content-encoding"
+MESSAGE_ID: Final = "message-id"
+
+_HEX: Final = "hex:"
+_HEX_FORM: Final = re.compile("hex:((?:[0-9a-f]{2})+)")
+_MESSAGE_ID_START: Final = b"\x26" + packets.text(MESSAGE_ID)
+_MAX_EXPIRY: Final = 2**32 - 1
+_COMPILED: Final = 1024
+
+#: (payload, content type, content encoding, correlation id, reply-to channel, extensions)
+Decoded = tuple[bytes, str | None, str | None, str | None, str | None, Mapping[str, Any]]
+
+
+class Codec(Protocol):
+    """Makes PUBLISH packets of messages, and what the core is given of PUBLISH packets."""
+
+    def frame(self, outgoing: Outgoing, qos: int, packet_id: int) -> bytes:
+        """The whole PUBLISH packet; ``packet_id`` counts with QoS > 0 only."""
+        ...
+
+    def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
+        """Payload and properties of a will."""
+        ...
+
+    def decode(self, publish: Publish) -> Decoded | None:
+        """What arrived; ``None`` if it has expired."""
+        ...
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse headers that MQTT 5 receivers would take for something else.
+
+    Raises:
+        InvalidHeaderError: naming the header.
+    """
+    for name in (CONTENT_ENCODING, MESSAGE_ID):
+        if name in headers:
+            raise InvalidHeaderError(
+                Features.EXTENSION_HEADERS, f"{name!r} is the name of a user property with a meaning of its own here"
+            )
+
+
+def correlation_bytes(correlation_id: str) -> bytes:
+    """A correlation id as Correlation Data."""
+    data = correlation_id.encode()
+    form = _HEX_FORM.fullmatch(correlation_id)
+    if form is not None:
+        raw = bytes.fromhex(form[1])
+        if correlation_text(raw) == correlation_id:
+            return raw
+    return data
+
+
+def correlation_text(data: bytes) -> str:
+    """Correlation Data as a correlation id."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _HEX + data.hex()
+
+
+class _Compiled:
+    """What all messages of one context have in common."""
+
+    __slots__ = ("context", "head", "properties", "rest", "topic")
+
+    def __init__(self, context: MessageContext, options: PublishOptions) -> None:
+        #: kept, so that no other context can get its id
+        self.context = context
+        self.head = packets.PUBLISH | (1 if options.retain else 0)
+        self.topic = packets.text(context.channel or "")
+        self.properties = packets.properties_bytes(_properties(context, options))
+        #: what is between fixed header and payload with QoS 0
+        self.rest = self.topic + packets.varint(len(self.properties)) + self.properties
+
+
+class Mqtt5Codec:
+    """Contexts as properties of MQTT 5."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[int, _Compiled] = {}
+
+    def frame(self, outgoing: Outgoing, qos: int, packet_id: int) -> bytes:
+        """See :class:`Codec`."""
+        context = outgoing.context
+        compiled = self._compiled.get(id(context))
+        if compiled is None:
+            if len(self._compiled) >= _COMPILED:
+                self._compiled.clear()
+            compiled = self._compiled[id(context)] = _Compiled(context, outgoing.options)
+        if qos:
+            message_id = outgoing.message_id.encode()
+            properties = b"%b%b%b%b" % (
+                compiled.properties, _MESSAGE_ID_START, len(message_id).to_bytes(2, "big"), message_id,
+            )  # fmt: skip
+            rest = b"%b%b%b%b" % (
+                compiled.topic, packet_id.to_bytes(2, "big"), packets.varint(len(properties)), properties,
+            )  # fmt: skip
+        else:
+            rest = compiled.rest
+        return _publish(compiled.head | qos << 1, rest, outgoing.payload)
+
+    def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
+        """See :class:`Codec`."""
+        properties = _properties(outgoing.context, outgoing.options)
+        if outgoing.options.qos != "0":
+            properties.user.append((MESSAGE_ID, outgoing.message_id))
+        return outgoing.payload, properties
+
+    def decode(self, publish: Publish) -> Decoded | None:
+        """See :class:`Codec`."""
+        extensions = _received(publish)
+        properties = publish.properties
+        correlation_id = content_encoding = None
+        if properties.correlation is not None:
+            correlation_id = correlation_text(properties.correlation)
+        if properties.user or properties.expiry is not None:
+            extensions = dict(extensions)
+            if properties.expiry is not None:
+                extensions[Features.EXTENSION_TIME_TO_LIVE] = float(properties.expiry)
+            if properties.user:
+                headers = dict(properties.user)
+                content_encoding = headers.pop(CONTENT_ENCODING, None)
+                if MESSAGE_ID in headers:
+                    extensions["messageId"] = headers.pop(MESSAGE_ID)
+                if headers:
+                    extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
+            extensions = MappingProxyType(extensions)
+        return (
+            publish.payload,
+            properties.content_type,
+            content_encoding,
+            correlation_id,
+            properties.response_topic,
+            extensions,
+        )
+
+
+class Mqtt3Codec:
+    """Contexts in an envelope or, without it, only what the fixed header of MQTT 3.1.1 holds."""
+
+    def __init__(self, enveloped: bool) -> None:
+        self._enveloped = enveloped
+
+    def frame(self, outgoing: Outgoing, qos: int, packet_id: int) -> bytes:
+        """See :class:`Codec`."""
+        rest = _topic(outgoing.context.channel or "")
+        if qos:
+            rest += packet_id.to_bytes(2, "big")
+        head = packets.PUBLISH | qos << 1 | (1 if outgoing.options.retain else 0)
+        return _publish(head, rest, self._payload(outgoing))
+
+    def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
+        """See :class:`Codec`. A will that expires would do so from now on, so ``timeToLive`` is left out."""
+        return self._payload(outgoing, expires=False), packets.NO_PROPERTIES
+
+    def decode(self, publish: Publish) -> Decoded | None:
+        """See :class:`Codec`."""
+        if not self._enveloped:
+            return publish.payload, None, None, None, None, _received(publish)
+        payload, header = envelope.decode(publish.payload)
+        if not header:
+            return payload, None, None, None, None, _received(publish)
+        extensions = dict(_received(publish))
+        if "expires" in header:
+            left = header["expires"] - time.time()
+            if left <= 0:
+                return None
+            extensions[Features.EXTENSION_TIME_TO_LIVE] = left
+        if "messageId" in header:
+            extensions["messageId"] = header["messageId"]
+        if header.get("headers"):
+            extensions[Features.EXTENSION_HEADERS] = MappingProxyType(header["headers"])
+        return (
+            payload,
+            header.get("contentType"),
+            header.get("contentEncoding"),
+            header.get("correlationId"),
+            header.get("replyTo"),
+            MappingProxyType(extensions),
+        )
+
+    def _payload(self, outgoing: Outgoing, *, expires: bool = True) -> bytes:
+        if not self._enveloped:
+            return outgoing.payload
+        context, options = outgoing.context, outgoing.options
+        header: dict[str, Any] = {
+            "contentType": context.content_type,
+            "contentEncoding": context.content_encoding,
+            "correlationId": context.correlation_id,
+            "replyTo": context.reply_to_channel,
+            "headers": options.headers or None,
+            "expires": time.time() + options.time_to_live if options.time_to_live and expires else None,
+        }
+        header = {key: value for key, value in header.items() if value is not None}
+        if header and options.qos != "0":
+            header["messageId"] = outgoing.message_id
+        return envelope.encode(outgoing.payload, header)
+
+
+@functools.lru_cache(maxsize=_COMPILED)
+def _topic(channel: str) -> bytes:
+    return packets.text(channel)
+
+
+def _publish(head: int, rest: bytes, payload: bytes) -> bytes:
+    remaining = len(rest) + len(payload)
+    if remaining < 128:  # most messages
+        return b"%c%c%b%b" % (head, remaining, rest, payload)
+    if remaining > packets.MAX_REMAINING:
+        limit = packets.MAX_REMAINING - len(rest)
+        raise PayloadTooLargeError(len(payload), limit, "an MQTT packet with this topic and these properties")
+    return b"%c%b%b%b" % (head, packets.varint(remaining), rest, payload)
+
+
+def _properties(context: MessageContext, options: PublishOptions) -> Properties:
+    properties = Properties()
+    properties.content_type = context.content_type
+    properties.response_topic = context.reply_to_channel
+    if context.correlation_id is not None:
+        properties.correlation = correlation_bytes(context.correlation_id)
+    if options.time_to_live is not None:
+        properties.expiry = min(math.ceil(options.time_to_live), _MAX_EXPIRY)
+    if context.content_encoding is not None:
+        properties.user.append((CONTENT_ENCODING, context.content_encoding))
+    properties.user += options.headers.items()
+    return properties
+
+
+#: by QoS, of messages that are neither retained nor delivered again
+_PLAIN: Final = tuple(MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in "012")
+
+
+def _received(publish: Publish) -> Mapping[str, Any]:
+    """The extensions every version has."""
+    plain: Mapping[str, Any] = _PLAIN[publish.qos]
+    if not publish.retain and not publish.dup:
+        return plain
+    extensions = dict(plain)
+    if publish.retain:
+        extensions[Features.EXTENSION_RETAIN] = True
+    if publish.dup:
+        extensions["redelivered"] = True
+    return MappingProxyType(extensions)

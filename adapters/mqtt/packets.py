@@ -1,0 +1,234 @@
+"""PUBLISH packets and their acknowledgements as bytes (MQTT 3.3 to 3.7). Pure functions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: packet types: the upper half of the first byte
+CONNACK: Final = 0x20
+PUBLISH: Final = 0x30
+PUBACK: Final = 0x40
+PUBREC: Final = 0x50
+PUBREL: Final = 0x60
+PUBCOMP: Final = 0x70
+SUBACK: Final = 0x90
+
+DUP: Final = 0x08
+#: largest remaining length, and largest packet: that and a fixed header of five bytes
+MAX_REMAINING: Final = 268_435_455
+MAX_PACKET: Final = MAX_REMAINING + 5
+#: reason codes from here on are failures (MQTT 5, 2.4)
+FAILURE: Final = 0x80
+
+# property identifiers (MQTT 5, 2.2.2.2)
+_FORMAT: Final = 0x01
+_EXPIRY: Final = 0x02
+_CONTENT_TYPE: Final = 0x03
+_RESPONSE_TOPIC: Final = 0x08
+_CORRELATION: Final = 0x09
+_SUBSCRIPTION: Final = 0x0B
+_REASON: Final = 0x1F
+_USER: Final = 0x26
+
+
+class ProtocolError(Exception):
+    """The peer sent what the protocol does not allow."""
+
+
+class Properties:
+    """MQTT 5 properties of a PUBLISH packet, a will, or (``reason`` and ``user``) an acknowledgement."""
+
+    __slots__ = ("content_type", "correlation", "expiry", "reason", "response_topic", "subscriptions", "user")
+
+    def __init__(self) -> None:
+        self.content_type: str | None = None
+        self.response_topic: str | None = None
+        self.correlation: bytes | None = None
+        #: seconds
+        self.expiry: int | None = None
+        #: subscription identifiers
+        self.subscriptions: tuple[int, ...] = ()
+        self.user: list[tuple[str, str]] = []
+        self.reason: str | None = None
+
+
+class Publish:
+    """A PUBLISH packet that arrived. ``id`` is 0 with QoS 0."""
+
+    __slots__ = ("dup", "id", "payload", "properties", "qos", "retain", "topic")
+
+    def __init__(
+        self, topic: str, payload: bytes, qos: int, retain: bool, dup: bool, packet_id: int, properties: Properties
+    ) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.dup = dup
+        self.id = packet_id
+        self.properties = properties
+
+
+#: what a packet without properties is given; never written to
+NO_PROPERTIES: Final = Properties()
+
+
+def varint(value: int) -> bytes:
+    """A variable byte integer (1.5.5)."""
+    if value < 128:
+        return bytes((value,))
+    digits = bytearray()
+    while value > 127:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def text(value: str) -> bytes:
+    """A UTF-8 string with its length (1.5.4). At most 65,535 bytes, which the caller has seen to."""
+    return binary(value.encode())
+
+
+def binary(value: bytes) -> bytes:
+    """Binary data with its length (1.5.6)."""
+    return len(value).to_bytes(2, "big") + value
+
+
+def user_property(name: str, value: str) -> bytes:
+    """One user property, with its identifier."""
+    return b"\x26" + text(name) + text(value)
+
+
+def properties_bytes(properties: Properties) -> bytes:
+    """The properties, without their length."""
+    parts = []
+    if properties.expiry is not None:
+        parts.append(b"\x02" + properties.expiry.to_bytes(4, "big"))
+    if properties.content_type is not None:
+        parts.append(b"\x03" + text(properties.content_type))
+    if properties.response_topic is not None:
+        parts.append(b"\x08" + text(properties.response_topic))
+    if properties.correlation is not None:
+        parts.append(b"\x09" + binary(properties.correlation))
+    parts += [user_property(name, value) for name, value in properties.user]
+    return b"".join(parts)
+
+
+def acknowledgement(kind: int, packet_id: int) -> bytes:
+    """A PUBACK, PUBREC, PUBREL or PUBCOMP that tells success."""
+    flags = 2 if kind == PUBREL else 0
+    return bytes((kind | flags, 2, packet_id >> 8, packet_id & 255))
+
+
+def parse_acknowledgement(body: bytes) -> tuple[int, int, str | None]:
+    """Packet id, reason code and reason string of a PUBACK, PUBREC, PUBREL or PUBCOMP.
+
+    Raises:
+        ProtocolError: malformed.
+    """
+    size = len(body)
+    if size == 2:
+        return body[0] << 8 | body[1], 0, None
+    if size < 2:
+        raise ProtocolError("acknowledgement without packet id")
+    properties = _parse_properties(body, 3)[0] if size > 3 else NO_PROPERTIES
+    return body[0] << 8 | body[1], body[2], properties.reason
+
+
+def parse_publish(head: int, body: bytes, v5: bool) -> Publish:
+    """Parse a PUBLISH packet.
+
+    Args:
+        head: its first byte.
+        body: what follows the remaining length.
+        v5: whether it has properties.
+
+    Raises:
+        ProtocolError: malformed.
+    """
+    try:
+        at = 2 + (body[0] << 8 | body[1])
+        topic = str(body[2:at], "utf-8")
+        qos = head >> 1 & 3
+        packet_id = 0
+        if qos:
+            packet_id = body[at] << 8 | body[at + 1]
+            at += 2
+            if qos == 3 or not packet_id:
+                raise ProtocolError("PUBLISH with QoS 3 or packet id 0")
+        if not topic:
+            # no Topic Alias Maximum was sent, so the broker may not use one
+            raise ProtocolError("PUBLISH without topic")
+        properties = NO_PROPERTIES
+        if v5:
+            if body[at]:
+                properties, at = _parse_properties(body, at)
+            else:
+                at += 1
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ProtocolError("malformed PUBLISH") from error
+    if at > len(body):
+        raise ProtocolError("PUBLISH shorter than it says")
+    return Publish(topic, body[at:], qos, bool(head & 1), bool(head & DUP), packet_id, properties)
+
+
+def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        digit = data[at]
+        at += 1
+        value |= (digit & 127) << shift
+        if digit < 128:
+            return value, at
+        shift += 7
+        if shift > 21:
+            raise ProtocolError("variable byte integer of more than four bytes")
+
+
+def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
+    """The properties whose length is at index ``at``, and the index after them."""
+    try:
+        length, at = _parse_varint(data, at)
+        end = at + length
+        if end > len(data):
+            raise ProtocolError("properties longer than their packet")
+        found = Properties()
+        while at < end:
+            kind = data[at]
+            at += 1
+            if kind == _SUBSCRIPTION:
+                identifier, at = _parse_varint(data, at)
+                found.subscriptions += (identifier,)
+            elif kind == _USER:
+                name, at = _parse_text(data, at)
+                value, at = _parse_text(data, at)
+                found.user.append((name, value))
+            elif kind == _CONTENT_TYPE:
+                found.content_type, at = _parse_text(data, at)
+            elif kind == _RESPONSE_TOPIC:
+                found.response_topic, at = _parse_text(data, at)
+            elif kind == _CORRELATION:
+                size = data[at] << 8 | data[at + 1]
+                found.correlation = data[at + 2 : at + 2 + size]
+                at += 2 + size
+            elif kind == _EXPIRY:
+                found.expiry = int.from_bytes(data[at : at + 4], "big")
+                at += 4
+            elif kind == _FORMAT:
+                at += 1
+            elif kind == _REASON:
+                found.reason, at = _parse_text(data, at)
+            else:
+                raise ProtocolError(f"unexpected property 0x{kind:02X}")
+    except (IndexError, UnicodeDecodeError) as error:
+        raise ProtocolError("malformed properties") from error
+    if at != end:
+        raise ProtocolError("properties shorter than they say")
+    return found, end
+
+
+def _parse_text(data: bytes, at: int) -> tuple[str, int]:
+    start = at + 2
+    end = start + (data[at] << 8 | data[at + 1])
+    return str(data[start:end], "utf-8"), end

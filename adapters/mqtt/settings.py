@@ -1,0 +1,133 @@
+"""Settings of MQTT instances, and what follows from them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import ssl
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from messaging.errors import ConnectFailedError, InvalidOptionError, InvalidUrlError
+from messaging.settings import TlsSettings
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from messaging.url import BrokerUrl
+
+Version = Literal["5", "3.1.1"]
+
+#: how people write the versions; 4 and 5 are what the protocol itself puts into CONNECT
+_VERSIONS: Final = {"5": "5", "5.0": "5", "v5": "5", "3.1.1": "3.1.1", "v3.1.1": "3.1.1", "311": "3.1.1", "4": "3.1.1"}
+
+#: schemes served here -> default port
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+
+
+def _version(value: Any) -> str:
+    version = _VERSIONS.get(str(value).strip().lower())
+    if version is None:
+        raise ValueError("must be '5' or '3.1.1'")
+    return version
+
+
+class MqttSettings(TlsSettings):
+    """Options of ``mqtt://`` and ``mqtts://`` URLs beside the common ones."""
+
+    version: Annotated[Version, BeforeValidator(_version)] = Field("5", description="protocol version, 5 or 3.1.1")
+    keepalive: int = Field(
+        60, ge=0, le=65_535, description="longest silence on the link, seconds; 0: a dead peer is never noticed"
+    )
+    clean_start: bool = Field(
+        default=True,
+        description="whether the broker forgets the last session of the client_id",
+    )
+    session_expiry: int = Field(
+        0, ge=0, le=4_294_967_295, description="MQTT 5: how long the broker keeps the session of a lost client, seconds"
+    )
+    receive_maximum: int = Field(
+        1024, ge=1, le=65_535, description="unacknowledged QoS 1 and 2 messages that the broker is to send ahead"
+    )
+    max_inflight: int | None = Field(
+        None, ge=1, le=65_535, description="unconfirmed QoS 1 and 2 publishes; never more than the broker allows"
+    )
+    envelope: bool = Field(
+        default=False,
+        description="MQTT 3.1.1: carry message properties in front of the payload",
+    )
+
+    @property
+    def v5(self) -> bool:
+        """Whether the protocol is MQTT 5."""
+        return self.version == "5"
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the broker keeps the session while this client is away."""
+        return self.session_expiry > 0 if self.v5 else not self.clean_start
+
+
+def check(url: BrokerUrl, settings: MqttSettings) -> None:
+    """Refuse settings that contradict each other or the URL.
+
+    Raises:
+        InvalidUrlError: the URL has a path.
+        InvalidOptionError: naming the option at fault.
+    """
+    if url.path:
+        raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
+    if url.scheme == "mqtt":
+        for option in ("cafile", "certfile", "keyfile", "allow_insecure"):
+            if getattr(settings, option):
+                raise InvalidOptionError(option, f"option {option!r} is for TLS; use mqtts://")
+    if settings.keyfile is not None and settings.certfile is None:
+        raise InvalidOptionError("keyfile", "option 'keyfile' needs 'certfile', the certificate of that key")
+    if not settings.clean_start and not settings.client_id:
+        raise InvalidOptionError(
+            "clean_start", "option 'clean_start' false resumes the session of a client id: set 'client_id' too"
+        )
+    if settings.v5 and settings.envelope:
+        raise InvalidOptionError("envelope", "option 'envelope' is for version 3.1.1; MQTT 5 has properties of its own")
+    if not settings.v5 and settings.session_expiry:
+        raise InvalidOptionError("session_expiry", "option 'session_expiry' needs version 5")
+    username, password = credentials(url, settings)
+    if password is not None and username is None:
+        raise InvalidOptionError("password", "option 'password' needs 'username'")
+
+
+def credentials(url: BrokerUrl, settings: MqttSettings) -> tuple[str | None, SecretStr | None]:
+    """User name and password: the URL's, else the settings'."""
+    username = url.username if url.username is not None else settings.username
+    return username, url.password if url.password is not None else settings.password
+
+
+def client_id(settings: MqttSettings, name: str) -> str:
+    """The client id to use. A generated one is unique, tells the instance, and fits the strictest broker.
+
+    Brokers must take 1 to 23 letters and digits, and may refuse anything else (MQTT-3.1.3-5).
+    """
+    return settings.client_id or re.sub(r"[^0-9A-Za-z]", "", name)[:11] + secrets.token_hex(6)
+
+
+def tls_context(settings: MqttSettings) -> ssl.SSLContext:
+    """Make the TLS context. Reads files, so it is for a thread that may block.
+
+    Raises:
+        ConnectFailedError: a file cannot be read or used, naming the option.
+    """
+    option = "cafile"
+    try:
+        context = ssl.create_default_context(cafile=settings.cafile)
+        if settings.certfile is not None:
+            option = "certfile"
+            # without a password OpenSSL would ask for one on the terminal, and wait
+            context.load_cert_chain(settings.certfile, settings.keyfile, password="")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConnectFailedError(f"option {option!r}: cannot load {getattr(settings, option)}: {reason}") from error
+    if settings.allow_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,243 @@
+"""The socket paho is given.
+
+To paho it is a TLS connection: it gets it from what it takes for a TLS context (:class:`Dialer`). Behind it is the real
+socket, TLS or not. It reads as much as there is, cuts that into packets, and gathers what is written until flushed.
+
+The dialer's methods run on the thread that connects; everything else runs on the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Final
+
+from adapters.mqtt import packets
+from adapters.mqtt.packets import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: bytes to read at a time; more only costs allocations
+_READ_SIZE: Final = 65_536
+_QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
+
+
+class Wire:
+    """A connected socket with buffers on both sides."""
+
+    def __init__(self, sock: socket.socket | ssl.SSLSocket) -> None:
+        self._sock = sock
+        #: packets for paho that it has not read yet
+        self._control = b""
+        #: the beginning of a packet whose end has not arrived
+        self._partial = bytearray()
+        self._wanted = 0
+        self._out = bytearray()
+        #: bytes handed to the real socket so far
+        self.sent = 0
+
+    # --- paho's side: as much of a non-blocking TLS socket as paho uses
+
+    def settimeout(self, seconds: float | None) -> None:
+        """For the time of the handshake."""
+        self._sock.settimeout(seconds)
+
+    def do_handshake(self) -> None:
+        """TLS handshake, on the connecting thread."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            try:
+                self._sock.do_handshake()
+            except BaseException:
+                self._sock.close()  # paho would leave that to the garbage collector
+                raise
+
+    def setblocking(self, blocking: bool) -> None:
+        """See ``socket``."""
+        self._sock.setblocking(blocking)
+
+    def fileno(self) -> int:
+        """See ``socket``."""
+        return self._sock.fileno()
+
+    def recv(self, size: int) -> bytes:
+        """What :meth:`feed` was given; ``BlockingIOError`` if there is nothing."""
+        if not self._control:
+            raise BlockingIOError
+        data = self._control[:size]
+        self._control = self._control[size:]
+        return data
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Gather ``data`` until :meth:`flush`."""
+        self._out += data
+        return len(data)
+
+    def pending(self) -> int:
+        """Bytes :meth:`recv` has."""
+        return len(self._control)
+
+    def close(self) -> None:
+        """Nothing: paho closes before the last bytes are flushed. :meth:`dispose` is what closes."""
+
+    # --- our side
+
+    @property
+    def unsent(self) -> int:
+        """Bytes gathered and not handed to the socket."""
+        return len(self._out)
+
+    def feed(self, head: int, body: bytes) -> None:
+        """Let paho read a packet."""
+        self._control += bytes((head,)) + packets.varint(len(body)) + body
+
+    def receive(self) -> bytes | None:
+        """What has arrived; ``None`` if nothing has, empty at the end of the stream.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        try:
+            data = self._sock.recv(_READ_SIZE)
+            # a TLS socket gives one record at a time, and the loop does not see those it holds decrypted
+            while isinstance(self._sock, ssl.SSLSocket) and data and self._sock.pending():
+                data += self._sock.recv(self._sock.pending())
+            if _QUICKACK is not None:
+                # A broker with Nagle's algorithm, which is mosquitto's default, sends a small packet only once the one
+                # before is acknowledged, and delayed that takes 40 ms. The option holds until the next read or so.
+                self._sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except ssl.SSLEOFError:
+            return b""
+        return data
+
+    def split(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Cut ``data``, which follows what came before, into packets: first byte, and what follows the length.
+
+        Raises:
+            ProtocolError: a length of more than four bytes.
+        """
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return
+            data = bytes(self._partial)
+            self._partial.clear()
+        at, size = 0, len(data)
+        while size - at >= 2:
+            start = at + 2
+            length = data[at + 1]
+            if length > 127:
+                length &= 127
+                shift = 7
+                while True:
+                    if start >= size:
+                        self._keep(data, at, size + 1)
+                        return
+                    digit = data[start]
+                    start += 1
+                    length |= (digit & 127) << shift
+                    if digit < 128:
+                        break
+                    shift += 7
+                    if shift > 21:
+                        raise ProtocolError("packet length of more than four bytes")
+            end = start + length
+            if end > size:
+                self._keep(data, at, end)
+                return
+            yield data[at], data[start:end]
+            at = end
+        self._keep(data, at, at + 2)
+
+    def _keep(self, data: bytes, at: int, end: int) -> None:
+        self._partial += data[at:]
+        self._wanted = end - at
+
+    def flush(self) -> None:
+        """Hand to the socket what it takes; see :attr:`unsent` for what is left.
+
+        Raises:
+            OSError: the connection broke.
+        """
+        out = self._out
+        try:
+            while out:
+                count = self._sock.send(out)
+                self.sent += count
+                del out[:count]
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+
+    def finish(self) -> None:
+        """Say that nothing more will be written."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def interrupt(self) -> None:
+        """End what another thread waits for in this socket, without taking the descriptor away from under it."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def dispose(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+
+class Dialer:
+    """What paho takes for a TLS context: gives it a :class:`Wire`. One for each attempt to connect.
+
+    Attributes:
+        tls: the real context; ``None`` for no TLS.
+        wire: the connection, once there is one.
+    """
+
+    #: to paho: the host name was verified by the context. Whether it is, the real context decides.
+    check_hostname = True
+
+    def __init__(self) -> None:
+        self.tls: ssl.SSLContext | None = None
+        self._lock = threading.Lock()  # guards the three below
+        self._dialing = True
+        self._cancelled = False
+        self.wire: Wire | None = None
+
+    def wrap_socket(
+        self, sock: socket.socket, server_hostname: str | None = None, do_handshake_on_connect: bool = False
+    ) -> Wire:
+        """Called by paho once TCP is connected."""
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls is not None:
+                sock = self.tls.wrap_socket(
+                    sock, server_hostname=server_hostname, do_handshake_on_connect=do_handshake_on_connect
+                )
+            wire = Wire(sock)
+            with self._lock:
+                if self._cancelled:
+                    raise ConnectionAbortedError("cancelled")
+                self.wire = wire
+        except BaseException:
+            sock.close()
+            raise
+        return wire
+
+    def dialed(self) -> None:
+        """The connecting thread is done: from now on the loop owns the wire, unless it gave up meanwhile."""
+        with self._lock:
+            self._dialing = False
+            if self._cancelled and self.wire is not None:
+                self.wire.dispose()
+
+    def cancel(self) -> None:
+        """Close the connection, or have the connecting thread do so as soon as it can. Idempotent."""
+        with self._lock:
+            self._cancelled = True
+            if self.wire is not None:
+                if self._dialing:
+                    self.wire.interrupt()
+                else:
+                    self.wire.dispose()

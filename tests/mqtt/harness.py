@@ -1,0 +1,190 @@
+"""Stands in for the core: drives one adapter directly, on a loop of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from adapters.mqtt import MqttAdapter
+from messaging.adapter import Incoming, SubscriptionSpec
+from messaging.errors import MessagingError
+from messaging.extensions import publish_options, subscribe_options
+from messaging.message import MessageContext
+from messaging.settings import load_settings
+from messaging.url import parse_url
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take
+PATIENCE = 10.0
+_numbers = itertools.count(1)
+
+
+def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    """Run a test's coroutine; fail if it leaves a task behind."""
+
+    async def watched() -> T:
+        async with asyncio.timeout(60):
+            result = await main
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others, f"left behind: {others}"
+        return result
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(watched())
+
+
+async def until(condition: Callable[[], Any], what: str = "condition") -> None:
+    """Wait until ``condition()`` is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
+        await asyncio.sleep(0.005)
+
+
+class Out:
+    """An ``adapter.Outgoing``."""
+
+    def __init__(self, adapter: MqttAdapter, payload: bytes, context: MessageContext) -> None:
+        self.payload = payload
+        self.context = context
+        self.options = publish_options(context.extensions, adapter)
+        adapter.check_publish(context, self.options)
+        self.settled = False
+        self.was_sent = False
+        self.message_id = f"test-{next(_numbers)}"
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def sent(self) -> None:
+        self.was_sent = True
+
+    def confirm(self) -> None:
+        if not self.settled:
+            self.settled = True
+            self.done.set_result(None)
+
+    def fail(self, error: MessagingError) -> None:
+        if not self.settled:
+            self.settled = True
+            self.done.set_exception(error)
+            self.done.exception()  # a test need not look at each
+
+    def error(self) -> BaseException | None:
+        return self.done.exception() if self.done.done() else None
+
+
+class In:
+    """An ``adapter.Sink``."""
+
+    def __init__(self) -> None:
+        self.messages: list[Incoming] = []
+        self.failed: MessagingError | None = None
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        assert batch
+        self.messages.extend(batch)
+
+    def fail(self, error: MessagingError) -> None:
+        self.failed = error
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages]
+
+    async def wait(self, count: int) -> list[Incoming]:
+        await until(lambda: len(self.messages) >= count, f"{count} messages; there are {len(self.messages)}")
+        return self.messages
+
+
+class Core:
+    """An adapter and the callbacks it was given."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        parsed = parse_url(url)
+        self.adapter = MqttAdapter(parsed, load_settings(MqttAdapter.settings_type, parsed, settings), "test")
+        self.losses: list[MessagingError] = []
+
+    async def open(self) -> bool:
+        async with asyncio.timeout(PATIENCE):
+            return await self.adapter.open(self.losses.append)
+
+    async def reopen(self) -> bool:
+        """Open as soon as the broker is there again."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return await self.open()
+            except MessagingError:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+
+    async def lost(self, count: int = 1) -> MessagingError:
+        await until(lambda: len(self.losses) >= count, "loss")
+        return self.losses[count - 1]
+
+    def vanish(self) -> None:
+        """Break the connection without DISCONNECT."""
+        link = self.adapter._link
+        assert link is not None
+        assert link._wire is not None
+        link._wire.interrupt()
+
+    def out(self, channel: str, payload: bytes = b"", /, **context: Any) -> Out:
+        """``extensions`` beside the arguments of ``MessageContext``; snake case is camel case there."""
+        known = ("content_type", "content_encoding", "correlation_id", "reply_to_channel")
+        values = {key: context.pop(key) for key in known if key in context}
+        return Out(self.adapter, payload, MessageContext(channel, extensions=_extensions(context), **values))
+
+    async def send(self, *messages: Out) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.adapter.publish(messages)
+
+    async def publish(self, channel: str, payload: bytes = b"", /, **context: Any) -> Out:
+        """Publish and wait for the outcome."""
+        out = self.out(channel, payload, **context)
+        await self.send(out)
+        async with asyncio.timeout(PATIENCE):
+            await out.done
+        return out
+
+    def spec(self, channel: str, **extensions: Any) -> SubscriptionSpec:
+        spec = SubscriptionSpec(channel, None, subscribe_options(_extensions(extensions), self.adapter))
+        self.adapter.check_subscribe(spec)
+        return spec
+
+    async def subscribe(self, channel: str, sink: In | None = None, **extensions: Any) -> tuple[In, Any]:
+        sink = sink or In()
+        async with asyncio.timeout(PATIENCE):
+            return sink, await self.adapter.subscribe(self.spec(channel, **extensions), sink)
+
+    def acknowledge(self, *messages: Incoming) -> None:
+        self.adapter.acknowledge([message.token for message in messages if message.token is not None])
+
+
+def _extensions(keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    def camel(name: str) -> str:
+        head, *tail = name.split("_")
+        return head + "".join(word.capitalize() for word in tail)
+
+    return MappingProxyType({camel(name): value for name, value in keywords.items()})
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, **settings: Any) -> AsyncIterator[Core]:
+    core = Core(url, **settings)
+    try:
+        await core.open()
+        yield core
+    finally:
+        await core.adapter.close()
+
+
+async def settled(*awaitables: Awaitable[Any]) -> None:
+    """Wait for all outcomes, whatever they are."""
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*awaitables, return_exceptions=True)

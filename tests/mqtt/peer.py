@@ -1,0 +1,109 @@
+"""A broker that does what a test tells it, byte by byte: for what mosquitto cannot be made to do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Self
+
+from adapters.mqtt import packets
+from tests.mqtt.harness import PATIENCE
+
+
+class Connection:
+    """One client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def packet(self) -> tuple[int, bytes]:
+        """The next packet: its first byte, and what follows the length."""
+        async with asyncio.timeout(PATIENCE):
+            head = (await self._reader.readexactly(1))[0]
+            length = shift = 0
+            while True:
+                digit = (await self._reader.readexactly(1))[0]
+                length |= (digit & 127) << shift
+                shift += 7
+                if digit < 128:
+                    return head, await self._reader.readexactly(length)
+
+    async def expect(self, kind: int) -> bytes:
+        """The body of the next packet, which is of this type."""
+        head, body = await self.packet()
+        assert head & 0xF0 == kind, f"{head:#04x} {body!r}"
+        return body
+
+    async def publish(self, v5: bool = True) -> packets.Publish:
+        """The next packet, a PUBLISH."""
+        head, body = await self.packet()
+        assert head & 0xF0 == packets.PUBLISH, f"{head:#04x} {body!r}"
+        return packets.parse_publish(head, body, v5)
+
+    def send(self, head: int, body: bytes) -> None:
+        self._writer.write(bytes((head,)) + packets.varint(len(body)) + body)
+
+    def connack(self, properties: bytes = b"", *, session: bool = False, reason: int = 0) -> None:
+        self.send(0x20, bytes((session, reason)) + packets.varint(len(properties)) + properties)
+
+    def answer(self, kind: int, packet_id: int, reason: int = 0) -> None:
+        self.send(kind, packet_id.to_bytes(2, "big") + (bytes((reason,)) if reason else b""))
+
+    def deliver(self, topic: str, payload: bytes, packet_id: int = 0, qos: int = 0, flags: int = 0) -> None:
+        """Send a PUBLISH without properties (version 5)."""
+        body = packets.text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
+        self.send(packets.PUBLISH | qos << 1 | flags, body)
+
+    async def suback(self, reason: int = 0) -> bytes:
+        """Take a SUBSCRIBE (version 5) and answer it."""
+        body = await self.expect(0x80)
+        self.send(0x90, body[:2] + b"\0" + bytes((reason,)))
+        return body
+
+    async def end(self) -> None:
+        """Wait until the client has closed."""
+        async with asyncio.timeout(PATIENCE):
+            while await self._reader.read(65_536):
+                pass
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+class Peer:
+    """Listens on the loopback interface."""
+
+    def __init__(self, scheme: str = "mqtt") -> None:
+        self._scheme = scheme
+        self._accepted: asyncio.Queue[Connection] = asyncio.Queue()
+        self._all: list[Connection] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._on_client, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for connection in self._all:
+            connection.abort()
+        await self._server.wait_closed()
+        await asyncio.sleep(0)
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self.port}"
+
+    async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        self._all.append(connection)
+        self._accepted.put_nowait(connection)
+
+    async def accept(self) -> tuple[Connection, bytes]:
+        """The next connection, and the body of its CONNECT."""
+        async with asyncio.timeout(PATIENCE):
+            connection = await self._accepted.get()
+            return connection, await connection.expect(0x10)

@@ -1,0 +1,159 @@
+"""Contexts as MQTT carries them, there and back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.mqtt import mapping, packets
+from adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
+from messaging.errors import InvalidHeaderError, PayloadTooLargeError
+from messaging.extensions import PublishOptions
+from messaging.message import MessageContext
+from tests.mqtt.test_packets import body
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+NAME = TEXT.filter(lambda text: text and text not in (mapping.CONTENT_ENCODING, mapping.MESSAGE_ID))
+
+
+class Out:
+    """As much of an ``Outgoing`` as a codec reads."""
+
+    message_id = "id-1"
+
+    def __init__(self, payload: bytes, context: MessageContext, options: PublishOptions) -> None:
+        self.payload = payload
+        self.context = context
+        self.options = options
+
+
+def there_and_back(codec: Codec, v5: bool, out: Any) -> Decoded | None:
+    qos = int(out.options.qos)
+    frame = codec.frame(out, qos, 7)
+    publish = packets.parse_publish(frame[0], body(frame), v5)
+    assert (publish.topic, publish.qos, publish.id) == (out.context.channel, qos, 7 if qos else 0)
+    return codec.decode(publish)
+
+
+@st.composite
+def outgoing(draw: st.DrawFn) -> Any:
+    context = MessageContext(
+        draw(TEXT.filter(lambda text: text and not set(text) & set("+#"))),
+        content_type=draw(st.none() | TEXT),
+        content_encoding=draw(st.none() | TEXT),
+        correlation_id=draw(st.none() | TEXT),
+        reply_to_channel=draw(st.none() | TEXT),
+    )
+    headers = MappingProxyType(draw(st.dictionaries(NAME, TEXT, max_size=3)))
+    ttl = draw(st.none() | st.floats(1, 10**12))
+    options = PublishOptions(qos=draw(st.sampled_from("012")), headers=headers, time_to_live=ttl)
+    return Out(draw(st.binary(max_size=200)), context, options)
+
+
+@settings(deadline=None)
+@given(outgoing(), st.booleans())
+def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
+    codec: Codec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
+    decoded = there_and_back(codec, v5, out)
+    assert decoded is not None
+    payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
+    assert payload == out.payload
+    assert (content_type, content_encoding) == (out.context.content_type, out.context.content_encoding)
+    assert (correlation_id, reply_to) == (out.context.correlation_id, out.context.reply_to_channel)
+    assert extensions.get("headers", {}) == out.options.headers
+    assert ("timeToLive" in extensions) is (out.options.time_to_live is not None)
+    assert extensions["qos"] == out.options.qos
+    assert set(extensions) <= {"qos", "headers", "timeToLive", "messageId"}
+    if v5:
+        assert extensions.get("messageId") == ("id-1" if out.options.qos != "0" else None)
+        assert extensions.get("timeToLive", 1) >= min(out.options.time_to_live or 1, 2**32 - 1)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=20))
+def test_foreign_correlation_data_survives_the_way_back(data: bytes) -> None:
+    text = mapping.correlation_text(data)
+    text.encode()  # no surrogates
+    if not text.startswith("hex:"):
+        assert text.encode() == data
+    assert mapping.correlation_bytes(text) == data or data.decode().startswith("hex:")
+
+
+def test_correlation_data_that_is_not_text_is_shown_in_hex() -> None:
+    assert mapping.correlation_text(b"\xff\x00") == "hex:ff00"
+    assert mapping.correlation_bytes("hex:ff00") == b"\xff\x00"
+    assert mapping.correlation_bytes("hex:6162") == b"hex:6162"  # stands for text, so it is one itself
+    assert mapping.correlation_bytes("hex:FF00") == b"hex:FF00"
+    assert mapping.correlation_bytes("hex:") == b"hex:"
+
+
+def test_of_equal_user_properties_the_last_counts() -> None:
+    properties = packets.Properties()
+    properties.user = [("a", "1"), ("b", "2"), ("a", "3"), ("content-encoding", "gzip"), ("message-id", "m")]
+    decoded = Mqtt5Codec().decode(packets.Publish("t", b"", 1, True, True, 1, properties))
+    assert decoded is not None
+    assert decoded[2] == "gzip"
+    assert decoded[5] == {
+        "qos": "1", "retain": True, "redelivered": True, "headers": {"a": "3", "b": "2"}, "messageId": "m",
+    }  # fmt: skip
+
+
+def test_reserved_headers_are_refused() -> None:
+    mapping.check_headers({"a": "b"})
+    for name in ("content-encoding", "message-id"):
+        with pytest.raises(InvalidHeaderError, match=name):
+            mapping.check_headers({name: "b"})
+
+
+def test_a_message_id_alone_makes_no_envelope() -> None:
+    codec = Mqtt3Codec(enveloped=True)
+    out: Any = Out(b"plain", MessageContext("t"), PublishOptions(qos="1"))
+    assert codec.frame(out, 1, 1).endswith(b"\x00\x01tplain"[:3] + b"\x00\x01plain")
+
+
+def test_an_expired_envelope_is_nothing() -> None:
+    codec = Mqtt3Codec(enveloped=True)
+    out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=0.01))
+    frame = codec.frame(out, 0, 0)
+    asyncio.run(asyncio.sleep(0.02))
+    assert codec.decode(packets.parse_publish(frame[0], body(frame), False)) is None
+
+
+def test_contexts_are_compiled_once_and_forgotten_in_time() -> None:
+    codec = Mqtt5Codec()
+    for number in range(3000):
+        out: Any = Out(b"", MessageContext(f"t/{number}"), PublishOptions())
+        for _ in range(2):
+            frame = codec.frame(out, 0, 0)
+            assert packets.parse_publish(frame[0], body(frame), True).topic == f"t/{number}"
+    assert len(codec._compiled) <= 1024
+
+
+def test_a_packet_longer_than_the_protocol_allows_is_refused() -> None:
+    class Long(bytes):
+        def __len__(self) -> int:
+            return packets.MAX_REMAINING
+
+    out: Any = Out(Long(), MessageContext("t"), PublishOptions())
+    with pytest.raises(PayloadTooLargeError):
+        Mqtt5Codec().frame(out, 0, 0)
+
+
+def test_a_will_carries_its_properties() -> None:
+    out: Any = Out(
+        b"w",
+        MessageContext("t", content_type="a/b", correlation_id="c", content_encoding="gzip", reply_to_channel="r"),
+        PublishOptions(qos="1", headers={"h": "v"}, time_to_live=1.2),
+    )  # fmt: skip
+    payload, properties = Mqtt5Codec().will(out)
+    assert payload == b"w"
+    assert (properties.content_type, properties.correlation, properties.response_topic) == ("a/b", b"c", "r")
+    assert properties.expiry == 2
+    assert properties.user == [("content-encoding", "gzip"), ("h", "v"), ("message-id", "id-1")]
+    assert Mqtt3Codec(enveloped=False).will(out)[0] == b"w"
+    assert b"expires" not in Mqtt3Codec(enveloped=True).will(out)[0]

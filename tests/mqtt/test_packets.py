@@ -1,0 +1,202 @@
+"""PUBLISH and its acknowledgements as bytes: compared with paho's own, and robust against any bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paho.mqtt.client as mqtt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties as PahoProperties
+
+from adapters.mqtt import packets
+from adapters.mqtt.packets import Properties, ProtocolError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
+TOPIC = TEXT.filter(lambda text: text and not set(text) & set("+#"))
+
+
+@st.composite
+def properties(draw: st.DrawFn) -> Properties:
+    made = Properties()
+    made.content_type = draw(st.none() | TEXT)
+    made.response_topic = draw(st.none() | TOPIC)
+    made.correlation = draw(st.none() | st.binary(max_size=20))
+    made.expiry = draw(st.none() | st.integers(0, 2**32 - 1))
+    made.user = draw(st.lists(st.tuples(TEXT, TEXT), max_size=3))
+    return made
+
+
+def same(one: Properties, other: Properties) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in Properties.__slots__)
+
+
+def body(frame: bytes) -> bytes:
+    """What follows the fixed header."""
+    at = 1
+    while frame[at] > 127:
+        at += 1
+    return frame[at + 1 :]
+
+
+def new_properties() -> Any:
+    return PahoProperties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+
+
+class _Capture:
+    """A TLS context and its socket, to paho: keeps what is written."""
+
+    check_hostname = True
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def wrap_socket(self, sock: Any, **_: Any) -> _Capture:
+        sock.close()
+        return self
+
+    def send(self, data: bytes) -> int:
+        self.written += data
+        return len(data)
+
+    def settimeout(self, _: float) -> None: ...
+    def setblocking(self, _: bool) -> None: ...
+    def do_handshake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["5", "3.1.1"])
+def paho(request: pytest.FixtureRequest) -> Any:
+    """Two things: whether it is MQTT 5, and a function that returns the PUBLISH packet paho makes."""
+    import socket
+
+    v5 = request.param
+    capture = _Capture()
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, "c", protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311)
+    client.max_inflight_messages_set(0)
+    client.tls_set_context(capture)  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client.connect("127.0.0.1", server.getsockname()[1])
+    client.loop_write()
+
+    def make(topic: str, payload: bytes, qos: int, retain: bool, given: Properties) -> tuple[bytes, int]:
+        wanted = None
+        if v5:
+            wanted = new_properties()
+            for name, value in (
+                ("ContentType", given.content_type),
+                ("ResponseTopic", given.response_topic),
+                ("CorrelationData", given.correlation),
+                ("MessageExpiryInterval", given.expiry),
+                ("UserProperty", given.user or None),
+            ):
+                if value is not None:
+                    setattr(wanted, name, value)
+        capture.written = b""
+        info = client.publish(topic, payload, qos, retain, wanted)
+        client.loop_write()
+        return capture.written, info.mid
+
+    return v5, make
+
+
+@settings(deadline=None)
+@given(TOPIC, st.binary(max_size=300), st.integers(0, 2), st.booleans(), properties())
+def test_paho_makes_packets_we_read(
+    paho: Any, topic: str, payload: bytes, qos: int, retain: bool, given: Properties
+) -> None:
+    v5, make = paho
+    frame, mid = make(topic, payload, qos, retain, given)
+    publish = packets.parse_publish(frame[0], body(frame), v5)
+    assert (publish.topic, publish.payload, publish.qos, publish.retain) == (topic, payload, qos, retain)
+    assert publish.id == (mid if qos else 0)
+    assert not publish.dup
+    if v5:
+        assert same(publish.properties, given)
+
+
+@settings(deadline=None)
+@given(properties())
+def test_paho_reads_properties_we_make(given: Properties) -> None:
+    data = packets.properties_bytes(given)
+    read = new_properties()
+    read.unpack(packets.varint(len(data)) + data)
+    assert getattr(read, "ContentType", None) == given.content_type
+    assert getattr(read, "ResponseTopic", None) == given.response_topic
+    assert getattr(read, "CorrelationData", None) == given.correlation
+    assert getattr(read, "MessageExpiryInterval", None) == given.expiry
+    assert getattr(read, "UserProperty", []) == given.user
+
+
+@settings(deadline=None)
+@given(properties(), st.lists(st.integers(1, 2**28 - 1), max_size=3))
+def test_properties_survive_the_way_there_and_back(given: Properties, identifiers: list[int]) -> None:
+    data = packets.properties_bytes(given) + b"".join(b"\x0b" + packets.varint(each) for each in identifiers)
+    body = packets.text("t") + packets.varint(len(data)) + data + b"payload"
+    publish = packets.parse_publish(packets.PUBLISH, body, True)
+    given.subscriptions = tuple(identifiers)
+    assert same(publish.properties, given)
+    assert publish.payload == b"payload"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**28 - 1))
+def test_variable_byte_integers(value: int) -> None:
+    data = packets.varint(value)
+    assert len(data) == (1 if value < 128 else 2 if value < 2**14 else 3 if value < 2**21 else 4)
+    assert packets._parse_varint(data + b"\xff", 0) == (value, len(data))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 15), st.binary(max_size=60), st.booleans())
+def test_any_bytes_parse_or_break_the_protocol(flags: int, data: bytes, v5: bool) -> None:
+    try:
+        publish = packets.parse_publish(packets.PUBLISH | flags, data, v5)
+    except ProtocolError:
+        return
+    assert publish.topic
+    assert publish.qos in (0, 1, 2)
+    assert data.endswith(publish.payload)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=30))
+def test_any_bytes_are_an_acknowledgement_or_break_the_protocol(data: bytes) -> None:
+    try:
+        packet_id, reason, _ = packets.parse_acknowledgement(data)
+    except ProtocolError:
+        return
+    assert packet_id == int.from_bytes(data[:2], "big")
+    assert reason == (data[2] if len(data) > 2 else 0)
+
+
+@pytest.mark.parametrize(
+    ("head", "data"),
+    [
+        (0x30, b""),
+        (0x30, b"\x00\x05a"),
+        (0x30, b"\x00\x00"),  # a topic alias, which was not offered
+        (0x30, b"\x00\x01\xff\x00"),
+        (0x32, b"\x00\x01a"),
+        (0x32, b"\x00\x01a\x00\x00\x00"),
+        (0x36, b"\x00\x01a\x00\x01\x00"),
+        (0x30, b"\x00\x01a\x05\x03"),
+        (0x30, b"\x00\x01a\x02\x7f\x00"),
+        (0x30, b"\x00\x01a\x03\x03\x00\x05abcdefgh"),
+        (0x30, b"\x00\x01a\xff\xff\xff\xff\x01"),
+    ],
+)
+def test_malformed_packets_are_told(head: int, data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        packets.parse_publish(head, data, True)
+
+
+def test_acknowledgements() -> None:
+    assert packets.acknowledgement(packets.PUBACK, 258) == b"\x40\x02\x01\x02"
+    assert packets.acknowledgement(packets.PUBREL, 1) == b"\x62\x02\x00\x01"
+    assert packets.parse_acknowledgement(b"\x00\x07") == (7, 0, None)
+    assert packets.parse_acknowledgement(b"\x00\x07\x87") == (7, 0x87, None)
+    assert packets.parse_acknowledgement(b"\x00\x07\x87\x06\x1f\x00\x03why") == (7, 0x87, "why")

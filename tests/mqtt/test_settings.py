@@ -1,0 +1,163 @@
+"""Options of MQTT URLs, and an adapter without a connection."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.mqtt import MqttAdapter
+from adapters.mqtt import settings as module
+from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
+from messaging.features import Features
+from messaging.settings import load_settings
+from messaging.url import parse_url
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(url: str, **keywords: Any) -> MqttAdapter:
+    parsed = parse_url(url)
+    return MqttAdapter(parsed, load_settings(MqttAdapter.settings_type, parsed, keywords), "my name-1")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [*[(given, "5") for given in ("5", "5.0", 5, "v5")], *[(given, "3.1.1") for given in ("3.1.1", "4", 4, "311")]],
+)
+def test_versions_as_people_write_them(given: Any, meant: str) -> None:
+    settings = make("mqtt://h", version=given).settings
+    assert settings.version == meant
+    assert settings.v5 is (meant == "5")
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("mqtt://h?version=3", "version"),
+        ("mqtt://h?version=mqtt5", "version"),
+        ("mqtt://h?keepalive=-1", "keepalive"),
+        ("mqtt://h?keepalive=65536", "keepalive"),
+        ("mqtt://h?receive_maximum=0", "receive_maximum"),
+        ("mqtt://h?session_expiry=4294967296", "session_expiry"),
+        ("mqtt://h?max_inflight=0", "max_inflight"),
+        ("mqtt://h?clean_start=maybe", "clean_start"),
+        ("mqtt://h?clean_start=false", "clean_start"),
+        ("mqtt://h?clean_start=false&client_id=", "clean_start"),
+        ("mqtt://h?envelope=true", "envelope"),
+        ("mqtt://h?version=3.1.1&session_expiry=5", "session_expiry"),
+        ("mqtt://h?cafile=x.pem", "cafile"),
+        ("mqtt://h?certfile=x.pem", "certfile"),
+        ("mqtt://h?allow_insecure=true", "allow_insecure"),
+        ("mqtts://h?keyfile=x.pem", "keyfile"),
+        ("mqtt://h?password=hush", "password"),
+        ("mqtt://h?keepaliv=1", "keepaliv"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(url: str, option: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        make(url)
+    assert caught.value.option == option
+    assert "hush" not in str(caught.value)
+
+
+def test_a_path_is_refused() -> None:
+    with pytest.raises(InvalidUrlError, match="no path"):
+        make("mqtt://h/topic")
+    make("mqtt://h/")
+
+
+def test_defaults() -> None:
+    adapter = make("mqtt://h")
+    target = adapter._target
+    assert (target.host, target.port, target.tls, target.v5) == ("h", 1883, None, True)
+    assert (target.keepalive, target.session_expiry, target.receive_maximum) == (60, 0, 1024)
+    assert adapter.settings.clean_start
+    assert not adapter.settings.persistent
+    assert make("mqtts://h")._target.port == 8883
+    assert make("mqtts://h:99")._target.port == 99
+    assert make("mqtts://h")._target.tls is not None
+    assert make("mqtt://[::1]")._target.host == "::1"
+
+
+def test_credentials_come_from_the_url_first() -> None:
+    target = make("mqtt://u:p@h", username="other", password="else")._target
+    assert target.username == "u"
+    assert target.password is not None
+    assert target.password.get_secret_value() == "p"
+    target = make("mqtt://u@h", password="else")._target
+    assert target.password is not None
+    assert target.password.get_secret_value() == "else"
+    assert "else" not in repr(target)
+    assert make("mqtt://h")._target.username is None
+
+
+def test_a_generated_client_id_is_unique_and_fits_every_broker() -> None:
+    settings = make("mqtt://h").settings
+    ids = {module.client_id(settings, "my näme-1/2") for _ in range(100)}
+    assert len(ids) == 100
+    for each in ids:
+        assert each.startswith("mynme12")
+        assert each.isascii()
+        assert each.isalnum()
+        assert len(each) <= 23
+    assert make("mqtt://h?client_id=me")._target.client_id == "me"
+
+
+@pytest.mark.parametrize(
+    ("url", "persistent"),
+    [
+        ("mqtt://h", False),
+        ("mqtt://h?session_expiry=5", True),
+        ("mqtt://h?client_id=x&clean_start=false", False),
+        ("mqtt://h?version=3.1.1", False),
+        ("mqtt://h?version=3.1.1&client_id=x&clean_start=false", True),
+    ],
+)
+def test_when_a_session_outlives_its_connection(url: str, persistent: bool) -> None:
+    assert make(url).settings.persistent is persistent
+
+
+def test_features_are_what_the_version_can_do() -> None:
+    five, three = make("mqtt://h"), make("mqtt://h?version=3.1.1")
+    enveloped = make("mqtt://h?version=3.1.1&envelope=true")
+    assert five.protocols == ("mqtt", "mqtt5")
+    assert three.protocols == ("mqtt", "mqtt3.1.1")
+    assert five.features == enveloped.features
+    assert five.features - three.features == {
+        Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE,
+    }  # fmt: skip
+    for absent in (
+        Features.EXTENSION_PRIORITY, Features.ROUTING_KEY, Features.EXTENSION_AUTOCREATE, Features.BROKER_REDELIVERY,
+        Features.QUEUE_RETENTION, Features.REPLY_TO,
+    ):  # fmt: skip
+        assert absent not in five.features
+    assert five.qos_levels == ("0", "1", "2")
+    assert five.default_qos == "0"
+
+
+def test_without_paho_the_package_imports_and_an_adapter_says_what_to_install() -> None:
+    script = """
+import sys
+sys.modules["paho"] = None
+from adapters.mqtt import MqttAdapter
+from messaging.errors import MissingExtraError
+from messaging.settings import load_settings
+from messaging.url import parse_url
+url = parse_url("mqtt://h")
+try:
+    MqttAdapter(url, load_settings(MqttAdapter.settings_type, url, {}), "n")
+except MissingExtraError as error:
+    assert error.extra == "mqtt" and "rx-messaging[mqtt]" in str(error), error
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)
+
+
+def test_every_refusal_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError):
+        make("mqtt://h/x")

@@ -1,0 +1,146 @@
+"""The socket paho is given: cutting what arrives into packets, gathering what is written."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.mqtt import packets
+from adapters.mqtt.packets import ProtocolError
+from adapters.mqtt.wire import Dialer, Wire
+
+PACKETS = st.lists(
+    st.tuples(st.integers(0, 255), st.binary(max_size=20) | st.integers(100, 20_000).map(bytes)), max_size=8
+)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        return ours, server.accept()[0]
+
+
+def arrived(wire: Wire) -> bytes | None:
+    select.select([wire], [], [], 5)
+    return wire.receive()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Wire, socket.socket]]:
+    ours, theirs = tcp_pair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    wire = Wire(ours)
+    yield wire, theirs
+    wire.dispose()
+    theirs.close()
+
+
+@settings(deadline=None)
+@given(PACKETS, st.lists(st.integers(1, 5000), max_size=20))
+def test_packets_are_found_however_the_stream_is_cut(packets_: list[tuple[int, bytes]], cuts: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire = Wire(ours)
+        data = b"".join(bytes((head,)) + packets.varint(len(body)) + body for head, body in packets_)
+        found: list[tuple[int, bytes]] = []
+        for cut in [*cuts, len(data)]:
+            if data[:cut]:
+                found += wire.split(data[:cut])
+            data = data[cut:]
+        assert found == packets_
+
+
+def test_a_length_of_more_than_four_bytes_is_told() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(ProtocolError):
+        list(Wire(ours).split(b"\x30\xff\xff\xff\xff\x01"))
+
+
+def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire = Wire(ours)
+        body = bytes(64 * 2**20)
+        data = b"\x30" + packets.varint(len(body)) + body
+        found: list[tuple[int, bytes]] = []
+        view = memoryview(data)
+        for at in range(0, len(data), 65_536):
+            found += wire.split(bytes(view[at : at + 65_536]))
+        assert found == [(0x30, body)]
+
+
+def test_paho_reads_what_it_is_fed_and_would_block_otherwise(pair: tuple[Wire, socket.socket]) -> None:
+    wire, theirs = pair
+    theirs.send(b"not for paho")
+    with pytest.raises(BlockingIOError):
+        wire.recv(1)
+    wire.feed(0xD0, b"ab")
+    assert wire.pending() == 4
+    assert [wire.recv(1), wire.recv(1), wire.recv(5)] == [b"\xd0", b"\x02", b"ab"]
+    with pytest.raises(BlockingIOError):
+        wire.recv(1)
+
+
+def test_writes_are_gathered_and_what_the_socket_does_not_take_stays(pair: tuple[Wire, socket.socket]) -> None:
+    wire, theirs = pair
+    assert wire.send(b"ab") == 2
+    assert wire.send(b"cd") == 2
+    with pytest.raises(BlockingIOError):
+        theirs.recv(10)
+    wire.flush()
+    theirs.settimeout(5)
+    assert theirs.recv(10) == b"abcd"
+    assert (wire.sent, wire.unsent) == (4, 0)
+    big = bytes(range(256)) * 40_000
+    wire.send(big)
+    received = b""
+    while wire.unsent:
+        wire.flush()
+        received += theirs.recv(2**20)
+    while len(received) < len(big):
+        received += theirs.recv(2**20)
+    assert received == big
+    assert wire.sent == 4 + len(big)
+
+
+def test_the_end_of_the_stream_is_told_from_silence(pair: tuple[Wire, socket.socket]) -> None:
+    wire, theirs = pair
+    assert wire.receive() is None
+    theirs.send(b"x")
+    assert arrived(wire) == b"x"
+    theirs.close()
+    assert arrived(wire) == b""
+    wire.send(b"x")
+    wire.flush()  # answered with RST
+    select.select([wire], [], [], 5)
+    wire.send(b"x")
+    with pytest.raises(OSError, match=r"Broken pipe|reset"):
+        wire.flush()
+
+
+def test_a_cancelled_dialer_closes_what_it_is_given() -> None:
+    dialer = Dialer()
+    dialer.cancel()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with pytest.raises(OSError):
+            dialer.wrap_socket(ours)
+        assert ours.fileno() == -1
+
+
+@pytest.mark.parametrize("dialed_first", [True, False])
+def test_a_dialer_closes_its_wire_whoever_is_first(dialed_first: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dialer = Dialer()
+        wire = dialer.wrap_socket(socket.create_connection(server.getsockname()))
+        steps = [dialer.dialed, dialer.cancel]
+        for step in steps if dialed_first else reversed(steps):
+            step()
+        assert wire.fileno() == -1
+        dialer.cancel()
