@@ -1,0 +1,310 @@
+"""``AmqpAdapter``: AMQP 0-9-1, with RabbitMQ's extensions, behind the contract of :mod:`messaging.adapter`.
+
+**Channels.** A channel without extension is a routing key on the topic exchange ``exchange`` (:mod:`.names`), and a
+subscription pattern a binding of it. ``channel(name, extension)`` is AMQP as it is: the exchange ``name``, and the
+extension its routing key or, subscribing, its binding pattern. With ``autocreate`` (the default) an exchange or queue
+that does not exist is made; what exists is used as it is.
+
+**Queues.** A subscription without ``queue`` has an exclusive queue of its own, which ends with it. Subscriptions with
+the same ``queue`` compete for a durable queue, which keeps what arrives while nobody consumes and is never deleted
+from here. Whatever such a queue holds is delivered, also what other bindings or the default exchange put there.
+
+**Guarantees.** Level "1" (the default): confirmed by the broker when publishing, acknowledged when consuming. Level
+"0": a message is done once written, a delivery once sent. ``guaranteedDelivery`` makes messages persistent as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pydantic import Field, SecretStr
+
+from adapters.amqp import names, properties
+from messaging import channels
+from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec
+from messaging.errors import (
+    ConnectionLostError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    InvalidHeaderError,
+    InvalidOptionError,
+    InvalidUrlError,
+    MissingExtraError,
+)
+from messaging.features import Features
+from messaging.settings import Settings, TlsSettings
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Sequence
+
+    from adapters.amqp.connection import Target
+    from adapters.amqp.link import Link
+    from messaging.errors import MessagingError
+    from messaging.extensions import PublishOptions
+    from messaging.message import MessageContext
+    from messaging.url import BrokerUrl
+
+DEFAULT_PORT: Final = 5672
+DEFAULT_TLS_PORT: Final = 5671
+#: characters of a virtual host's name (AMQP 0-9-1, 1.1: path)
+MAX_VHOST: Final = 127
+#: what RabbitMQ takes unless it is configured otherwise, bytes
+DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
+
+_FEATURES: Final = frozenset(
+    {
+        Features.ACKNOWLEDGE,
+        Features.PUBLISH_SUBSCRIBE,
+        Features.POINT_TO_POINT,
+        Features.WILDCARDS,
+        Features.ROUTING_KEY,
+        Features.MESSAGE_PROPERTIES,
+        Features.MESSAGE_SIZE_LIMIT,
+        Features.BROKER_REDELIVERY,
+        Features.QUEUE_RETENTION,
+        Features.EXTENSION_GUARANTEED_ORDERING,
+        Features.EXTENSION_GUARANTEED_DELIVERY,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_QOS,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_AUTOCREATE,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL,
+        Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_PREFETCH,
+        Features.EXTENSION_BUFFER_SIZE,
+        Features.EXTENSION_OVERFLOW,
+    }
+)
+
+
+class AmqpSettings(TlsSettings):
+    """Settings of ``amqp://`` and ``amqps://``; the path of the URL is the virtual host, ``/`` if there is none."""
+
+    heartbeat: int = Field(
+        10, ge=0, le=65_534, description="interval of heartbeats, seconds; two silent ones are a loss; 0 for none"
+    )
+    exchange: str = Field("amq.topic", min_length=1, description="topic exchange of channels without extension")
+    publish_window: int = Field(4096, ge=1, description="messages that may await the broker's confirm")
+    max_priority: int = Field(
+        9, ge=0, le=9, description="highest priority that queues made here tell apart; 0 for none: they are faster then"
+    )
+
+
+class AmqpAdapter(Adapter):
+    """See the module and :class:`~messaging.adapter.Adapter`."""
+
+    provider: ClassVar[str] = "rx-messaging.amqp"
+    settings_type: ClassVar[type[Settings]] = AmqpSettings
+    can_reject: ClassVar[bool] = True
+    has_credit: ClassVar[bool] = True
+
+    settings: AmqpSettings
+
+    def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
+        super().__init__(url, settings, name)
+        try:
+            from adapters.amqp import connection, link
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("aiormq", "pamqp", "yarl"):
+                raise
+            raise MissingExtraError("amqp", f"{url.scheme}://") from error
+        self._connection, self._link_type = connection, link.Link
+        self._target = self._make_target()
+        self._link: Link | None = None
+
+    def _make_target(self) -> Target:
+        url, settings = self.url, self.settings
+        username = url.username if url.username is not None else settings.username
+        password = url.password if url.password is not None else settings.password
+        if username is None and password is None:
+            username, password = "guest", SecretStr("guest")
+        elif username is None:
+            raise InvalidOptionError("username", "a password is given, but no user name")
+        elif password is None:
+            raise InvalidOptionError("password", f"user {username!r} is given without a password")
+        if not username or not password.get_secret_value():
+            raise InvalidOptionError("password" if username else "username", "user name and password are not empty")
+        given = [
+            option
+            for option in ("cafile", "certfile", "keyfile", "allow_insecure")
+            if getattr(settings, option) not in (None, False)
+        ]
+        secure = url.scheme == "amqps"
+        if given and not secure:
+            raise InvalidOptionError(given[0], f"{given[0]!r} is for TLS: use amqps:// instead of amqp://")
+        if settings.keyfile is not None and settings.certfile is None:
+            raise InvalidOptionError("keyfile", "'keyfile' needs the certificate it belongs to: 'certfile'")
+        if len(url.path or "") > MAX_VHOST:
+            raise InvalidUrlError(f"the virtual host has {len(url.path or '')} characters; at most {MAX_VHOST} fit")
+        try:
+            names.check_length(settings.exchange, "the exchange")
+        except InvalidChannelError as error:
+            raise InvalidOptionError("exchange", str(error)) from None
+        tls = self._connection.Tls(
+            cafile=settings.cafile,
+            certfile=settings.certfile,
+            keyfile=settings.keyfile,
+            insecure=settings.allow_insecure,
+        )
+        return self._connection.Target(
+            host=url.host,
+            port=url.port or (DEFAULT_TLS_PORT if secure else DEFAULT_PORT),
+            username=username,
+            password=password,
+            vhost=url.path or "/",
+            heartbeat=settings.heartbeat,
+            name=settings.client_id or self.name,
+            timeout=settings.timeout,
+            tls=tls if secure else None,
+        )
+
+    # --- what it can do
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """AMQP in the version RabbitMQ speaks."""
+        return ("amqp", "amqp0-9-1")
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Everything but ``priority`` always; that one only where the queues that are made know priorities."""
+        return _FEATURES if self.settings.max_priority else _FEATURES - {Features.EXTENSION_PRIORITY}
+
+    @property
+    def qos_levels(self) -> tuple[str, ...]:
+        """Unconfirmed and at least once: AMQP has no exactly once."""
+        return ("0", "1")
+
+    @property
+    def default_qos(self) -> str:
+        """At least once."""
+        return "1"
+
+    @property
+    def max_message_size(self) -> int:
+        """The setting, or what RabbitMQ takes by default."""
+        return self.settings.max_message_size or DEFAULT_MAX_MESSAGE_SIZE
+
+    @property
+    def publish_window(self) -> int:
+        """Enough for a few writes to the socket."""
+        return min(1024, self.settings.publish_window)
+
+    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
+        """Refuse what is too long for AMQP: names, header names, property values, a time to live."""
+        channel = context.channel or ""
+        _check_names(channel, context.channel_extension, names.routing_key(channel))
+        if options.time_to_live is not None and options.time_to_live > properties.MAX_TIME_TO_LIVE:
+            raise InvalidExtensionError(
+                Features.EXTENSION_TIME_TO_LIVE,
+                f"must be at most {properties.MAX_TIME_TO_LIVE:.0f} seconds, not {options.time_to_live:g}",
+            )
+        for header in options.headers:
+            if len(header.encode()) > properties.MAX_HEADER_NAME:
+                raise InvalidHeaderError(
+                    Features.EXTENSION_HEADERS,
+                    f"AMQP carries header names of at most {properties.MAX_HEADER_NAME} bytes, not {header[:60]!r}...",
+                )
+        properties.Template(context, options)
+
+    def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        """Refuse names that are too long for AMQP, and a private queue that must not be made."""
+        if spec.channel_extension is not None and channels.has_wildcard(spec.channel):
+            raise InvalidChannelError(
+                f"{spec.channel!r} names an exchange and can have no wildcards; "
+                "they go into the extension, as '*' and '#' of AMQP"
+            )
+        _check_names(spec.channel, spec.channel_extension, names.binding_key(spec.channel))
+        options = spec.options
+        if options.queue is None and not options.autocreate:
+            raise InvalidExtensionError(
+                Features.EXTENSION_AUTOCREATE,
+                "a subscription without queue makes one of its own; name an existing queue with the extension "
+                f"{Features.EXTENSION_QUEUE!r}",
+            )
+        if options.dead_letter_channel is not None:
+            _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
+
+    # --- connection
+
+    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+        """Connect for publishing; the connection for consuming is made with the first subscription."""
+        if self._link is not None:
+            # of the connection that was lost: two generations must not mix
+            await self._link.close()
+            self._link = None
+        target, settings = self._target, self.settings
+        context: ssl.SSLContext | None = None
+        if target.tls is not None:
+            # each time anew: certificates are renewed while programs run
+            context = await asyncio.get_running_loop().run_in_executor(None, target.tls.context)
+        wire = await self._connection.connect(target, "publishing", context)
+        self._link = self._link_type(
+            target,
+            wire,
+            context,
+            exchange=settings.exchange,
+            window=settings.publish_window,
+            max_priority=settings.max_priority,
+            connect_timeout=settings.connect_timeout,
+            lost=lost,
+        )
+        return False
+
+    async def close(self) -> None:
+        """Disconnect; unsettled deliveries go back to their queues."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    # --- publishing
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """See :class:`adapters.amqp.publisher.Publisher`."""
+        link = self._link
+        if link is None or not link.alive:
+            error = ConnectionLostError(f"there is no connection to {self._target}")
+            for message in batch:
+                message.fail(error)
+        else:
+            await link.publisher.publish(batch)
+
+    # --- subscribing
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
+        """See :class:`adapters.amqp.consumer.Consumer`."""
+        if self._link is None:
+            raise ConnectionLostError(f"there is no connection to {self._target}")
+        return await self._link.subscribe(spec, sink)
+
+    async def unsubscribe(self, handle: Any) -> None:
+        """Close the subscription's AMQP channel: its unsettled deliveries go back to the queue."""
+        await handle.close()
+
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
+        """``basic.ack``, gathered until the end of the loop's turn."""
+        for consumer, tag in tokens:
+            consumer.settle(tag, requeue=False)
+
+    def reject(self, tokens: Sequence[Any]) -> None:
+        """``basic.nack`` with requeue, gathered likewise."""
+        for consumer, tag in tokens:
+            consumer.settle(tag, requeue=True)
+
+    def is_stale(self, token: Any) -> bool:
+        """Whether the delivery's AMQP channel is gone."""
+        return not token[0].is_open
+
+
+def _check_names(channel: str, extension: str | None, key: str) -> None:
+    if extension is None:
+        names.check_length(key, f"channel {channel[:80]!r} as a routing key")
+    else:
+        names.check_length(channel, f"exchange {channel[:80]!r}")
+        names.check_length(extension, f"routing key {extension[:80]!r}")

@@ -1,0 +1,144 @@
+"""AMQP 0-9-1 frames of publishing and consuming, encoded and decoded by hand.
+
+Only what passes once per message is here: publish, deliver, content, acknowledgement. Everything else is left to the
+AMQP library. Nothing here holds state or does I/O. Section numbers are those of the AMQP 0-9-1 specification.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+
+#: type, channel, size: what every frame starts with (4.2.3)
+PREFIX: Final = struct.Struct(">BHI")
+#: bytes of a frame around its payload: the prefix and the end mark
+OVERHEAD: Final = PREFIX.size + 1
+END: Final = 0xCE
+#: what a peer that sets no limit is sent at most in one frame, bytes
+DEFAULT_FRAME_MAX: Final = 131_072
+HEARTBEAT_FRAME: Final = PREFIX.pack(HEARTBEAT, 0, 0) + bytes([END])
+
+_METHOD_ID: Final = struct.Struct(">HH")
+CONNECTION_CLOSE: Final = _METHOD_ID.pack(10, 50)
+CONNECTION_BLOCKED: Final = _METHOD_ID.pack(10, 60)
+CONNECTION_UNBLOCKED: Final = _METHOD_ID.pack(10, 61)
+CHANNEL_CLOSE: Final = _METHOD_ID.pack(20, 40)
+CHANNEL_CLOSE_OK: Final = _METHOD_ID.pack(20, 41)
+BASIC_CANCEL: Final = _METHOD_ID.pack(60, 30)
+BASIC_PUBLISH: Final = _METHOD_ID.pack(60, 40)
+BASIC_DELIVER: Final = _METHOD_ID.pack(60, 60)
+BASIC_ACK: Final = _METHOD_ID.pack(60, 80)
+BASIC_NACK: Final = _METHOD_ID.pack(60, 120)
+
+_U16: Final = struct.Struct(">H")
+_U64: Final = struct.Struct(">Q")
+#: an acknowledgement from prefix to end mark; the flags are "multiple" and, for nack, "requeue"
+_SETTLEMENT: Final = struct.Struct(">BHI4sQBB")
+#: a content header up to its properties: frame prefix, class, weight, body size (4.2.6.1)
+_CONTENT: Final = struct.Struct(">BHIHHQ")
+#: bytes of a header frame beside its properties
+CONTENT_OVERHEAD: Final = _CONTENT.size + 1
+_BASIC: Final = 60
+_MULTIPLE: Final = 1
+_REQUEUE: Final = 2
+
+
+class FrameError(ValueError):
+    """Bytes that are not the frame they claim to be."""
+
+
+def short_string(text: str) -> bytes:
+    """A short string (4.2.5.3).
+
+    Raises:
+        ValueError: more than 255 bytes in UTF-8.
+    """
+    data = text.encode()
+    if len(data) > 255:
+        raise ValueError(f"{len(data)} bytes in UTF-8; AMQP carries at most 255")
+    return bytes([len(data)]) + data
+
+
+def publish(channel: int, exchange: str, routing_key: str) -> bytes:
+    """The method frame of ``basic.publish``, neither mandatory nor immediate."""
+    arguments = short_string(exchange) + short_string(routing_key) + b"\x00"
+    payload = BASIC_PUBLISH + b"\x00\x00" + arguments
+    return PREFIX.pack(METHOD, channel, len(payload)) + payload + bytes([END])
+
+
+def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Iterator[bytes]:
+    """The header and body frames of a message, in pieces to be joined.
+
+    Args:
+        channel: channel number.
+        properties: flags and values.
+        body: the payload.
+        frame_max: size of the largest frame the peer takes, in bytes.
+    """
+    yield _CONTENT.pack(HEADER, channel, 12 + len(properties), _BASIC, 0, len(body))
+    yield properties
+    if len(body) <= frame_max - OVERHEAD:
+        # one join instead of three for what nearly all messages are
+        yield b"\xce" + PREFIX.pack(BODY, channel, len(body)) + body + b"\xce" if body else b"\xce"
+        return
+    yield b"\xce"
+    step = frame_max - OVERHEAD
+    for start in range(0, len(body), step):
+        part = body[start : start + step]
+        yield PREFIX.pack(BODY, channel, len(part))
+        yield part
+        yield b"\xce"
+
+
+def ack(channel: int, tag: int, *, multiple: bool) -> bytes:
+    """The frame of ``basic.ack``."""
+    return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_ACK, tag, _MULTIPLE if multiple else 0, END)
+
+
+def requeue(channel: int, tag: int) -> bytes:
+    """The frame of a ``basic.nack`` that puts one message back into its queue."""
+    return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_NACK, tag, _REQUEUE, END)
+
+
+def read_settlement(data: bytes, at: int) -> tuple[int, bool]:
+    """Delivery tag and "multiple" of the ``basic.ack`` or ``basic.nack`` whose payload starts at ``at``."""
+    (tag,) = _U64.unpack_from(data, at + 4)
+    return tag, bool(data[at + 12] & _MULTIPLE)
+
+
+def read_delivery(data: bytes, at: int, end: int) -> tuple[int, bool, bytes]:
+    """Delivery tag, "redelivered" and route of the ``basic.deliver`` in ``data[at:end]``.
+
+    The route, exchange and routing key, is left as it is on the wire: whoever sees it often decodes it once, with
+    :func:`read_route`.
+    """
+    at += 5 + data[at + 4]  # the consumer tag: there is one consumer on a channel
+    (tag,) = _U64.unpack_from(data, at)
+    return tag, bool(data[at + 8]), data[at + 9 : end]
+
+
+def read_route(route: bytes) -> tuple[str, str]:
+    """Exchange and routing key. Never fails: what is not UTF-8 shows as escapes."""
+    size = route[0]
+    exchange = route[1 : 1 + size].decode("utf-8", "backslashreplace")
+    return exchange, route[2 + size :].decode("utf-8", "backslashreplace")
+
+
+def read_body_size(data: bytes, at: int) -> int:
+    """Body size in the content header whose payload starts at ``at``."""
+    size: int = _U64.unpack_from(data, at + 4)[0]
+    return size
+
+
+def read_close(data: bytes, at: int, end: int) -> tuple[int, str]:
+    """Reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``."""
+    (code,) = _U16.unpack_from(data, at + 4)
+    return code, data[at + 7 : min(end, at + 7 + data[at + 6])].decode("utf-8", "replace")

@@ -1,0 +1,136 @@
+"""What lives from one ``open`` to the next loss: the connections, the publisher, the subscriptions.
+
+Publishing and consuming have a connection each, so that a broker that is short of memory and takes no messages goes
+on delivering them. The one for consuming is made with the first subscription. The end of either ends the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from adapters.amqp.connection import Target, Wire, connect
+from adapters.amqp.consumer import Consumer
+from adapters.amqp.publisher import Publisher
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Coroutine
+
+    from messaging.adapter import Sink, SubscriptionSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Link:
+    """See the module. Made by :func:`open_link`.
+
+    Args:
+        target: where to connect to.
+        publishing: the connection to publish on.
+        context: for TLS.
+        exchange: of channels without extension.
+        window: messages that may await their confirm.
+        max_priority: of queues that are made.
+        connect_timeout: for the second connection, seconds.
+        lost: called once if the link ends without ``close``.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        publishing: Wire,
+        context: ssl.SSLContext | None,
+        *,
+        exchange: str,
+        window: int,
+        max_priority: int,
+        connect_timeout: float,
+        lost: Callable[[ConnectionLostError], None],
+    ) -> None:
+        self.alive = True
+        self.publisher = Publisher(publishing, exchange, window)
+        self._target = target
+        self._wires = [publishing]
+        self._consuming: Wire | None = None
+        self._connecting = asyncio.Lock()
+        self._context = context
+        self._exchange = exchange
+        self._max_priority = max_priority
+        self._connect_timeout = connect_timeout
+        self._lost = lost
+        self._count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        publishing.lost = self._end
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
+        """Subscribe; see ``Adapter.subscribe``."""
+        wire = await self._consuming_wire()
+        self._count += 1
+        consumer = Consumer(
+            wire,
+            spec,
+            sink,
+            exchange=self._exchange,
+            max_priority=self._max_priority,
+            tag=f"{self._target.name[:40]}-{self._count}",
+            spawn=self._spawn,
+        )
+        await consumer.open()
+        return consumer
+
+    async def close(self) -> None:
+        """Disconnect in good order, within a second or so. Idempotent; does not raise."""
+        self.alive = False
+        for wire in self._wires:
+            wire.lost = lambda _: None
+        await asyncio.gather(*[wire.close() for wire in self._wires])
+        self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    async def _consuming_wire(self) -> Wire:
+        async with self._connecting:
+            self._check()
+            if self._consuming is None:
+                try:
+                    async with asyncio.timeout(self._connect_timeout):
+                        wire = await connect(self._target, "consuming", self._context)
+                except AuthenticationError as error:
+                    raise SubscriptionRefusedError(f"no connection to consume on: {error}") from error
+                except (ConnectFailedError, TimeoutError) as error:
+                    # as good as a loss: the core opens again, with its delays
+                    lost = ConnectionLostError(f"no connection to consume on: {error or 'timeout'}")
+                    lost.__cause__ = error
+                    self._end(lost)
+                    raise lost from error
+                self._wires.append(wire)
+                if not self.alive:  # lost or closed meanwhile
+                    await wire.close()
+                self._check()
+                wire.lost = self._end
+                self._consuming = wire
+            return self._consuming
+
+    def _check(self) -> None:
+        if not self.alive:
+            raise ConnectionLostError(f"connection to {self._target} lost")
+
+    def _end(self, cause: ConnectionLostError) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        for wire in self._wires:
+            # tokens are stale from here on, whichever connection they came from
+            wire.alive = False
+        self._lost(cause)
+        self.publisher.end(cause)
+        for wire in self._wires:
+            self._spawn(wire.close())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

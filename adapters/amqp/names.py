@@ -1,0 +1,68 @@
+"""Channel names on AMQP: how ``a/b`` becomes the routing key ``a.b`` and back.
+
+The levels of a channel are joined by ``.``, as RabbitMQ's MQTT plugin does, so that a device on MQTT and an
+application on AMQP meet on the same exchange. What means something else in a routing key is percent-escaped inside a
+level, which makes the translation injective: ``a.b`` is ``a%2Eb``, ``50%`` is ``50%25``.
+
+====================  ================  =========================
+channel or pattern    routing key       binding key
+====================  ================  =========================
+``a/b``               ``a.b``           ``a.b``
+``a.b/*``             ``a%2Eb.%2A``     ``a%2Eb.%2A``
+``+/b/#``             (not a name)      ``*.b.#``
+====================  ================  =========================
+
+Keys of other programs need not be in the image of this translation. They are read leniently: only the five escapes
+that are ever written are undone, everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from messaging.channels import ANY_LEVEL, ANY_LEVELS, SEPARATOR
+from messaging.errors import InvalidChannelError
+
+#: AMQP 0-9-1 carries routing keys, queue and exchange names as short strings
+MAX_BYTES: Final = 255
+
+_ESCAPES: Final = {character: f"%{ord(character):02X}" for character in ".*#+%"}
+_TO_KEY: Final = str.maketrans({SEPARATOR: ".", **_ESCAPES})
+_ESCAPED: Final = re.compile("|".join(_ESCAPES.values()), re.IGNORECASE)
+
+
+def routing_key(channel: str) -> str:
+    """The routing key of ``channel``, a name without wildcards."""
+    return channel.translate(_TO_KEY)
+
+
+def binding_key(pattern: str) -> str:
+    """The binding key of a subscription pattern: ``+`` becomes ``*``, ``#`` stays."""
+    return ".".join(
+        "*" if level == ANY_LEVEL else level if level == ANY_LEVELS else level.translate(_TO_KEY)
+        for level in pattern.split(SEPARATOR)
+    )
+
+
+def channel_name(key: str) -> str:
+    """The channel a routing key stands for; the inverse of :func:`routing_key`."""
+    name = key.replace(".", SEPARATOR)
+    if "%" in name:
+        name = _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
+    return name
+
+
+def check_length(text: str, what: str) -> str:
+    """Return ``text`` if it fits into a short string.
+
+    Raises:
+        InvalidChannelError: more than 255 bytes in UTF-8, or a lone surrogate.
+    """
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidChannelError(f"{what} holds a lone surrogate") from None
+    if size > MAX_BYTES:
+        raise InvalidChannelError(f"{what} is {size} bytes long in UTF-8; AMQP carries at most {MAX_BYTES}")
+    return text

@@ -1,0 +1,334 @@
+"""The properties of an AMQP message: what a context becomes on the wire, and what the wire becomes again.
+
+==================  ==========================================================================================
+property            context
+==================  ==========================================================================================
+content-type        ``content_type``
+content-encoding    ``content_encoding``
+correlation-id      ``correlation_id``
+reply-to            ``reply_to_channel``, translated to the routing key it has on the instance's exchange
+headers             extension ``headers``; what another program sent that is not text is read as text
+delivery-mode       2 with ``guaranteedDelivery``, else 1; not read
+priority            extension ``priority``
+expiration          extension ``timeToLive``; whole milliseconds, at least one
+message-id          the id of the message, unless it is published with qos 0; read as extension ``messageId``
+timestamp           when it was handed to the broker, whole seconds; read as extension ``timestamp``
+==================  ==========================================================================================
+
+Reading never fails on what another program put there: each of these values was written by somebody else, and a
+message that cannot be read would be delivered again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import struct
+from decimal import Decimal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from adapters.amqp import names
+from adapters.amqp.frames import short_string
+from messaging.errors import ArgumentError
+from messaging.features import Features
+from messaging.message import NO_EXTENSIONS, MessageContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from messaging.extensions import PublishOptions
+
+logger = logging.getLogger(__name__)
+
+#: AMQP 0-9-1 allows no longer names of header fields (4.2.5.5)
+MAX_HEADER_NAME: Final = 128
+#: the longest time to live a broker takes, seconds: an unsigned 32-bit number of milliseconds
+MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF / 1000
+
+#: counts deliveries on quorum queues: 0 or missing on the first
+DELIVERY_COUNT: Final = "x-delivery-count"
+
+_CONTENT_TYPE: Final = 1 << 15
+_CONTENT_ENCODING: Final = 1 << 14
+_HEADERS: Final = 1 << 13
+_DELIVERY_MODE: Final = 1 << 12
+_PRIORITY: Final = 1 << 11
+_CORRELATION_ID: Final = 1 << 10
+_REPLY_TO: Final = 1 << 9
+_EXPIRATION: Final = 1 << 8
+_MESSAGE_ID: Final = 1 << 7
+_TIMESTAMP: Final = 1 << 6
+
+_TRANSIENT: Final = b"\x01"
+_PERSISTENT: Final = b"\x02"
+
+_FLAGS: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+
+
+# --- writing
+
+
+class Template:
+    """The properties all messages of one context share; what differs from message to message comes last on the wire.
+
+    Raises:
+        ArgumentError: a value is longer than AMQP can carry.
+    """
+
+    __slots__ = ("_common", "_common_with_id")
+
+    def __init__(self, context: MessageContext, options: PublishOptions) -> None:
+        flags = _DELIVERY_MODE | _TIMESTAMP
+        parts: list[bytes] = []
+        # in the order of the flags, which is the order on the wire
+        if context._content_type is not None:
+            flags |= _CONTENT_TYPE
+            parts.append(_short(context._content_type, "content type"))
+        if context._content_encoding is not None:
+            flags |= _CONTENT_ENCODING
+            parts.append(_short(context._content_encoding, "content encoding"))
+        if options.headers:
+            flags |= _HEADERS
+            parts.append(_text_table(options.headers))
+        parts.append(_PERSISTENT if options.guaranteed_delivery else _TRANSIENT)
+        if options.priority is not None:
+            flags |= _PRIORITY
+            parts.append(bytes([options.priority]))
+        if context._correlation_id is not None:
+            flags |= _CORRELATION_ID
+            parts.append(_short(context._correlation_id, "correlation id"))
+        if context._reply_to_channel is not None:
+            flags |= _REPLY_TO
+            parts.append(_short(names.routing_key(context._reply_to_channel), "reply channel"))
+        if options.time_to_live is not None:
+            flags |= _EXPIRATION
+            parts.append(_short(str(max(1, round(options.time_to_live * 1000))), "timeToLive"))
+        values = b"".join(parts)
+        self._common = _FLAGS.pack(flags) + values
+        self._common_with_id = _FLAGS.pack(flags | _MESSAGE_ID) + values
+
+    def fill(self, message_id: str | None, timestamp: int) -> bytes:
+        """Flags and values for one message.
+
+        Args:
+            message_id: at most 255 bytes, or ``None`` for none.
+            timestamp: seconds since the epoch.
+        """
+        if message_id is None:
+            return self._common + _U64.pack(timestamp)
+        return self._common_with_id + short_string(message_id) + _U64.pack(timestamp)
+
+
+def _short(text: str, what: str) -> bytes:
+    try:
+        return short_string(text)
+    except ValueError as error:  # UnicodeEncodeError is one, too
+        raise ArgumentError(f"{what}: {error}") from None
+
+
+def _text_table(fields: Mapping[str, str]) -> bytes:
+    parts = []
+    for name, text in fields.items():
+        value = text.encode()
+        parts.append(short_string(name) + b"S" + _U32.pack(len(value)) + value)
+    table = b"".join(parts)
+    return _U32.pack(len(table)) + table
+
+
+# --- reading
+
+
+class Properties(NamedTuple):
+    """What a content header says about a message."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    correlation_id: str | None = None
+    reply_to_channel: str | None = None
+    #: headers, priority, timeToLive, messageId, timestamp, redelivered: those that apply
+    extensions: Mapping[str, Any] = NO_EXTENSIONS
+    #: how often the broker delivered the message, this time included, if it counts
+    delivery_count: int | None = None
+
+
+_NONE: Final = Properties()
+
+
+def read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
+    """Read flags and values from ``data[at:end]``. Never fails: what is malformed is left out and logged."""
+    try:
+        return _read(data, at, end, redelivered)
+    except (IndexError, ValueError, KeyError, struct.error) as error:
+        logger.warning("a message has malformed properties, they are ignored: %r", error)
+        return _NONE
+
+
+def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
+    (flags,) = _FLAGS.unpack_from(data, at)
+    at += 2
+    more = flags
+    while more & 1:  # no property has a flag there
+        (more,) = _FLAGS.unpack_from(data, at)
+        at += 2
+    content_type = content_encoding = correlation_id = reply_to_channel = None
+    delivery_count = None
+    extensions: dict[str, Any] = {}
+    if redelivered:
+        extensions["redelivered"] = True
+    if flags & _CONTENT_TYPE:
+        content_type, at = _read_short(data, at)
+    if flags & _CONTENT_ENCODING:
+        content_encoding, at = _read_short(data, at)
+    if flags & _HEADERS:
+        fields, at = _read_table(data, at, end, 0)
+        extensions[Features.EXTENSION_HEADERS] = MappingProxyType({name: as_text(fields[name]) for name in fields})
+        count = fields.get(DELIVERY_COUNT)
+        if type(count) is int:
+            delivery_count = count + 1
+    if flags & _DELIVERY_MODE:
+        at += 1
+    if flags & _PRIORITY:
+        extensions[Features.EXTENSION_PRIORITY] = data[at]
+        at += 1
+    if flags & _CORRELATION_ID:
+        correlation_id, at = _read_short(data, at)
+    if flags & _REPLY_TO:
+        reply_to, at = _read_short(data, at)
+        reply_to_channel = names.channel_name(reply_to)
+    if flags & _EXPIRATION:
+        expiration, at = _read_short(data, at)
+        if expiration.isascii() and expiration.isdigit() and len(expiration) < 16:
+            extensions[Features.EXTENSION_TIME_TO_LIVE] = int(expiration) / 1000
+    if flags & _MESSAGE_ID:
+        extensions["messageId"], at = _read_short(data, at)
+    if flags & _TIMESTAMP:
+        (timestamp,) = _U64.unpack_from(data, at)
+        at += 8
+        # seconds by the specification; above the year 2106 somebody wrote milliseconds
+        extensions["timestamp"] = float(timestamp) if timestamp <= 0xFFFF_FFFF else timestamp / 1000
+    if at > end:
+        raise ValueError("a value ends outside the frame")
+    return Properties(
+        content_type,
+        content_encoding,
+        correlation_id,
+        reply_to_channel,
+        MappingProxyType(extensions) if extensions else NO_EXTENSIONS,
+        delivery_count,
+    )
+
+
+def _read_short(data: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + data[at]
+    # escapes rather than replacement characters: two different ids stay different
+    return data[at + 1 : end].decode("utf-8", "backslashreplace"), end
+
+
+# --- field tables (4.2.5.5, with RabbitMQ's errata on the types)
+
+#: tables in tables in tables...: as deep as anybody needs, and far from Python's own limit
+_MAX_DEPTH: Final = 16
+_TOO_DEEP: Final = "<nested too deeply>"
+
+_FIXED: Final[Mapping[int, struct.Struct]] = {
+    ord(kind): struct.Struct(">" + code)
+    for kind, code in {
+        "t": "?", "b": "b", "B": "B", "s": "h", "u": "H", "I": "i", "i": "I", "l": "q", "L": "q", "f": "f", "d": "d",
+        "T": "Q",
+    }.items()
+}  # fmt: skip
+_DECIMAL: Final = struct.Struct(">BI")
+
+
+def _read_table(data: bytes, at: int, end: int, depth: int) -> tuple[dict[str, Any], int]:
+    at, stop = _extent(data, at, end)
+    table: dict[str, Any] = {}
+    while at < stop:
+        name, at = _read_short(data, at)
+        table[name], at = _read_field(data, at, stop, depth)
+    return table, _ended(at, stop)
+
+
+def _read_array(data: bytes, at: int, end: int, depth: int) -> tuple[list[Any], int]:
+    at, stop = _extent(data, at, end)
+    array = []
+    while at < stop:
+        value, at = _read_field(data, at, stop, depth)
+        array.append(value)
+    return array, _ended(at, stop)
+
+
+def _ended(at: int, stop: int) -> int:
+    if at != stop:
+        raise ValueError("a field ends outside its table")
+    return stop
+
+
+def _read_bytes(data: bytes, at: int, end: int, _depth: int) -> tuple[str, int]:
+    at, stop = _extent(data, at, end)
+    value = data[at:stop]
+    try:
+        return value.decode(), stop
+    except UnicodeDecodeError:
+        return value.hex(), stop
+
+
+def _extent(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Where what starts with its size begins and ends."""
+    (size,) = _U32.unpack_from(data, at)
+    at += 4
+    if at + size > end:
+        raise ValueError("a field ends outside its table")
+    return at, at + size
+
+
+_SIZED: Final[Mapping[int, Callable[[bytes, int, int, int], tuple[Any, int]]]] = {
+    ord("S"): _read_bytes,
+    ord("x"): _read_bytes,
+    ord("F"): _read_table,
+    ord("A"): _read_array,
+}
+
+
+def _read_field(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+    kind = data[at]
+    at += 1
+    sized = _SIZED.get(kind)
+    if sized is not None:
+        if depth == _MAX_DEPTH and kind in b"FA":
+            return _TOO_DEEP, _extent(data, at, end)[1]
+        return sized(data, at, end, depth + 1)
+    fixed = _FIXED.get(kind)
+    if fixed is not None:
+        return fixed.unpack_from(data, at)[0], at + fixed.size
+    if kind == ord("D"):
+        places, digits = _DECIMAL.unpack_from(data, at)
+        return Decimal(digits).scaleb(-places), at + _DECIMAL.size
+    if kind in b"V\x00":
+        return None, at
+    raise ValueError(f"unknown field type {kind:#04x}")
+
+
+def as_text(value: Any) -> str:
+    """A header field as text: numbers in decimal, truth values and structures as JSON, nothing as empty text."""
+    if type(value) is str:
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, (bool, dict, list)):
+        return json.dumps(_jsonable(value), ensure_ascii=False, separators=(",", ":"))
+    return str(value)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _jsonable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(each) for each in value]
+    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    return value

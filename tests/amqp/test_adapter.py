@@ -1,0 +1,203 @@
+"""What is checked without a broker: settings, names, values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.amqp import AmqpAdapter, AmqpSettings
+from messaging.adapter import Adapter, SubscriptionSpec
+from messaging.errors import (
+    ArgumentError,
+    ConnectionLostError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    InvalidHeaderError,
+    InvalidOptionError,
+    InvalidUrlError,
+    UnsupportedFeatureError,
+)
+from messaging.extensions import PublishOptions, SubscribeOptions, publish_options
+from messaging.features import Features
+from messaging.message import MessageContext
+from tests.amqp.harness import Out, make_adapter, run
+
+AMQP = "amqp://localhost"
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_keeps_the_contract_without_leaving_anything_out() -> None:
+    adapter = make_adapter(AMQP)
+    assert isinstance(adapter, Adapter)
+    assert (adapter.can_reject, adapter.has_credit) == (True, True)
+    assert (adapter.qos_levels, adapter.default_qos) == (("0", "1"), "1")
+    assert adapter.protocols[0] == "amqp"
+    assert adapter.settings_type is AmqpSettings
+
+
+def test_it_announces_what_amqp_can_do_and_no_more() -> None:
+    features = make_adapter(AMQP).features
+    assert {Features.POINT_TO_POINT, Features.EXTENSION_PRIORITY, Features.BROKER_REDELIVERY} <= features
+    assert not {Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN, Features.REPLY_TO} & features
+
+
+def test_priority_is_announced_only_where_queues_know_it() -> None:
+    adapter = make_adapter(AMQP, max_priority=0)
+    assert Features.EXTENSION_PRIORITY not in adapter.features
+    with pytest.raises(UnsupportedFeatureError, match="priority"):
+        publish_options({"priority": 3}, adapter)
+
+
+def test_exactly_once_is_refused() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="qos=2"):
+        publish_options({"qos": "2"}, make_adapter(AMQP))
+
+
+@pytest.mark.parametrize(
+    ("url", "port", "vhost"),
+    [
+        ("amqp://h", 5672, "/"),
+        ("amqp://h/", 5672, "/"),
+        ("amqps://h", 5671, "/"),
+        ("amqp://h:1/%2F", 1, "/"),
+        ("amqp://h/a%2Fb%25", 5672, "a/b%"),
+    ],
+)
+def test_url(url: str, port: int, vhost: str) -> None:
+    target = make_adapter(url)._target
+    assert (target.host, target.port, target.vhost) == ("h", port, vhost)
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "credentials"),
+    [
+        ("amqp://h", {}, ("guest", "guest")),
+        ("amqp://u:p%40@h", {}, ("u", "p@")),
+        ("amqp://u:p@h", {"username": "other", "password": "other"}, ("u", "p")),
+        ("amqp://u@h", {"password": "p"}, ("u", "p")),
+        ("amqp://h", {"username": "u", "password": "p"}, ("u", "p")),
+    ],
+)
+def test_credentials(url: str, settings: dict[str, Any], credentials: tuple[str, str]) -> None:
+    target = make_adapter(url, **settings)._target
+    assert (target.username, target.password.get_secret_value()) == credentials
+    assert "p@" not in repr(target)
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "option"),
+    [
+        ("amqp://u@h", {}, "password"),
+        ("amqp://h", {"password": "secret"}, "username"),
+        ("amqp://u@h", {"password": ""}, "password"),
+        ("amqp://h", {"cafile": "ca.pem"}, "cafile"),
+        ("amqp://h", {"allow_insecure": True}, "allow_insecure"),
+        ("amqps://h", {"keyfile": "key.pem"}, "keyfile"),
+        ("amqp://h", {"heartbeat": -1}, "heartbeat"),
+        ("amqp://h", {"publish_window": 0}, "publish_window"),
+        ("amqp://h", {"exchange": ""}, "exchange"),
+        ("amqp://h", {"exchange": "ä" * 128}, "exchange"),
+    ],
+)
+def test_settings_that_cannot_be(url: str, settings: dict[str, Any], option: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        make_adapter(url, **settings)
+    assert caught.value.option == option
+    assert "secret" not in str(caught.value)
+
+
+def test_a_virtual_host_that_is_too_long() -> None:
+    with pytest.raises(InvalidUrlError, match="128 characters"):
+        make_adapter("amqp://h/" + "v" * 128)
+
+
+def test_tls_options_are_for_tls() -> None:
+    tls = make_adapter("amqps://h", cafile="ca.pem", allow_insecure=True)._target.tls
+    assert tls is not None
+    assert (tls.cafile, tls.insecure) == (Path("ca.pem"), True)
+    assert make_adapter("amqp://h")._target.tls is None
+
+
+def test_names_for_the_broker() -> None:
+    assert make_adapter(AMQP, name="mine")._target.name == "mine"
+    assert make_adapter(AMQP, name="mine", client_id="yours")._target.name == "yours"
+
+
+def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
+    assert make_adapter(AMQP).max_message_size == 128 * 2**20
+    assert make_adapter(AMQP, max_message_size=7).max_message_size == 7
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "error", "match"),
+    [
+        (MessageContext("x" * 256), {}, InvalidChannelError, "256 bytes"),
+        (MessageContext("." * 86), {}, InvalidChannelError, "258 bytes"),
+        (MessageContext("e" * 256, "k"), {}, InvalidChannelError, "exchange"),
+        (MessageContext("e", "ä" * 128), {}, InvalidChannelError, "routing key"),
+        (MessageContext("e", "\ud800"), {}, InvalidChannelError, "surrogate"),
+        (MessageContext("a", correlation_id="x" * 256), {}, ArgumentError, "correlation id"),
+        (MessageContext("a"), {"time_to_live": 4_294_968.0}, InvalidExtensionError, "4294967 seconds"),
+        (MessageContext("a"), {"headers": {"ä" * 65: "v"}}, InvalidHeaderError, "128 bytes"),
+    ],
+)
+def test_what_amqp_cannot_carry_is_refused_before_it_is_sent(
+    context: MessageContext, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        make_adapter(AMQP).check_publish(context, PublishOptions(**options))
+
+
+def test_what_amqp_just_carries_is_accepted() -> None:
+    options = PublishOptions(time_to_live=4_294_967.0, headers={"h" * 128: ""})
+    make_adapter(AMQP).check_publish(MessageContext("x" * 255, correlation_id="c" * 255), options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "match"),
+    [
+        (SubscriptionSpec("x" * 254 + "/+", None, SubscribeOptions()), InvalidChannelError, "256 bytes"),
+        (SubscriptionSpec("e/#", "k", SubscribeOptions()), InvalidChannelError, "names an exchange"),
+        (SubscriptionSpec("e", "k" * 256, SubscribeOptions()), InvalidChannelError, "routing key"),
+        (SubscriptionSpec("a", None, SubscribeOptions(autocreate=False)), InvalidExtensionError, "existing queue"),
+        (SubscriptionSpec("a", None, SubscribeOptions(dead_letter_channel="." * 86)), InvalidChannelError, "258"),
+    ],
+)
+def test_subscriptions_amqp_cannot_make_are_refused(spec: SubscriptionSpec, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make_adapter(AMQP).check_subscribe(spec)
+
+
+def test_before_it_is_open_everything_is_a_matter_of_connection() -> None:
+    async def main() -> None:
+        adapter = make_adapter(AMQP)
+        message = Out(adapter, b"", MessageContext("a"))
+        await adapter.publish([message])
+        assert isinstance(message.error, ConnectionLostError)
+        with pytest.raises(ConnectionLostError):
+            await adapter.subscribe(SubscriptionSpec("a", None, SubscribeOptions()), None)  # type: ignore[arg-type]
+        await adapter.close()
+        await adapter.close()
+
+    run(main())
+
+
+def test_without_the_library_it_can_be_imported_and_says_what_to_install() -> None:
+    program = (
+        "import sys\n"
+        "for name in ('aiormq', 'aio_pika', 'pamqp', 'yarl'): sys.modules[name] = None\n"
+        "from adapters.amqp import AmqpAdapter\n"
+        "from messaging.url import parse_url\n"
+        "try: AmqpAdapter(parse_url('amqp://h'), AmqpAdapter.settings_type(), 'x')\n"
+        "except Exception as error: print(type(error).__name__, error.extra, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("MissingExtraError amqp amqp:// needs an optional package")
+
+
+def test_its_class_is_found_where_the_entry_point_says() -> None:
+    assert AmqpAdapter.__module__.startswith("adapters.amqp")

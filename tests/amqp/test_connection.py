@@ -1,0 +1,336 @@
+"""Connecting and disconnecting: what can go wrong, what is said about it, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from adapters.amqp import connection
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from tests.amqp.harness import Client, connected, make_adapter, run, unique, until
+from tests.brokers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.amqp.conftest import TlsRabbitMQ
+    from tests.brokers import RabbitMQ
+
+    Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+SECRET = "s3cr3t/pässwörd%"
+
+
+def open_fails(url: str, error: type[Exception], **settings: Any) -> BaseException:
+    """Open, check that it fails and is clean afterwards, and return the error."""
+
+    async def main() -> BaseException:
+        client = Client(make_adapter(url, **settings))
+        try:
+            with pytest.raises(error) as caught:
+                await client.open()
+        finally:
+            await client.adapter.close()
+        assert client.losses == []
+        return caught.value
+
+    return run(main())
+
+
+def test_it_opens_and_closes_and_opens_again(rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        client = Client(make_adapter(rabbitmq.url))
+        for _ in range(2):
+            await client.open()
+            sink, _ = await client.subscribe("open/close")
+            await client.publish("open/close", b"x")
+            await sink.count(1)
+            await client.adapter.close()
+            await client.adapter.close()
+        assert client.losses == []
+
+    run(main())
+
+
+def test_nobody_listens() -> None:
+    port = free_port()
+    error = open_fails(f"amqp://u:{'secret'}@127.0.0.1:{port}", ConnectFailedError)
+    assert str(error) == f"cannot connect to 127.0.0.1:{port}: Connection refused"
+
+
+def test_no_such_host() -> None:
+    error = open_fails("amqp://no-such-host.invalid", ConnectFailedError)
+    assert "no-such-host.invalid:5672" in str(error)
+
+
+def test_wrong_password_is_an_authentication_error_and_shown_nowhere(
+    rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    error = open_fails(f"amqp://{rabbitmq.host}:{rabbitmq.port}", AuthenticationError, username="u", password=SECRET)
+    assert "refused the credentials of 'u': 403 ACCESS_REFUSED" in str(error)
+    shown = "".join(traceback.format_exception(error)) + repr(error) + caplog.text
+    assert "s3cr3t" not in shown
+
+
+def test_the_right_password_is_shown_nowhere_either(rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
+    rabbitmq.ctl("add_user", "odd user", SECRET)
+    rabbitmq.ctl("set_permissions", "odd user", ".*", ".*", ".*")
+    caplog.set_level(logging.DEBUG)
+
+    async def main() -> None:
+        url = f"amqp://{rabbitmq.host}:{rabbitmq.port}"
+        async with connected(url, username="odd user", password=SECRET) as client:
+            await client.subscribe("secrets")
+            await client.publish("secrets", b"x")
+            shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter._link)]
+            assert "s3cr3t" not in "".join(shown)
+
+    run(main())
+    assert caplog.records
+    assert "s3cr3t" not in caplog.text
+
+
+def test_no_such_virtual_host(rabbitmq: RabbitMQ) -> None:
+    error = open_fails(f"{rabbitmq.url}nowhere", ConnectFailedError)
+    assert not isinstance(error, AuthenticationError)
+    assert "530 NOT_ALLOWED - vhost nowhere not found" in str(error)
+
+
+def test_a_virtual_host_with_an_odd_name(rabbitmq: RabbitMQ) -> None:
+    rabbitmq.ctl("add_vhost", "a/b %2F")
+    rabbitmq.ctl("set_permissions", "-p", "a/b %2F", "guest", ".*", ".*", ".*")
+
+    async def main() -> None:
+        async with connected(f"{rabbitmq.url}a%2Fb%20%252F") as client:
+            sink, _ = await client.subscribe("here")
+            await client.publish("here", b"x")
+            await sink.count(1)
+
+    run(main())
+
+
+def test_connections_carry_the_name_of_the_instance(rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url, name="plant 7") as client:
+            assert "plant 7 (consuming)" not in await asyncio.to_thread(names)
+            await client.subscribe("names")
+            assert {"plant 7 (publishing)", "plant 7 (consuming)"} <= await asyncio.to_thread(names)
+
+    def names() -> set[str]:
+        listing = rabbitmq.ctl("list_connections", "client_properties", "--formatter", "json")
+        return {name for name in ("plant 7 (publishing)", "plant 7 (consuming)") if name in listing}
+
+    run(main())
+
+
+# --- TLS
+
+
+def test_with_tls_the_certificate_is_verified(own_rabbitmq: TlsRabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(own_rabbitmq.tls_url, cafile=own_rabbitmq.cafile) as client:
+            sink, _ = await client.subscribe("tls")
+            await client.publish("tls", *[b"x" * 200_000] * 3)
+            await sink.count(3)
+
+    run(main())
+    error = open_fails(own_rabbitmq.tls_url, ConnectFailedError)
+    assert "certificate verify failed" in str(error)
+    error = open_fails(f"amqps://localhost:{own_rabbitmq.tls_port}", ConnectFailedError, cafile=own_rabbitmq.cafile)
+    assert "certificate verify failed" in str(error)
+
+
+def test_verification_is_turned_off_only_on_demand(own_rabbitmq: TlsRabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(own_rabbitmq.tls_url, allow_insecure=True) as client:
+            await client.publish("tls", b"x")
+
+    run(main())
+
+
+def test_tls_files_that_cannot_be_used(own_rabbitmq: TlsRabbitMQ, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for option in ("cafile", "certfile"):
+        for path in (empty, tmp_path / "missing.pem"):
+            settings = {option: path, **({} if option == "cafile" else {"cafile": own_rabbitmq.cafile})}
+            error = open_fails(own_rabbitmq.tls_url, ConnectFailedError, **settings)
+            assert str(path) in str(error)
+
+
+def test_tls_to_a_port_without_tls(rabbitmq: RabbitMQ) -> None:
+    error = open_fails(f"amqps://{rabbitmq.host}:{rabbitmq.port}", ConnectFailedError)
+    assert f"{rabbitmq.host}:{rabbitmq.port}" in str(error)
+
+
+# --- peers that are no broker
+
+
+async def peer(handler: Handler) -> tuple[asyncio.Server, int]:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handler(reader, writer)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("says", "what"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP 0-9-1"),
+        (b"AMQP\x00\x01\x00\x00", "does not speak AMQP 0-9-1"),
+        (b"", "the peer closed it"),
+    ],
+)
+def test_a_peer_that_is_no_broker(says: bytes, what: str) -> None:
+    async def main() -> None:
+        def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(says)
+            writer.close()
+
+        server, port = await peer(handler)
+        async with server:
+            with pytest.raises(ConnectFailedError, match=what):
+                await Client(make_adapter(f"amqp://127.0.0.1:{port}")).open()
+
+    run(main())
+
+
+def test_opening_can_be_cancelled_while_the_peer_is_silent() -> None:
+    async def main() -> None:
+        writers: list[asyncio.StreamWriter] = []
+        readers: list[asyncio.StreamReader] = []
+
+        def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            readers.append(reader)
+            writers.append(writer)
+
+        server, port = await peer(handler)
+        async with server:
+            client = Client(make_adapter(f"amqp://127.0.0.1:{port}"))
+            opening = asyncio.create_task(client.open())
+            await until(lambda: readers, "the connection")
+            assert await readers[0].readexactly(8) == b"AMQP\x00\x00\x09\x01"
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            # the socket is gone as well
+            await until(readers[0].at_eof, "the end of the connection")
+            writers[0].close()
+            await client.adapter.close()
+            assert client.losses == []
+
+    run(main())
+
+
+def test_opening_can_be_cancelled_before_there_is_a_connection() -> None:
+    async def main() -> None:
+        with socket.socket() as full:  # listens, but takes nobody: later connections hang
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            waiting = [socket.socket() for _ in range(4)]
+            for each in waiting:
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            client = Client(make_adapter(f"amqp://127.0.0.1:{full.getsockname()[1]}"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await client.open()
+            await client.adapter.close()
+            for each in waiting:
+                each.close()
+
+    run(main())
+
+
+# --- being told, and noticing
+
+
+def test_a_connection_the_broker_ends_is_a_loss_with_its_words(rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, handle = await client.subscribe("ended", queue=unique("ended"))
+            await client.publish("ended", b"x")
+            [arrived] = await sink.count(1)
+            await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "maintenance")
+            lost = await client.lost()
+            assert isinstance(lost, ConnectionLostError)
+            assert "320 CONNECTION_FORCED" in str(lost)
+            assert "maintenance" in str(lost)
+            assert client.adapter.is_stale(arrived.token)
+            message = client.message("ended")
+            await client.adapter.publish([message])
+            assert isinstance(message.error, ConnectionLostError)
+            with pytest.raises(ConnectionLostError):
+                await client.subscribe("ended")
+            client.acknowledge(arrived)
+            await client.adapter.unsubscribe(handle)
+            assert len(client.losses) == 1
+            assert sink.error is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_end_of_either_connection_is_the_end_of_both(rabbitmq: RabbitMQ, which: int) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, _ = await client.subscribe("either")
+            await client.publish("either", b"x")
+            [arrived] = await sink.count(1)
+            link = client.adapter._link
+            assert link is not None
+            publishing, consuming = link._wires
+            (publishing, consuming)[which].abort("test")
+            assert "test" in str(await client.lost())
+            assert client.adapter.is_stale(arrived.token)
+            assert not publishing.alive
+            assert not consuming.alive
+            await client.open()
+            await client.publish("either", b"x")
+            assert len(client.losses) == 1
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_steady_traffic_is_not_mistaken_for_silence(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that sends messages sends no heartbeats, and aiormq does not see the messages."""
+    monkeypatch.setattr(connection._Connection, "HEARTBEAT_GRACE_MULTIPLIER", 1)  # silence of 2 s is a loss
+
+    async def main() -> None:
+        async with connected(rabbitmq.url, heartbeat=1) as client:
+            sink, _ = await client.subscribe("steady", qos="0")
+            end = time.monotonic() + 4
+            sent = 0
+            while time.monotonic() < end:
+                await client.publish("steady", b"x")
+                sent += 1
+                await asyncio.sleep(0.05)
+            await sink.count(sent)
+            assert client.losses == []
+
+    run(main())
+
+
+@pytest.mark.slow
+def test_idle_connections_stay(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection._Connection, "HEARTBEAT_GRACE_MULTIPLIER", 1)
+
+    async def main() -> None:
+        async with connected(rabbitmq.url, heartbeat=1) as client:
+            sink, _ = await client.subscribe("idle")
+            await asyncio.sleep(3.5)
+            assert client.losses == []
+            await client.publish("idle", b"x")
+            await sink.count(1)
+
+    run(main())

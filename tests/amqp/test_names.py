@@ -1,0 +1,106 @@
+"""Channel names and routing keys: two ways to say the same, and never two things said the same way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from adapters.amqp import names
+from messaging import channels
+from messaging.errors import InvalidChannelError
+
+LEVEL = st.text(st.one_of(st.sampled_from(".%*#+$ 2Ee"), st.characters(exclude_categories=["Cs", "Cc"])), max_size=8)
+#: more than names may hold: wildcards are escaped, too, if they ever get here
+NAME = st.lists(LEVEL.filter(lambda level: "/" not in level), min_size=1, max_size=5).map("/".join)
+KEY = st.text(st.one_of(st.sampled_from(".%*#+/2eE"), st.characters(exclude_categories=["Cs"])), max_size=30)
+
+
+@pytest.mark.parametrize(
+    ("channel", "key"),
+    [
+        ("a/b", "a.b"),
+        ("a", "a"),
+        ("/", "."),
+        ("a//b/", "a..b."),
+        ("a.b/c", "a%2Eb.c"),
+        ("50%", "50%25"),
+        ("%2E", "%252E"),
+        ("a*b", "a%2Ab"),
+        ("$SYS/uptime", "$SYS.uptime"),
+        ("größe/日本", "größe.日本"),
+    ],
+)
+def test_a_channel_has_this_routing_key(channel: str, key: str) -> None:
+    assert names.routing_key(channel) == key
+    assert names.channel_name(key) == channel
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key"),
+    [
+        ("a/b", "a.b"),
+        ("+/b/#", "*.b.#"),
+        ("#", "#"),
+        ("+", "*"),
+        ("a.b/+", "a%2Eb.*"),
+        ("*/a", "%2A.a"),
+    ],
+)
+def test_a_pattern_has_this_binding_key(pattern: str, key: str) -> None:
+    assert names.binding_key(pattern) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "channel"),
+    [
+        ("a%2eb", "a.b"),
+        ("100%", "100%"),
+        ("%zz.%4", "%zz/%4"),
+        ("%41", "%41"),
+        ("a.*.#", "a/*/#"),
+        ("", ""),
+        ("a/b", "a/b"),
+    ],
+)
+def test_keys_of_other_programs_are_read_leniently(key: str, channel: str) -> None:
+    assert names.channel_name(key) == channel
+
+
+@given(NAME)
+@example("%2E")
+@example("%25")
+@example("a.b/%2E/%252E")
+def test_translation_is_undone(channel: str) -> None:
+    assert names.channel_name(names.routing_key(channel)) == channel
+
+
+@given(NAME, NAME)
+@example("a.b", "a/b")
+@example("%2E", ".")
+def test_different_channels_have_different_keys(one: str, other: str) -> None:
+    assert (names.routing_key(one) == names.routing_key(other)) is (one == other)
+
+
+@given(NAME)
+def test_the_levels_of_a_channel_are_the_words_of_its_key(channel: str) -> None:
+    assert len(names.routing_key(channel).split(".")) == len(channel.split("/"))
+    assert not set(names.routing_key(channel)) & set("*#+/")
+
+
+@given(NAME.filter(lambda name: not channels.has_wildcard(name)))
+def test_a_pattern_without_wildcards_is_bound_as_the_channel_is_published(channel: str) -> None:
+    assert names.binding_key(channel) == names.routing_key(channel)
+
+
+@given(KEY)
+def test_any_key_can_be_read(key: str) -> None:
+    assert isinstance(names.channel_name(key), str)
+
+
+def test_what_does_not_fit_into_a_short_string_is_refused() -> None:
+    assert names.check_length("x" * 255, "it") == "x" * 255
+    with pytest.raises(InvalidChannelError, match="it is 256 bytes"):
+        names.check_length("ä" * 128, "it")
+    with pytest.raises(InvalidChannelError, match="surrogate"):
+        names.check_length("\ud800", "it")

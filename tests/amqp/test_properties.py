@@ -1,0 +1,230 @@
+"""Message properties, written and read by hand, against pamqp's; and whatever strangers put into them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import struct
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import encode, header
+from pamqp.commands import Basic
+
+from adapters.amqp import properties
+from adapters.amqp.properties import Properties, Template, as_text
+from messaging.errors import ArgumentError
+from messaging.extensions import PublishOptions
+from messaging.message import NO_EXTENSIONS, MessageContext
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
+SHORT = st.none() | TEXT
+NAME = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
+
+
+def unmarshalled(data: bytes) -> Basic.Properties:
+    frame = header.ContentHeader()
+    frame.unmarshal(struct.pack(">HHQ", 60, 0, 0) + data)
+    return frame.properties
+
+
+def read(data: bytes, redelivered: bool = False) -> Properties:
+    """Read with something before and after it, as in a read buffer."""
+    return properties.read(b"before" + data + b"\xce\x01after", 6, 6 + len(data), redelivered)
+
+
+@given(
+    SHORT, SHORT, SHORT, st.none() | st.sampled_from(["a/b", "r.s/t"]), st.dictionaries(NAME, TEXT, max_size=5),
+    st.none() | st.integers(0, 9), st.none() | st.floats(0.001, 4_294_967), st.booleans(), st.none() | TEXT,
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_what_is_written_is_what_pamqp_and_we_read(
+    content_type: str | None, encoding: str | None, correlation: str | None, reply: str | None,
+    headers: dict[str, str], priority: int | None, ttl: float | None, persistent: bool, message_id: str | None,
+    now: int,
+) -> None:  # fmt: skip
+    context = MessageContext("c", None, content_type, encoding, correlation, reply)
+    options = PublishOptions(headers=headers, priority=priority, time_to_live=ttl, guaranteed_delivery=persistent)
+    data = Template(context, options).fill(message_id, now)
+
+    seen = unmarshalled(data)
+    assert (seen.content_type, seen.content_encoding, seen.correlation_id) == (content_type, encoding, correlation)
+    assert seen.reply_to == (None if reply is None else reply.replace(".", "%2E").replace("/", "."))
+    assert (seen.headers or {}) == headers
+    assert (seen.priority, seen.message_id) == (priority, message_id)
+    assert seen.expiration == (None if ttl is None else str(max(1, round(ttl * 1000))))
+    assert seen.delivery_mode == (2 if persistent else 1)
+    assert seen.timestamp is not None
+    assert seen.timestamp.timestamp() == now
+
+    known = read(data)
+    assert known[:4] == (content_type, encoding, correlation, reply)
+    expected: dict[str, Any] = {"timestamp": float(now)}
+    if headers:
+        expected["headers"] = headers
+    if priority is not None:
+        expected["priority"] = priority
+    if ttl is not None:
+        expected["timeToLive"] = max(1, round(ttl * 1000)) / 1000
+    if message_id is not None:
+        expected["messageId"] = message_id
+    assert dict(known.extensions) == expected
+    assert known.delivery_count is None
+
+
+def test_nothing_is_read_from_nothing() -> None:
+    assert read(b"\0\0") == Properties()
+    assert read(b"\0\0").extensions is NO_EXTENSIONS
+    assert dict(read(b"\0\0", redelivered=True).extensions) == {"redelivered": True}
+
+
+def test_properties_that_mean_nothing_here_are_passed_over() -> None:
+    data = Basic.Properties(message_id="m", message_type="t", user_id="u", app_id="a").marshal()
+    assert dict(read(data).extensions) == {"messageId": "m"}
+
+
+def test_extensions_cannot_be_written_to() -> None:
+    known = read(Basic.Properties(headers={"a": "b"}, priority=1).marshal())
+    mappings: tuple[Any, ...] = known.extensions, known.extensions["headers"]
+    for mapping in mappings:
+        with pytest.raises(TypeError, match="assignment"):
+            mapping["x"] = 1
+
+
+@pytest.mark.parametrize(
+    ("context", "what"),
+    [
+        (MessageContext("c", content_type="x" * 256), "content type: 256 bytes"),
+        (MessageContext("c", content_encoding="ä" * 128), "content encoding: 256 bytes"),
+        (MessageContext("c", correlation_id="x" * 300), "correlation id: 300 bytes"),
+        (MessageContext("c", reply_to_channel="." * 86), "reply channel: 258 bytes"),
+        (MessageContext("c", correlation_id="\ud800"), "correlation id: .*surrogates"),
+    ],
+)
+def test_what_does_not_fit_is_refused(context: MessageContext, what: str) -> None:
+    with pytest.raises(ArgumentError, match=what):
+        Template(context, PublishOptions())
+
+
+# --- headers of other programs
+
+SCALAR = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(width=32), TEXT,
+    st.decimals(0, 10_000, places=2), st.binary(max_size=20).map(bytearray),
+)  # fmt: skip
+FIELD = st.recursive(
+    SCALAR, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAME, inner, max_size=4), max_leaves=12
+)
+
+
+def ours(value: Any) -> Any:
+    """A field as we read it: bytes as text."""
+    if isinstance(value, bytearray):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
+    if isinstance(value, list):
+        return [ours(each) for each in value]
+    if isinstance(value, dict):
+        return {name: ours(value[name]) for name in sorted(value)}  # as pamqp writes them
+    return value
+
+
+@given(st.dictionaries(NAME, FIELD, max_size=6))
+def test_any_table_becomes_text(table: dict[str, Any]) -> None:
+    data = encode.field_table(table)
+    fields, end = properties._read_table(data, 0, len(data), 0)
+    assert end == len(data)
+    assert repr(fields) == repr(ours(table))
+    for value in fields.values():
+        assert isinstance(as_text(value), str)
+        if isinstance(value, (dict, list)):
+            json.loads(as_text(value), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("text", "text"),
+        ("", ""),
+        (None, ""),
+        (True, "true"),
+        (-7, "-7"),
+        (2**40, "1099511627776"),
+        (1.5, "1.5"),
+        (Decimal("1.25"), "1.25"),
+        (bytearray(b"\xff\x00"), "ff00"),
+        (bytearray("ü".encode()), "ü"),
+        (datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC), "1700000000"),
+        ([1, "ü", None, Decimal("0.5")], '[1,"ü",null,"0.5"]'),
+        ({"a": {"b": [True]}}, '{"a":{"b":[true]}}'),
+        ([float("nan")], '["nan"]'),
+    ],
+)
+def test_a_header_that_is_not_text_is_read_as_text(value: Any, text: str) -> None:
+    known = read(Basic.Properties(headers={"h": value}).marshal())
+    assert known.extensions["headers"] == {"h": text}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (b"b\xff", -1), (b"B\xff", 255), (b"s\xff\xff", -1), (b"u\xff\xff", 65_535), (b"I\xff\xff\xff\xff", -1),
+        (b"i\xff\xff\xff\xff", 2**32 - 1), (b"l" + b"\xff" * 8, -1), (b"L" + b"\xff" * 8, -1),
+        (b"d" + struct.pack(">d", 0.1), 0.1), (b"t\x02", True), (b"\x00", None), (b"V", None),
+        (b"S\0\0\0\x02\xc3\x28", "c328"),
+    ],
+)  # fmt: skip
+def test_field_types_nobody_writes_here(field: bytes, value: Any) -> None:
+    table = b"\x01n" + field
+    data = struct.pack(">I", len(table)) + table
+    assert properties._read_table(data, 0, len(data), 0) == ({"n": value}, len(data))
+
+
+def test_a_table_nested_deeper_than_python_recurses_is_cut_off() -> None:
+    table = b""
+    for _ in range(5_000):
+        table = b"\x01nF" + struct.pack(">I", len(table)) + table
+    data = b"\x20\x80" + struct.pack(">I", len(table)) + table + b"\x02id"
+    known = read(data)
+    assert known.extensions["messageId"] == "id"
+    assert "<nested too deeply>" in known.extensions["headers"]["n"]
+    assert len(known.extensions["headers"]["n"]) < 300
+
+
+def test_the_brokers_count_of_deliveries_includes_this_one() -> None:
+    assert read(Basic.Properties(headers={"x-delivery-count": 2}).marshal()).delivery_count == 3
+    assert read(Basic.Properties(headers={"x-delivery-count": "2"}).marshal()).delivery_count is None
+
+
+@pytest.mark.parametrize(
+    ("data", "known"),
+    [
+        (Basic.Properties(expiration="soon").marshal(), {}),
+        (Basic.Properties(expiration="9" * 200).marshal(), {}),
+        (b"\x00\x40" + struct.pack(">Q", 1_700_000_000_500), {"timestamp": 1_700_000_000.5}),
+        (b"\x00\x40" + b"\xff" * 8, {"timestamp": (2**64 - 1) / 1000}),
+        (b"\x00\x80\x02\xff\xfe", {"messageId": "\\xff\\xfe"}),
+        (b"\x00\x81\x00\x00\x01m", {"messageId": "m"}),
+    ],
+)
+def test_odd_values_do_no_harm(data: bytes, known: dict[str, Any]) -> None:
+    assert dict(read(data).extensions) == known
+
+
+@given(st.binary(max_size=80))
+def test_whatever_the_bytes_reading_them_never_fails(data: bytes) -> None:
+    assert isinstance(read(data), Properties)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x80", b"\x80\x00", b"\x80\x00\xffx", b"\x20\x00\0\0\0\x02\x01n", b"\x20\x00\0\0\0\x03\x01n?", b"\xff\xff"],
+)
+def test_malformed_properties_are_left_out_and_logged(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(data) == Properties()
+    assert "malformed properties" in caplog.text
