@@ -1,0 +1,676 @@
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from messaging.errors import ArgumentError, ClosedError, InvalidFilterError
+from messaging.services import (
+    LdapFilter,
+    ServiceEvent,
+    ServiceEventKind,
+    ServiceProperties,
+    ServiceReference,
+    ServiceRegistration,
+    ServiceRegistry,
+    default_registry,
+    interface_name,
+)
+
+REGISTERED = ServiceEventKind.REGISTERED
+MODIFIED = ServiceEventKind.MODIFIED
+ENDMATCH = ServiceEventKind.MODIFIED_ENDMATCH
+UNREGISTERING = ServiceEventKind.UNREGISTERING
+
+PATIENCE = 20.0
+
+
+class Printer:
+    class Tray:
+        pass
+
+
+class Events:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[ServiceEvent] = []
+
+    def __call__(self, event: ServiceEvent) -> None:
+        self.events.append(event)
+
+    @property
+    def kinds(self) -> list[ServiceEventKind]:
+        return [event.kind for event in self.events]
+
+
+@pytest.fixture
+def registry() -> ServiceRegistry:
+    return ServiceRegistry()
+
+
+# --- registering and finding -------------------------------------------------------------------------------
+
+
+def test_a_service_is_found_by_class_name_and_properties(registry: ServiceRegistry) -> None:
+    printer = Printer()
+    registration = registry.register(Printer, printer, {"colour": "red"})
+    reference = registration.reference
+
+    for interface in (None, Printer, interface_name(Printer)):
+        for wanted in (None, "(colour=red)", LdapFilter.parse("(COLOUR=red)")):
+            assert registry.find(interface, wanted) == [reference]
+            assert registry.find_one(interface, wanted) is reference
+            assert registry.service(interface, wanted) is printer
+    assert registry.find(Printer.Tray) == []
+    assert registry.find(Printer, "(colour=blue)") == []
+    assert registry.find_one(Printer, "(colour=blue)") is None
+    assert registry.service(Printer, "(colour=blue)") is None
+    assert registry.get(reference) is printer
+    assert registration.reference is reference
+
+
+def test_interface_names_are_module_and_qualified_name() -> None:
+    assert interface_name(Printer.Tray) == f"{__name__}.Printer.Tray"
+    assert interface_name("anything") == "anything"
+
+
+def test_a_service_may_have_several_interfaces(registry: ServiceRegistry) -> None:
+    reference = registry.register([Printer, "copier", Printer], object()).reference
+
+    assert reference.interfaces == (interface_name(Printer), "copier")
+    assert registry.find("copier") == registry.find(Printer) == registry.find() == [reference]
+    assert registry.find(filter="(objectclass=copier)") == [reference]
+
+
+@pytest.mark.parametrize("interface", ["", 5, None, [], [Printer, 5], [""], Printer()])
+def test_what_is_no_interface_is_refused(registry: ServiceRegistry, interface: Any) -> None:
+    with pytest.raises(ArgumentError, match="interface"):
+        registry.register(interface, object())
+    assert registry.find() == []
+
+
+def test_standard_properties_are_the_registry_s(registry: ServiceRegistry) -> None:
+    given = {"ServIce.Id": 99, "objectclass": "mine", "SERVICE.SCOPE": "bundle", "x": 1}
+    first = registry.register("a", 1, given).reference
+    second = registry.register("a", 2, {"Service.Ranking": 7}, scope="singleton").reference
+    third = registry.register("a", object, scope="prototype").reference
+
+    assert dict(first.properties) == {
+        "objectClass": ("a",),
+        "service.id": first.id,
+        "service.scope": "singleton",
+        "service.ranking": 0,
+        "x": 1,
+    }
+    assert first.id < second.id < third.id
+    assert (first.ranking, second.ranking) == (0, 7)
+    assert "Service.Ranking" in list(second.properties)
+    assert third.properties["service.scope"] == "prototype"
+
+
+def test_properties_are_copied_read_only_and_keep_the_case_of_their_keys(registry: ServiceRegistry) -> None:
+    given = {"Colour": "red"}
+    properties = registry.register("a", 1, given).reference.properties
+    given["Colour"] = "blue"
+
+    assert isinstance(properties, Mapping)
+    assert properties["colour"] == properties["COLOUR"] == properties.get("cOLOUR") == "red"
+    assert "COLOUR" in properties
+    assert 5 not in properties  # type: ignore[comparison-overlap]
+    assert "Colour" in list(properties)
+    assert properties.get("none") is None
+    assert properties.get("none", 1) == 1
+    with pytest.raises(KeyError):
+        properties["none"]
+    with pytest.raises(TypeError):
+        properties["colour"] = "green"  # type: ignore[index]
+
+
+def test_representations_show_no_property_values(registry: ServiceRegistry) -> None:
+    registration = registry.register("a", "the service", {"token": "hush"})
+
+    for shown in (registration, registration.reference, registration.reference.properties):
+        assert "hush" not in repr(shown)
+        assert "the service" not in repr(shown)
+
+
+def test_properties_compare_as_mappings() -> None:
+    assert ServiceProperties({"a": 1}) == {"a": 1}
+    assert len(ServiceProperties({"a": 1, "B": 2})) == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ({"a": 1, "A": 2}, "given twice"),
+        ({"": 1}, "non-empty str"),
+        ({5: 1}, "non-empty str"),
+        ({"service.ranking": "high"}, "must be an int, not str"),
+        ({"service.ranking": True}, "must be an int, not bool"),
+        ({"service.ranking": None}, "must be an int, not NoneType"),
+    ],
+)
+def test_bad_properties_are_refused_and_change_nothing(
+    registry: ServiceRegistry, properties: dict[Any, Any], says: str
+) -> None:
+    registration = registry.register("a", 1, {"x": 1})
+    events = Events()
+    registry.add_listener(events)
+
+    with pytest.raises(ArgumentError, match=says):
+        registry.register("b", 1, properties)
+    with pytest.raises(ArgumentError, match=says):
+        registration.update(properties)
+    assert registry.find() == [registration.reference]
+    assert registration.reference.properties["x"] == 1
+    assert events.kinds == []
+
+
+def test_bad_services_and_scopes_are_refused(registry: ServiceRegistry) -> None:
+    with pytest.raises(ArgumentError, match="must not be None"):
+        registry.register("a", None)
+    with pytest.raises(ArgumentError, match="'singleton' or 'prototype', not 'bundle'"):
+        registry.register("a", 1, scope="bundle")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="must be callable, not int"):
+        registry.register("a", 1, scope="prototype")
+    with pytest.raises(ArgumentError, match="must be callable, not int"):
+        registry.add_listener(5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="interface"):
+        registry.find(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidFilterError):
+        registry.find("a", "")
+    with pytest.raises(InvalidFilterError):
+        registry.add_listener(Events(), filter="nonsense")
+
+
+def test_higher_ranking_comes_first_then_who_was_there_first(registry: ServiceRegistry) -> None:
+    low, one, two, high = (registry.register("a", ranking, {"service.ranking": ranking}) for ranking in (-1, 0, 0, 5))
+
+    assert registry.find("a") == [each.reference for each in (high, one, two, low)]
+    assert registry.find("a", "(service.ranking<=0)") == [each.reference for each in (one, two, low)]
+    low.update({"service.ranking": 6})
+    high.update()
+    assert registry.find() == [each.reference for each in (low, one, two, high)]
+    assert registry.service("a") == -1
+
+
+def test_a_prototype_is_made_anew_each_time(registry: ServiceRegistry) -> None:
+    reference = registry.register(Printer, Printer, scope="prototype").reference
+    one, two = registry.get(reference), registry.service(Printer)
+
+    assert isinstance(one, Printer)
+    assert isinstance(two, Printer)
+    assert one is not two
+
+
+def test_what_a_factory_raises_reaches_the_caller(registry: ServiceRegistry) -> None:
+    def broken() -> Any:
+        raise LookupError("no paper")
+
+    reference = registry.register("a", broken, scope="prototype").reference
+
+    with pytest.raises(LookupError, match="no paper"):
+        registry.get(reference)
+
+
+def test_a_factory_may_use_the_registry(registry: ServiceRegistry) -> None:
+    registry.register("inner", "ink")
+    registry.register("outer", lambda: [registry.service("inner")], scope="prototype")
+
+    assert registry.service("outer") == ["ink"]
+
+
+# --- changing and going ------------------------------------------------------------------------------------
+
+
+def test_update_replaces_the_properties(registry: ServiceRegistry) -> None:
+    registration = registry.register("a", 1, {"x": 1, "service.ranking": 3})
+    before = registration.reference.properties
+    registration.update({"y": 2})
+    after = registration.reference.properties
+
+    assert before["x"] == 1
+    assert "x" not in after
+    assert after["y"] == 2
+    assert registration.reference.ranking == 0
+    assert registry.find("a", "(x=*)") == []
+    assert registry.find("a", "(y=2)") == [registration.reference]
+
+
+def test_an_unregistered_service_is_gone_but_its_reference_still_tells(registry: ServiceRegistry) -> None:
+    registration = registry.register("a", 1, {"x": 1})
+    reference = registration.reference
+
+    assert registration.unregister() is True
+    assert registration.unregister() is False
+    assert registry.find() == registry.find("a") == []
+    assert registry.get(reference) is None
+    assert registry.service("a") is None
+    assert reference.properties["x"] == 1
+    with pytest.raises(ClosedError, match="unregistered"):
+        registration.update({})
+
+
+def test_a_registration_is_a_context_manager(registry: ServiceRegistry) -> None:
+    with registry.register("a", 1) as registration:
+        assert registry.find("a") == [registration.reference]
+        registration.unregister()
+    assert registry.find("a") == []
+
+
+def test_references_of_another_registry_mean_nothing(registry: ServiceRegistry) -> None:
+    reference = registry.register("a", 1).reference
+
+    assert ServiceRegistry().get(reference) is None
+
+
+def test_service_skips_what_goes_while_it_looks(registry: ServiceRegistry) -> None:
+    first = registry.register("a", "first", {"service.ranking": 1})
+    registry.register("a", "second")
+
+    class Going(str):
+        """A value that takes its service away while a filter looks at it."""
+
+        def __eq__(self, other: object) -> bool:
+            first.unregister()
+            return True
+
+        __hash__ = str.__hash__
+
+    first.update({"service.ranking": 1, "x": Going("1")})
+
+    assert registry.service("a", "(|(x=1)(service.ranking=0))") == "second"
+
+
+def test_there_is_one_default_registry() -> None:
+    assert default_registry() is default_registry()
+    assert isinstance(default_registry(), ServiceRegistry)
+
+
+# --- listeners ---------------------------------------------------------------------------------------------
+
+
+def test_a_listener_is_told_what_happens_to_a_service(registry: ServiceRegistry) -> None:
+    events = Events()
+    registry.add_listener(events)
+    registration = registry.register("a", 1)
+    registration.update({"x": 1})
+    registration.unregister()
+    registration.unregister()
+
+    assert events.kinds == [REGISTERED, MODIFIED, UNREGISTERING]
+    assert {event.reference for event in events.events} == {registration.reference}
+
+
+def test_a_listener_is_not_told_of_what_was_before(registry: ServiceRegistry) -> None:
+    registry.register("a", 1)
+    events = Events()
+    registry.add_listener(events)
+
+    assert events.kinds == []
+
+
+def test_a_service_is_there_when_it_is_registered_and_gone_when_it_is_unregistering(registry: ServiceRegistry) -> None:
+    seen: list[tuple[ServiceEventKind, Any, int]] = []
+    registry.add_listener(lambda event: seen.append((event.kind, registry.get(event.reference), len(registry.find()))))
+    registry.register("a", 5).unregister()
+
+    assert seen == [(REGISTERED, 5, 1), (UNREGISTERING, None, 0)]
+
+
+def test_a_listener_may_want_one_interface_only(registry: ServiceRegistry) -> None:
+    events = Events()
+    registry.add_listener(events, Printer)
+    registry.register("a", 1).unregister()
+    registration = registry.register(["a", Printer], 1)
+
+    assert [event.reference for event in events.events] == [registration.reference]
+
+
+def test_a_listener_with_a_filter_is_told_when_a_service_stops_matching(registry: ServiceRegistry) -> None:
+    events = Events()
+    registry.add_listener(events, "a", "(x=1)")
+    registration = registry.register("a", 1, {"x": 0})
+    assert events.kinds == []
+    registration.update({"x": 1})
+    registration.update({"x": 1, "y": 1})
+    registration.update({"x": 2})
+    registration.update({"x": 3})
+    registration.unregister()
+    assert events.kinds == [MODIFIED, MODIFIED, ENDMATCH]
+    registry.register("a", 1, {"x": 1}).unregister()
+    assert events.kinds[3:] == [REGISTERED, UNREGISTERING]
+
+
+def test_a_removed_listener_hears_nothing_more(registry: ServiceRegistry) -> None:
+    events = Events()
+    handle = registry.add_listener(events)
+    handle.remove()
+    handle.remove()
+    registry.register("a", 1)
+    with registry.add_listener(events):
+        registry.register("a", 2)
+    registry.register("a", 3)
+
+    assert events.kinds == [REGISTERED]
+
+
+def test_a_listener_removed_by_another_during_an_event_is_not_called_any_more(registry: ServiceRegistry) -> None:
+    events = Events()
+    registry.add_listener(lambda _: handle.remove())
+    handle = registry.add_listener(events)
+    registry.register("a", 1)
+
+    assert events.kinds == []
+
+
+def test_a_listener_that_raises_is_logged_and_harms_nobody(
+    registry: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(event: ServiceEvent) -> None:
+        raise LookupError("no paper")
+
+    events = Events()
+    registry.add_listener(broken)
+    registry.add_listener(events)
+    with caplog.at_level(logging.ERROR, "messaging.services"):
+        registry.register("a", 1, {"token": "hush"})
+
+    assert events.kinds == [REGISTERED]
+    assert "no paper" in caplog.text
+    assert "REGISTERED" in caplog.text
+    assert "hush" not in caplog.text
+
+
+def test_an_interrupt_in_a_listener_gets_through_and_later_events_still_arrive(registry: ServiceRegistry) -> None:
+    def interrupted(event: ServiceEvent) -> None:
+        if event.kind is MODIFIED:
+            raise KeyboardInterrupt
+
+    events = Events()
+    registry.add_listener(interrupted)
+    registry.add_listener(events)
+    registration = registry.register("a", 1)
+    with pytest.raises(KeyboardInterrupt):
+        registration.update({})
+    registration.unregister()
+
+    assert events.kinds == [REGISTERED, UNREGISTERING]
+
+
+def test_all_listeners_see_the_changes_of_a_service_in_the_same_order_even_if_one_makes_them(
+    registry: ServiceRegistry,
+) -> None:
+    before, after = Events(), Events()
+    registrations: dict[ServiceReference, ServiceRegistration] = {}
+
+    def meddle(event: ServiceEvent) -> None:
+        # "b" is registered within the event of "a", and unregistered within its own modification
+        if event.kind is REGISTERED and "a" in event.reference.interfaces:
+            inner = registry.register("b", 2)
+            registrations[inner.reference] = inner
+            inner.update({"x": 1})
+        elif event.kind is MODIFIED:
+            registrations[event.reference].unregister()
+
+    registry.add_listener(before)
+    registry.add_listener(meddle)
+    registry.add_listener(after)
+    outer = registry.register("a", 1)
+
+    for events in (before, after):
+        own = [event.kind for event in events.events if event.reference is not outer.reference]
+        assert own == [REGISTERED, MODIFIED, UNREGISTERING]
+    assert sum(event.reference is outer.reference for event in after.events) == 1
+
+
+def test_listeners_run_outside_of_the_lock(registry: ServiceRegistry) -> None:
+    done: list[bool] = []
+
+    def use_from_another_thread(event: ServiceEvent) -> None:
+        if "a" in event.reference.interfaces:
+            thread = threading.Thread(target=lambda: registry.register("b", 2).unregister(), daemon=True)
+            thread.start()
+            thread.join(PATIENCE)
+            done.append(not thread.is_alive())
+
+    registry.add_listener(use_from_another_thread)
+    registration = registry.register("a", 1)
+    registration.update({})
+    registration.unregister()
+
+    assert done == [True, True, True]
+
+
+def test_a_change_during_an_event_does_not_wait_and_is_delivered_by_the_delivering_thread(
+    registry: ServiceRegistry,
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    seen: list[tuple[ServiceEventKind, str]] = []
+
+    def slow(event: ServiceEvent) -> None:
+        seen.append((event.kind, threading.current_thread().name))
+        if event.kind is MODIFIED:
+            inside.set()
+            assert go_on.wait(PATIENCE)
+
+    registry.add_listener(slow)
+    registration = registry.register("a", 1)
+    updater = threading.Thread(target=registration.update, name="updater", daemon=True)
+    updater.start()
+    assert inside.wait(PATIENCE)
+    assert registration.unregister()  # would deadlock or overtake if it delivered by itself
+    assert registry.find() == []
+    assert len(seen) == 2
+    go_on.set()
+    updater.join(PATIENCE)
+
+    assert seen[1:] == [(MODIFIED, "updater"), (UNREGISTERING, "updater")]
+
+
+# --- threads -----------------------------------------------------------------------------------------------
+
+
+def run_together(count: int, work: Any) -> None:
+    """Run ``work(index)`` in threads that start at the same moment; what one raises is raised here."""
+    barrier = threading.Barrier(count)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            barrier.wait(PATIENCE)
+            work(index)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+def test_threads_that_register_find_and_unregister_do_not_disturb_each_other(registry: ServiceRegistry) -> None:
+    def work(index: int) -> None:
+        for turn in range(50):
+            mine = {"owner": index, "service.ranking": (index * turn) % 5}
+            with registry.register(["shared", f"own{index}"], (index, turn), mine) as registration:
+                assert registry.service(f"own{index}") == (index, turn)
+                found = registry.find("shared")
+                assert registration.reference in found
+                assert registry.find("shared", f"(owner={index})") == [registration.reference]
+                registration.update({**mine, "service.ranking": turn % 3})
+                assert registration.reference in registry.find("shared", f"(service.ranking={turn % 3})")
+            assert registry.get(registration.reference) is None
+
+    run_together(6, work)
+
+    assert registry.find() == []
+    assert registry.find("shared") == []
+
+
+def test_ids_are_unique_across_threads(registry: ServiceRegistry) -> None:
+    run_together(6, lambda _: [registry.register("a", 1) for _ in range(50)])
+
+    found = registry.find("a")
+    assert len(found) == 300
+    assert [reference.id for reference in found] == sorted({reference.id for reference in found})
+
+
+def test_threads_that_change_one_service_never_have_its_events_overlap_or_get_lost(registry: ServiceRegistry) -> None:
+    busy = threading.Lock()
+    overlaps: list[ServiceEvent] = []
+    events = Events()
+
+    def exclusive(event: ServiceEvent) -> None:
+        if not busy.acquire(blocking=False):
+            overlaps.append(event)
+            return
+        events(event)
+        registry.find("a")  # lets others in between
+        busy.release()
+
+    registry.add_listener(exclusive)
+    registration = registry.register("a", 1)
+    updates: list[int] = []
+
+    def work(index: int) -> None:
+        for turn in range(50):
+            if index == 0 and turn == 40:
+                assert registration.unregister()
+            try:
+                registration.update({"x": turn})
+            except ClosedError:
+                return
+            updates.append(turn)
+
+    run_together(5, work)
+
+    assert overlaps == []
+    assert events.kinds == [REGISTERED] + [MODIFIED] * len(updates) + [UNREGISTERING]
+
+
+def test_a_service_unregistered_by_many_is_unregistered_once(registry: ServiceRegistry) -> None:
+    events = Events()
+    registry.add_listener(events)
+    registration = registry.register("a", 1)
+    wins: list[bool] = []
+    run_together(8, lambda _: wins.append(registration.unregister()))
+
+    assert sorted(wins) == [False] * 7 + [True]
+    assert events.kinds == [REGISTERED, UNREGISTERING]
+
+
+def test_no_service_is_missed_by_listening_first_and_looking_second(registry: ServiceRegistry) -> None:
+    ready = threading.Barrier(2)
+
+    def register() -> None:
+        ready.wait(PATIENCE)
+        for number in range(200):
+            registry.register("a", number)
+
+    thread = threading.Thread(target=register, daemon=True)
+    thread.start()
+    ready.wait(PATIENCE)
+    events = Events()
+    registry.add_listener(events, "a")
+    known = set(registry.find("a"))
+    thread.join(PATIENCE)
+
+    assert known | {event.reference for event in events.events} == set(registry.find("a"))
+    assert len(registry.find("a")) == 200
+
+
+# --- against a model ---------------------------------------------------------------------------------------
+
+INTERFACES = st.sampled_from(["a", "b", "c"])
+PROPERTIES = st.fixed_dictionaries({"X": st.integers(0, 2)}, optional={"service.ranking": st.integers(-1, 1)})
+
+
+class RegistryMachine(RuleBasedStateMachine):
+    """The registry does what a plain list would."""
+
+    registrations: Bundle[ServiceRegistration] = Bundle("registrations")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = ServiceRegistry()
+        self.model: dict[ServiceRegistration, tuple[list[str], object, dict[str, int]]] = {}
+        self.events = Events()
+        self.expected: list[tuple[ServiceEventKind, ServiceReference]] = []
+        self.registry.add_listener(self.events, "a", "(x=1)")
+
+    def expect(
+        self, kind: ServiceEventKind, registration: ServiceRegistration, before: dict[str, int] | None = None
+    ) -> None:
+        names, _, properties = self.model[registration]
+        if "a" in names and properties["X"] == 1:
+            self.expected.append((kind, registration.reference))
+        elif "a" in names and before is not None and before["X"] == 1:
+            self.expected.append((ENDMATCH, registration.reference))
+
+    @rule(target=registrations, names=st.lists(INTERFACES, min_size=1, max_size=3), properties=PROPERTIES)
+    def register(self, names: list[str], properties: dict[str, int]) -> ServiceRegistration:
+        service = object()
+        registration = self.registry.register(names, service, properties)
+        self.model[registration] = names, service, properties
+        self.expect(REGISTERED, registration)
+        return registration
+
+    @rule(registration=registrations, properties=PROPERTIES)
+    def update(self, registration: ServiceRegistration, properties: dict[str, int]) -> None:
+        if registration not in self.model:
+            with pytest.raises(ClosedError):
+                registration.update(properties)
+            return
+        registration.update(properties)
+        names, service, before = self.model[registration]
+        self.model[registration] = names, service, properties
+        self.expect(MODIFIED, registration, before)
+
+    @rule(registration=consumes(registrations))
+    def unregister(self, registration: ServiceRegistration) -> None:
+        assert registration.unregister() is (registration in self.model)
+        if registration in self.model:
+            self.expect(UNREGISTERING, registration)
+            del self.model[registration]
+        assert self.registry.get(registration.reference) is None
+
+    @rule(registration=registrations)
+    def unregister_but_keep(self, registration: ServiceRegistration) -> None:
+        assert registration.unregister() is (registration in self.model)
+        if registration in self.model:
+            self.expect(UNREGISTERING, registration)
+            del self.model[registration]
+
+    @rule(name=st.none() | INTERFACES, x=st.none() | st.integers(0, 2))
+    def find(self, name: str | None, x: int | None) -> None:
+        fitting = [
+            (-properties.get("service.ranking", 0), registration.reference.id, registration.reference, service)
+            for registration, (names, service, properties) in self.model.items()
+            if (name is None or name in names) and (x is None or properties["X"] == x)
+        ]
+        fitting.sort(key=lambda each: each[:2])
+        wanted = None if x is None else f"(x={x})"
+
+        assert self.registry.find(name, wanted) == [each[2] for each in fitting]
+        assert self.registry.find_one(name, wanted) is (fitting[0][2] if fitting else None)
+        assert self.registry.service(name, wanted) is (fitting[0][3] if fitting else None)
+
+    @invariant()
+    def events_are_those_expected(self) -> None:
+        assert [(event.kind, event.reference) for event in self.events.events] == self.expected
+
+
+TestRegistryAgainstModel = RegistryMachine.TestCase
+TestRegistryAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
