@@ -1,0 +1,158 @@
+"""Waiting with deadlines, and observers that keep what they are given."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pytest
+
+from messaging import AcknowledgeMessageContext, AcknowledgeType, Message, MessageStream, Messaging
+
+if TYPE_CHECKING:
+    from reactivex import Observable
+
+    from messaging.runtime import SubscriptionDTO
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take
+PATIENCE: Final = 10.0
+
+#: ``@feature("retain")``: for backends that announce it
+feature = pytest.mark.feature
+#: for backends with a network that can be held back
+wire = pytest.mark.wire
+
+
+def eventually(condition: Callable[[], T], what: str = "condition") -> T:
+    """Wait until ``condition()`` is true and return what it returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
+        time.sleep(0.005)
+    return found
+
+
+def state(m: Messaging) -> str:
+    """State of the connection."""
+    return m.runtime.get_runtime_dto().connection.state
+
+
+def online(m: Messaging) -> None:
+    """Wait until the instance is connected and has its subscriptions."""
+
+    def ready() -> bool:
+        dto = m.runtime.get_runtime_dto()
+        return dto.connection.state == "connected" and all(each.channel.connected for each in dto.subscriptions)
+
+    eventually(ready, "reconnected")
+
+
+def subscription_to(m: Messaging, channel: str) -> SubscriptionDTO | None:
+    """The DTO of the only subscription to ``channel``, if there is one."""
+    found = [each for each in m.runtime.get_runtime_dto().subscriptions if each.channel.name == channel]
+    if len(found) > 1:
+        raise AssertionError(f"{len(found)} subscriptions to {channel}")
+    return found[0] if found else None
+
+
+def receive(stream: MessageStream, count: int) -> list[bytes]:
+    """The payloads of the next ``count`` messages."""
+    return [stream.receive(PATIENCE).payload for _ in range(count)]
+
+
+def publish(m: Messaging, channel: str, payloads: Iterable[bytes], /, **context: Any) -> None:
+    """Publish, and wait until everything is accepted."""
+    for promise in [m.publish(channel, payload, **context) for payload in payloads]:
+        promise.result(PATIENCE)
+
+
+def nothing_more(m: Messaging, channel: str, stream: MessageStream, /, **context: Any) -> None:
+    """Fail if anything arrives on ``stream`` before a message that is published now."""
+    publish(m, channel, [b"sentinel"], **context)
+    payload = stream.receive(PATIENCE).payload
+    if payload != b"sentinel":
+        raise AssertionError(f"something arrived: {payload[:80]!r}")
+
+
+def acknowledgement(message: Message) -> AcknowledgeMessageContext:
+    """The context of a received message, as what it is."""
+    context = message.context
+    if not isinstance(context, AcknowledgeMessageContext):
+        raise AssertionError(f"a received message has a {type(context).__name__}")
+    return context
+
+
+def ack_state(message: Message) -> AcknowledgeType:
+    """The acknowledge state of a received message."""
+    return acknowledgement(message).acknowledge_state
+
+
+class Inbox:
+    """Observes a stream and keeps what it is given.
+
+    Args:
+        source: what to observe.
+        act: called with each message before it counts as received; may raise.
+    """
+
+    def __init__(self, source: Observable[Message], act: Callable[[Message], object] | None = None) -> None:
+        self.messages: list[Message] = []
+        self.error: Exception | None = None
+        self.completed = False
+        self._act = act
+        self._changed = threading.Condition()
+        self.disposable = source.subscribe(self._on_next, self._on_error, self._on_completed)
+
+    def _on_next(self, message: Message) -> None:
+        if self._act is not None:
+            self._act(message)
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def _on_error(self, error: Exception) -> None:
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    def _on_completed(self) -> None:
+        with self._changed:
+            self.completed = True
+            self._changed.notify_all()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Of the messages so far."""
+        return [message.payload for message in self.messages]
+
+    def wait(self, count: int) -> list[bytes]:
+        """The payloads, once there are at least ``count``."""
+        self._wait(lambda: len(self.messages) >= count, f"{count} messages")
+        return self.payloads
+
+    def wait_for(self, payload: bytes) -> list[bytes]:
+        """The payloads, once ``payload`` is among them."""
+        self._wait(lambda: payload in self.payloads, f"{payload!r}")
+        return self.payloads
+
+    def wait_error(self) -> Exception:
+        """What ``on_error`` was called with."""
+        self._wait(lambda: self.error is not None, "an error")
+        assert self.error is not None
+        return self.error
+
+    def wait_completed(self) -> None:
+        """Wait for ``on_completed``."""
+        self._wait(lambda: self.completed, "the end")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(condition, PATIENCE):
+                raise AssertionError(
+                    f"waited {PATIENCE:g} s in vain for {what}; received {self.payloads[:20]}, error {self.error!r}"
+                )

@@ -1,0 +1,243 @@
+"""Objects instead of bytes: codecs, models, and payloads that do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message
+from messaging.errors import DecodeError, UnknownContentTypeError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    ack_state,
+    eventually,
+    feature,
+    nothing_more,
+    publish,
+    receive,
+)
+
+
+class Reading(BaseModel):
+    sensor: str
+    celsius: float
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+GOOD = b'{"sensor": "a", "celsius": 21.5}'
+BAD = b'{"sensor": "a", "celsius": "warm"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "model"),
+    [
+        (Reading(sensor="ü", celsius=-3.5), Reading),
+        (Point(1, 2), Point),
+        ({"a": [1, 2.5, None, True, "ü"]}, dict[str, Any]),
+        ([1, 2, 3], list[int]),
+        ("text ü", str),
+        (17, int),
+        (b"\xff\0", bytes),
+    ],
+    ids=["model", "dataclass", "dict", "list", "str", "int", "bytes"],
+)
+def test_objects_go_round(backend: Backend, content: Any, model: Any) -> None:
+    """By the type that is wanted, with or without a content type on the way."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, model) as stream:
+        m.publish(channel, content).result(PATIENCE)
+        message = stream.receive(PATIENCE)
+        value = message.value()
+        assert value == content
+        assert type(value) is type(content)
+        assert message.value(model) == content
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+@pytest.mark.parametrize(
+    ("content_type", "content", "payload"),
+    [
+        ("application/json", {"a": 1}, b'{"a":1}'),
+        ("application/vnd.own+json", {"a": 1}, b'{"a":1}'),
+        ("text/plain", "ü", "ü".encode()),
+        ("text/plain; charset=iso-8859-1", "ü", b"\xfc"),
+        ("application/octet-stream", b"\xff", b"\xff"),
+        ("x-own/format", b"\xff", b"\xff"),
+    ],
+)
+def test_the_content_type_names_the_codec(backend: Backend, content_type: str, content: Any, payload: bytes) -> None:
+    """MSG220: it travels, and whoever reads needs to know nothing else."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        m.publish(channel, content, content_type=content_type).result(PATIENCE)
+        message = stream.receive(PATIENCE)
+    assert message.payload == payload
+    assert message.context.content_type == content_type
+    if content_type == "x-own/format":
+        with pytest.raises(UnknownContentTypeError):
+            message.value()
+    else:
+        assert message.value() == content
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+def test_the_content_type_is_set_by_the_content(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        for content, content_type in (({"a": 1}, "application/json"), ("a", "text/plain"), (b"a", None)):
+            m.publish(channel, content).result(PATIENCE)
+            context = stream.receive(PATIENCE).context
+            assert (context.content_type or "").partition(";")[0] == (content_type or "")
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+def test_the_content_encoding_travels(backend: Backend) -> None:
+    """MSG220: compressed on the way, whole at both ends."""
+    m = backend.connect()
+    channel = backend.channel()
+    content = {"text": "x" * 10_000}
+    with m.subscribe(channel) as stream:
+        m.publish(channel, content, content_type="application/json", content_encoding="gzip").result(PATIENCE)
+        message = stream.receive(PATIENCE)
+    assert len(message.payload) < 1_000
+    assert message.context.content_encoding == "gzip"
+    assert message.value() == content
+
+
+def test_content_that_does_not_become_bytes_is_refused(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        with pytest.raises(CodecError):
+            m.publish(channel, object())
+        if Features.MESSAGE_PROPERTIES in m.features:
+            with pytest.raises(UnknownContentTypeError, match="x-own/format"):
+                m.publish(channel, {"a": 1}, content_type="x-own/format")
+        nothing_more(m, channel, stream)
+
+
+def test_a_mapper_makes_the_payload(backend: Backend) -> None:
+    """Scenario 7 [S]: once; what it raises is the caller's."""
+    m = backend.connect()
+    channel = backend.channel()
+    calls: list[Any] = []
+
+    def mapper(content: Any) -> bytes:
+        calls.append(content)
+        return json.dumps(content).encode()
+
+    with m.subscribe(channel) as stream:
+        m.publisher.publish(m.context_builder().channel(channel).content([1], mapper).build_message()).result(PATIENCE)
+        assert receive(stream, 1) == [b"[1]"]
+        with pytest.raises(ZeroDivisionError):
+            m.context_builder().content(0, lambda number: bytes(1 // number))
+    assert calls == [[1]]
+
+
+def test_a_payload_that_does_not_decode_stays_there(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        publish(m, channel, [BAD])
+        message = stream.receive(PATIENCE)
+        with pytest.raises(DecodeError, match="celsius") as failure:
+            message.value(Reading)
+        assert message.payload == BAD
+        # errors do not quote what came from outside
+        assert "warm" not in str(failure.value)
+
+
+# --- what does not fit the model
+
+
+def test_invalid_content_ends_the_stream_by_default(backend: Backend) -> None:
+    """``on_invalid="raise"``: the stream fails, others do not notice."""
+    m = backend.connect()
+    channel = backend.channel()
+    typed, plain = Inbox(m.subscribe(channel, Reading)), Inbox(m.subscribe(channel))
+    publish(m, channel, [GOOD, BAD, GOOD])
+    assert isinstance(typed.wait_error(), DecodeError)
+    assert typed.payloads == [GOOD]
+    assert plain.wait(3) == [GOOD, BAD, GOOD]
+    eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "unsubscribed")
+    with m.subscribe(channel, Reading) as stream:
+        publish(m, channel, [BAD])
+        with pytest.raises(DecodeError):
+            stream.receive(PATIENCE)
+
+
+@feature(Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
+def test_what_ended_the_stream_is_rejected(backend: Backend) -> None:
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    typed = Inbox(m.subscribe(channel, Reading, queue=queue))
+    publish(m, channel, [BAD])
+    typed.wait_error()
+    with m.subscribe(channel, queue=queue) as stream:
+        assert receive(stream, 1) == [BAD]
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_invalid_content_can_be_skipped(backend: Backend) -> None:
+    """``on_invalid="skip"``: acknowledged, counted, not emitted."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, Reading, on_invalid="skip", **backend.reliable) as stream:
+        publish(m, channel, [BAD, GOOD, BAD, GOOD], **backend.reliable)
+        for _ in range(2):
+            assert stream.receive(PATIENCE).value() == Reading(sensor="a", celsius=21.5)
+        publish(m, channel, [BAD, GOOD], **backend.reliable)
+        assert receive(stream, 1) == [GOOD]
+        assert stream.counters.invalid == 3
+        # nothing is left unsettled
+        message = publish_and_receive(m, channel, stream, backend)
+        assert ack_state(message) is AcknowledgeType.RECEIVED
+        eventually(lambda: stream.counters.acknowledged == 6, "the others are acknowledged")
+
+
+def publish_and_receive(m: Any, channel: str, stream: Any, backend: Backend) -> Message:
+    publish(m, channel, [GOOD], **backend.reliable)
+    message: Message = stream.receive(PATIENCE)
+    return message
+
+
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_invalid_content_can_become_a_dead_letter(backend: Backend) -> None:
+    """``on_invalid="dead_letter"``: the original bytes, with the reason."""
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    with (
+        m.subscribe(dead, **backend.reliable) as letters,
+        m.subscribe(channel, Reading, on_invalid="dead_letter", dead_letter_channel=dead, **backend.reliable) as stream,
+    ):
+        publish(m, channel, [BAD, GOOD], **backend.reliable)
+        assert receive(stream, 1) == [GOOD]
+        letter = letters.receive(PATIENCE)
+        assert letter.payload == BAD
+        if Features.EXTENSION_HEADERS in m.features:
+            headers = letter.context.extensions["headers"]
+            assert headers["x-dead-letter-reason"] == "invalid"
+            assert headers["x-dead-letter-channel"] == channel
+        eventually(lambda: stream.counters.dead_lettered == 1, "counted")
+
+
+def test_where_invalid_content_goes_must_be_said_rightly(backend: Backend) -> None:
+    m = backend.connect()
+    with pytest.raises(ArgumentError, match="on_invalid"):
+        m.subscribe(backend.channel(), Reading, on_invalid="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="deadLetterChannel"):
+        m.subscribe(backend.channel(), Reading, on_invalid="dead_letter")

@@ -1,0 +1,124 @@
+"""Asking for what an instance cannot do fails before anything is sent (MSG090, MSG100)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from messaging import (
+    Features,
+    InvalidExtensionError,
+    MessageContextBuilder,
+    MessagePublisher,
+    MessageServiceRuntime,
+    MessageSubscription,
+    UnsupportedFeatureError,
+)
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, nothing_more
+
+#: extension -> a value that asks for something, and values of the wrong type or range
+VALUES: dict[str, tuple[Any, list[Any]]] = {
+    Features.EXTENSION_GUARANTEED_ORDERING: (True, ["maybe", 1, None]),
+    Features.EXTENSION_GUARANTEED_DELIVERY: (True, ["true", 0]),
+    Features.EXTENSION_AUTO_ACKNOWLEDGE: (True, ["yes"]),
+    Features.EXTENSION_LAST_WILL: (True, ["will"]),
+    Features.EXTENSION_QOS: ("1", [5, "5", "", None, True, 1.0]),
+    Features.EXTENSION_RETAIN: (True, ["1", 1]),
+    Features.EXTENSION_TIME_TO_LIVE: (5.0, [0, -1, "5", float("inf"), float("nan"), True]),
+    Features.EXTENSION_PRIORITY: (3, [-1, 10, 1.5, "3", True]),
+    Features.EXTENSION_HEADERS: ({"k": "v"}, ["k=v", {"k": 1}, {1: "v"}, {"": "v"}, {"k": "\0"}, {"k": "\ud800"}]),
+    Features.EXTENSION_TIMEOUT: (5.0, [0, -1, "5", float("nan"), None]),
+    Features.EXTENSION_QUEUE: ("q", ["", "a/b", 7]),
+    Features.EXTENSION_AUTOCREATE: (True, ["no", 1]),
+    Features.EXTENSION_DEAD_LETTER_CHANNEL: ("a/b", ["", "a/+", 7]),
+    Features.EXTENSION_MAX_DELIVERIES: (3, [0, -1, 1.5, "3", True]),
+    Features.EXTENSION_PREFETCH: (10, [0, 65_536, "10", True]),
+    Features.EXTENSION_BUFFER_SIZE: (10, [0, "10", 1.5]),
+    Features.EXTENSION_OVERFLOW: ("drop_oldest", ["drop", 1, None]),
+}
+
+
+def test_every_extension_is_in_the_table() -> None:
+    assert set(VALUES) == {value for name, value in vars(Features).items() if name.startswith("EXTENSION_")}
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_an_extension_is_announced_or_refused(backend: Backend, key: str) -> None:
+    """Scenario 91 [S]: known, and not supported here: refused both ways, naming feature and instance."""
+    m = backend.connect()
+    if key in m.features:
+        return
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        context = m.context_builder().channel(channel).extension_entry(key, VALUES[key][0])
+        for attempt in (
+            lambda: m.publisher.publish(context.content(b"x").build_message()),
+            lambda: m.subscription.subscribe(context.build_context()),
+        ):
+            with pytest.raises(UnsupportedFeatureError) as refusal:
+                attempt()
+            assert (refusal.value.feature, refusal.value.instance) == (key, m.name)
+        nothing_more(m, channel, stream)
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_values_of_the_wrong_type_or_range_are_refused(backend: Backend, key: str) -> None:
+    """Scenario 92 [S]: an argument error that names the key, whether or not the feature is announced."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        for value in VALUES[key][1]:
+            context = m.context_builder().channel(channel).extension_entry(key, value)
+            with pytest.raises(InvalidExtensionError) as refusal:
+                m.publisher.publish(context.content(b"x").build_message())
+            assert refusal.value.key == key
+            with pytest.raises(InvalidExtensionError):
+                m.subscription.subscribe(context.build_context())
+        nothing_more(m, channel, stream)
+
+
+@pytest.mark.parametrize("key", ["colour", "Retain", "guaranteeddelivery", "x-own"])
+def test_an_unknown_extension_is_refused(backend: Backend, key: str) -> None:
+    """Scenario 90 [S], MSG100: never ignored."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        context = m.context_builder().channel(channel).extension_entry(key, True)
+        with pytest.raises(UnsupportedFeatureError, match=key):
+            m.publisher.publish(context.content(b"x").build_message())
+        with pytest.raises(UnsupportedFeatureError, match=key):
+            m.subscription.subscribe(context.build_context())
+        nothing_more(m, channel, stream)
+
+
+def test_functional_features_are_announced_or_refused(backend: Backend) -> None:
+    """Scenario 91 [S], for what is no extension."""
+    m = backend.connect()
+    channel = backend.channel()
+    if Features.WILDCARDS not in m.features:
+        with pytest.raises(UnsupportedFeatureError):
+            m.subscribe(f"{channel}/+")
+    if Features.ROUTING_KEY not in m.features:
+        with pytest.raises(UnsupportedFeatureError):
+            m.publish(channel, b"x", channel_extension="key")
+        with pytest.raises(UnsupportedFeatureError):
+            m.subscribe(channel, channel_extension="key")
+    if Features.ACKNOWLEDGE not in m.features:
+        with pytest.raises(UnsupportedFeatureError):
+            m.acknowledge_context_builder()
+    assert m.publish(channel, b"x").result(PATIENCE) is None
+
+
+@pytest.mark.parametrize(
+    "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
+)
+def test_services_list_the_features(backend: Backend, interface: type) -> None:
+    """Scenario 96 [S]."""
+    m = backend.connect()
+    (reference,) = backend.services.find(interface, f"(osgi.messaging.name={m.name})")
+    assert set(reference.properties["osgi.messaging.feature"]) == m.features
+    assert reference.properties["osgi.messaging.protocol"]
+    assert reference.properties["osgi.messaging.provider"]
+    assert set(m.runtime.get_runtime_dto().features) == m.features

@@ -1,0 +1,130 @@
+"""The bounded buffer between broker and observer, and what happens when it is full."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from messaging import Features, StreamOverflowError, UnsupportedFeatureError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    eventually,
+    feature,
+    nothing_more,
+    publish,
+    receive,
+    subscription_to,
+)
+
+PAYLOADS = [b"%d" % number for number in range(10)]
+
+overflow = feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
+
+
+@overflow
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("policy", ["drop_oldest", "drop_latest"])
+def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, policy: str, size: int) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    expected = PAYLOADS[-size:] if policy == "drop_oldest" else PAYLOADS[:size]
+    with m.subscribe(channel, overflow=policy, buffer_size=size, **backend.reliable) as stream:
+        publish(m, channel, PAYLOADS, **backend.reliable)
+        dropped = len(PAYLOADS) - size
+        eventually(lambda: stream.counters.dropped >= dropped, "everything else is dropped")
+        dto = subscription_to(m, channel)
+        assert dto is not None
+        assert (dto.buffered, dto.counters.dropped, dto.counters.received) == (size, dropped, len(PAYLOADS))
+        assert receive(stream, size) == expected
+        # what was dropped is gone, and there is room again
+        nothing_more(m, channel, stream, **backend.reliable)
+        assert stream.counters.dropped == dropped
+
+
+@overflow
+def test_a_stream_that_may_not_overflow_fails(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    sibling = Inbox(m.subscribe(channel, **backend.reliable))
+    with m.subscribe(channel, overflow="fail", buffer_size=4, **backend.reliable) as stream:
+        publish(m, channel, PAYLOADS[:4], **backend.reliable)
+        eventually(lambda: stream.counters.received == 4, "the buffer is full")
+        publish(m, channel, PAYLOADS[4:], **backend.reliable)
+        eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "unsubscribed")
+        with pytest.raises(StreamOverflowError, match="4"):
+            stream.receive(PATIENCE)
+    assert sibling.wait(len(PAYLOADS)) == PAYLOADS
+
+
+@overflow
+def test_an_observer_is_told_of_the_overflow(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    go = threading.Event()
+    inbox = Inbox(m.subscribe(channel, overflow="fail", buffer_size=2, **backend.reliable), lambda _: go.wait(PATIENCE))
+    publish(m, channel, PAYLOADS, **backend.reliable)
+    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "the stream failed")
+    go.set()
+    assert isinstance(inbox.wait_error(), StreamOverflowError)
+
+
+@overflow
+def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: Backend) -> None:
+    """Demand is wired to the protocol: what the consumer does not take stays, above some credit, at the broker."""
+    m, other = backend.connect(), backend.connect()
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(1_500)]
+    with (
+        m.subscribe(channel, overflow="block", buffer_size=5, **backend.reliable) as stream,
+        other.subscribe(channel, buffer_size=2_000, **backend.reliable) as witness,
+    ):
+        inbox = Inbox(witness)
+        publish(other, channel, payloads, **backend.reliable)
+        assert inbox.wait(len(payloads)) == payloads
+        dto = subscription_to(m, channel)
+        assert dto is not None
+        # the credit of a connection, where a protocol has none for each subscription
+        assert dto.buffered <= 1_024
+        assert receive(stream, len(payloads)) == payloads
+        assert stream.counters.dropped == 0
+
+
+@feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_QOS)
+def test_blocking_needs_acknowledgement(backend: Backend) -> None:
+    """Without it nothing can hold messages back, so nobody is promised that they will be."""
+    m = backend.connect()
+    with pytest.raises(UnsupportedFeatureError, match="block"):
+        m.subscribe(backend.channel(), qos="0", overflow="block")
+
+
+@feature(Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_QOS)
+def test_without_acknowledgement_drops_are_counted(backend: Backend) -> None:
+    """QoS 0, no policy chosen: the newest count, and nothing is dropped silently."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, qos="0", buffer_size=4) as stream:
+        publish(m, channel, PAYLOADS, qos="0")
+        eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
+        assert receive(stream, 4) == PAYLOADS[-4:]
+        assert stream.counters.dropped == len(PAYLOADS) - 4
+
+
+@feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
+@pytest.mark.parametrize("policy", ["block", "drop_oldest"])
+def test_automatic_acknowledgement_has_a_bounded_buffer_too(backend: Backend, policy: str) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    more = {"overflow": policy, "buffer_size": 4, **backend.reliable}
+    with m.subscribe(channel, auto_acknowledge=True, **more) as stream:
+        publish(m, channel, PAYLOADS, **backend.reliable)
+        if policy == "block":
+            assert receive(stream, len(PAYLOADS)) == PAYLOADS
+            assert stream.counters.dropped == 0
+        else:
+            eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
+            assert receive(stream, 4) == PAYLOADS[-4:]
+            assert stream.counters.dropped == len(PAYLOADS) - 4
+        nothing_more(m, channel, stream, **backend.reliable)

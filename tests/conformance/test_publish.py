@@ -1,0 +1,419 @@
+"""Publishing: overloads, payloads, channels, context values, deadlines, confirms, refusals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from messaging import (
+    ArgumentError,
+    Features,
+    InvalidChannelError,
+    Message,
+    MessageContext,
+    MessagingError,
+    OutcomeUnknownError,
+    PayloadTooLargeError,
+    UnsupportedFeatureError,
+)
+from messaging.errors import DeadlineError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, ack_state, feature, nothing_more, publish, receive, wire
+
+# --- overloads
+
+
+def test_the_context_of_a_message_decides_where_it_goes(backend: Backend) -> None:
+    """Scenario 18 [S]: ``publish(msg)`` uses the message's own context."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        m.publisher.publish(m.context_builder().channel(channel).content(b"x").build_message()).result(PATIENCE)
+        message = stream.receive(PATIENCE)
+    assert message.payload == b"x"
+    assert message.context.channel == channel
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+def test_a_channel_given_to_publish_replaces_only_the_channel(backend: Backend) -> None:
+    """Scenario 19 [S]: ``publish(msg, "b")`` goes to "b" and keeps the rest of the message's context."""
+    m = backend.connect()
+    a, b = backend.channel("a"), backend.channel("b")
+    message = m.context_builder().channel(a).content_type("x/y").correlation_id("4711").content(b"x").build_message()
+    with m.subscribe(a) as at_a, m.subscribe(b) as at_b:
+        m.publisher.publish(message, b).result(PATIENCE)
+        received = at_b.receive(PATIENCE)
+        nothing_more(m, a, at_a)
+    assert received.context.channel == b
+    assert received.context.content_type == "x/y"
+    assert received.context.correlation_id == "4711"
+    assert message.context.channel == a
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+def test_a_context_given_to_publish_replaces_all(backend: Backend) -> None:
+    """Scenarios 20 [S], 21 [I]: ``publish(msg, ctx)`` replaces, it does not merge."""
+    m = backend.connect()
+    a, b = backend.channel("a"), backend.channel("b")
+    message = m.context_builder().channel(a).content_type("x/y").correlation_id("4711").content(b"x").build_message()
+    with m.subscribe(a) as at_a, m.subscribe(b) as at_b:
+        m.publisher.publish(message, m.context_builder().channel(b).content_type("x/z").build_context())
+        m.publisher.publish(message, m.context_builder().channel(b).build_context()).result(PATIENCE)
+        first, second = at_b.receive(PATIENCE), at_b.receive(PATIENCE)
+        nothing_more(m, a, at_a)
+    assert (first.context.content_type, first.context.correlation_id) == ("x/z", None)
+    assert (second.context.content_type, second.context.correlation_id) == (None, None)
+
+
+def test_a_message_without_channel_is_refused(backend: Backend) -> None:
+    """Scenarios 17 [S], 22 [S]: no channel anywhere is an error to the caller, and nothing goes out."""
+    m = backend.connect()
+    channel = backend.channel()
+    message = m.context_builder().content(b"x").build_message()
+    with m.subscribe(channel) as stream:
+        with pytest.raises(InvalidChannelError, match="no channel"):
+            m.publisher.publish(message)
+        with pytest.raises(InvalidChannelError, match="no channel"):
+            m.publisher.publish(message, MessageContext())
+        with pytest.raises(ArgumentError):
+            m.publisher.publish(b"x")  # type: ignore[arg-type]
+        nothing_more(m, channel, stream)
+
+
+@pytest.mark.parametrize(
+    "channel",
+    ["", "a/+", "#", "a/#/b", "nul\0", "line\nfeed", "\ud800", "\ufdd0", "x" * 65_536],
+    ids=["empty", "plus", "hash", "hash inside", "nul", "control", "surrogate", "noncharacter", "long"],
+)
+def test_a_malformed_channel_is_refused_and_the_instance_goes_on(backend: Backend, channel: str) -> None:
+    """Scenario 17 [S], and bad input: an argument error, nothing half-sent."""
+    m = backend.connect()
+    good = backend.channel()
+    with m.subscribe(good) as stream:
+        with pytest.raises(InvalidChannelError):
+            m.publish(channel, b"x")
+        nothing_more(m, good, stream)
+
+
+def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend) -> None:
+    """What the adapter tells of a received message is no obstacle to publishing it elsewhere."""
+    m = backend.connect()
+    a, b = backend.channel("a"), backend.channel("b")
+    context: dict[str, Any] = dict(backend.reliable)
+    if Features.MESSAGE_PROPERTIES in m.features:
+        context |= {"content_type": "x/y", "correlation_id": "4711", "reply_to": backend.channel("reply")}
+    if Features.EXTENSION_HEADERS in m.features:
+        context["headers"] = {"k": "v"}
+    if Features.EXTENSION_TIME_TO_LIVE in m.features:
+        context["time_to_live"] = 60.0
+    if Features.EXTENSION_PRIORITY in m.features:
+        context["priority"] = 4
+    with m.subscribe(a, **backend.reliable) as at_a, m.subscribe(b, **backend.reliable) as at_b:
+        publish(m, a, [b"x"], **context)
+        first = at_a.receive(PATIENCE)
+        m.publisher.publish(first, b).result(PATIENCE)
+        second = at_b.receive(PATIENCE)
+    assert second.payload == b"x"
+    for name in ("content_type", "correlation_id", "reply_to_channel"):
+        assert getattr(second.context, name) == getattr(first.context, name)
+    assert second.context.extensions.get("headers") == first.context.extensions.get("headers")
+    assert second.context.extensions.get("priority") == first.context.extensions.get("priority")
+
+
+# --- payloads and channels
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**16, 2**20])
+def test_payloads_of_any_size_arrive_unchanged(backend: Backend, size: int) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    payload = (bytes(range(256)) * (size // 256 + 1))[:size]
+    with m.subscribe(channel, **backend.reliable) as stream:
+        publish(m, channel, [payload], **backend.reliable)
+        assert stream.receive(PATIENCE).payload == payload
+        nothing_more(m, channel, stream)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"\0", b"\xff\xfe\xfd", b"\x89RXM\r\n\x1a\n\x01", b"\x89RXM\r\n\x1a\n\x01\0\0\0\x02{}x", '{"a": "ü"}'.encode()],
+)
+def test_payloads_that_look_like_something_arrive_unchanged(backend: Backend, payload: bytes) -> None:
+    """Binary, not UTF-8, and what this project's own envelope starts with."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        publish(m, channel, [payload])
+        assert stream.receive(PATIENCE).payload == payload
+
+
+def test_a_memoryview_sends_its_slice(backend: Backend) -> None:
+    """Scenario 6 [S]: only the slice, not the backing array."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        message = m.context_builder().channel(channel).content(memoryview(b"abcdef")[2:4]).build_message()
+        m.publisher.publish(message).result(PATIENCE)
+        m.publish(channel, bytearray(b"gh")).result(PATIENCE)
+        assert receive(stream, 2) == [b"cd", b"gh"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ü/日本語/🚀", "with space", "a.b/c.d", "50%/%41", "a*b/*", "'\"\\", "UPPER/lower", "x" * 150],
+)
+def test_channels_arrive_as_they_were_named(backend: Backend, name: str) -> None:
+    """MSG260, for names that mean something else below: the translation is injective."""
+    m = backend.connect()
+    channel = backend.channel(name)
+    with m.subscribe(channel) as stream, m.subscribe(backend.channel("other")) as other:
+        publish(m, channel, [b"x"])
+        assert stream.receive(PATIENCE).context.channel == channel
+        for near in (channel.replace(".", "/"), channel.lower(), channel.replace("*", "x")):
+            if near != channel:
+                publish(m, near, [b"near"])
+        nothing_more(m, channel, stream)
+        other.close()
+
+
+def test_leading_trailing_and_empty_levels_are_levels(backend: Backend) -> None:
+    m = backend.connect()
+    base = backend.channel("x")
+    names = [f"/{base}", f"{base}/", f"{base}//y", base]
+    streams = [m.subscribe(name) for name in names]
+    for stream in streams:
+        stream.ready.result(PATIENCE)
+    for name in names:
+        publish(m, name, [name.encode()])
+    for name, stream in zip(names, streams, strict=True):
+        with stream:
+            assert stream.receive(PATIENCE).payload == name.encode()
+            nothing_more(m, name, stream)
+
+
+# --- context values
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+def test_context_values_arrive(backend: Backend) -> None:
+    """Scenario 24 [S]: content type, encoding, correlation id and reply channel are the same at the subscriber."""
+    m = backend.connect()
+    channel, reply = backend.channel(), backend.channel("réply")
+    with m.subscribe(channel) as stream:
+        m.publish(
+            channel, b"x", content_type="a/b; c=d", content_encoding="x-own", correlation_id="ü-1", reply_to=reply
+        ).result(PATIENCE)
+        context = stream.receive(PATIENCE).context
+    assert context.content_type == "a/b; c=d"
+    assert context.content_encoding == "x-own"
+    assert context.correlation_id == "ü-1"
+    assert context.reply_to_channel == reply
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+def test_context_values_left_out_stay_unset(backend: Backend) -> None:
+    """Scenario 1 [S], at the receiving end."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        publish(m, channel, [b"x"])
+        context = stream.receive(PATIENCE).context
+    assert context.content_type is None
+    assert context.content_encoding is None
+    assert context.correlation_id is None
+    assert context.reply_to_channel is None
+
+
+@pytest.mark.parametrize("value", ["content_type", "content_encoding", "correlation_id", "reply_to"])
+def test_context_values_that_cannot_travel_are_refused(backend: Backend, value: str) -> None:
+    """Scenario 25 [I]: never dropped silently."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        if Features.MESSAGE_PROPERTIES in m.features:
+            m.publish(channel, b"x", **{value: "text"}).result(PATIENCE)
+            assert stream.receive(PATIENCE).payload == b"x"
+        else:
+            with pytest.raises(UnsupportedFeatureError) as refusal:
+                m.publish(channel, b"x", **{value: "text"})
+            assert refusal.value.feature == Features.MESSAGE_PROPERTIES
+            assert refusal.value.instance == m.name
+        nothing_more(m, channel, stream)
+
+
+@feature(Features.EXTENSION_HEADERS)
+def test_headers_arrive(backend: Backend) -> None:
+    """MSG210: user headers, any text."""
+    m = backend.connect()
+    channel = backend.channel()
+    headers = {"trace-id": "abc", "ünïcode": "日本語 🚀", "empty": "", "long": "x" * 2_000}
+    with m.subscribe(channel) as stream:
+        publish(m, channel, [b"x"], headers=headers)
+        extensions = stream.receive(PATIENCE).context.extensions
+        assert dict(extensions["headers"]) == headers
+        with pytest.raises(TypeError):
+            extensions["headers"]["k"] = "v"
+        publish(m, channel, [b"y"])
+        assert not stream.receive(PATIENCE).context.extensions.get("headers")
+
+
+# --- limits
+
+
+@feature(Features.MESSAGE_SIZE_LIMIT)
+def test_a_payload_over_the_limit_is_refused(backend: Backend) -> None:
+    """MSG205: the limit is announced, what is over it is refused before anything is sent."""
+    m = backend.connect(max_message_size=1_000)
+    channel = backend.channel()
+    assert m.runtime.get_runtime_dto().max_message_size == 1_000
+    with m.subscribe(channel) as stream:
+        with pytest.raises(PayloadTooLargeError) as refusal:
+            m.publish(channel, b"x" * 1_001)
+        assert (refusal.value.size, refusal.value.limit) == (1_001, 1_000)
+        publish(m, channel, [b"x" * 1_000])
+        assert receive(stream, 1) == [b"x" * 1_000]
+        nothing_more(m, channel, stream)
+
+
+@feature(Features.MESSAGE_SIZE_LIMIT)
+def test_there_is_a_limit_without_a_setting(backend: Backend) -> None:
+    """MSG205: announced means announced."""
+    limit = backend.connect().runtime.get_runtime_dto().max_message_size
+    assert limit is not None
+    assert limit >= 2**20
+
+
+# --- order and concurrency
+
+
+@feature(Features.EXTENSION_GUARANTEED_ORDERING)
+def test_a_thousand_messages_arrive_in_order(backend: Backend) -> None:
+    """Scenario 26 [S]: ``guaranteedOrdering``; none of the promises is waited for in between."""
+    m = backend.connect()
+    channel = backend.channel()
+    payloads = [str(number).encode() for number in range(1_000)]
+    with m.subscribe(channel, **backend.reliable) as stream:
+        publish(m, channel, payloads, guaranteed_ordering=True, **backend.reliable)
+        assert receive(stream, len(payloads)) == payloads
+
+
+def test_many_threads_publish_at_once(backend: Backend) -> None:
+    """Nothing is lost or duplicated, and the messages of each thread keep their order."""
+    m = backend.connect()
+    channel = backend.channel()
+    threads, each = 8, 100
+    errors: list[MessagingError] = []
+    go = threading.Barrier(threads)
+
+    def work(number: int) -> None:
+        go.wait(PATIENCE)
+        promises = [m.publish(channel, f"{number} {n}".encode(), **backend.reliable) for n in range(each)]
+        errors.extend(error for promise in promises if (error := promise.exception(PATIENCE)) is not None)
+
+    with m.subscribe(channel, **backend.reliable) as stream:
+        inbox = Inbox(stream)
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        for worker in workers:
+            worker.start()
+        payloads = inbox.wait(threads * each)
+        for worker in workers:
+            worker.join(PATIENCE)
+    assert not errors
+    for number in range(threads):
+        own = [payload for payload in payloads if payload.startswith(f"{number} ".encode())]
+        assert own == [f"{number} {n}".encode() for n in range(each)]
+
+
+# --- guarantees
+
+
+@feature(Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_guaranteed_delivery_is_not_send_and_forget(backend: Backend) -> None:
+    """Scenario 27 [S]: at least QoS 1, both ways: the subscriber can acknowledge what it gets."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, guaranteed_delivery=True) as stream:
+        m.publish(channel, b"x", guaranteed_delivery=True).result(PATIENCE)
+        message = stream.receive(PATIENCE)
+        assert ack_state(message).value == "RECEIVED"
+        assert message.context.extensions.get("qos", "1") >= "1"
+
+
+@wire
+@feature(Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend) -> None:
+    """Scenario 27 [S]: the result is known only after the broker's answer."""
+    link = backend.wire()
+    m = link.connect()
+    channel = backend.channel()
+    m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
+    with backend.connect().subscribe(channel) as stream:
+        link.proxy.hold()
+        promise = m.publish(channel, b"x", guaranteed_delivery=True)
+        assert stream.receive(PATIENCE).payload == b"x"
+        # the broker has it, has passed it on, and has not been heard
+        assert not promise.done()
+        link.proxy.release()
+        promise.result(PATIENCE)
+
+
+@wire
+@feature(Features.EXTENSION_QOS)
+def test_qos_0_is_send_and_forget(backend: Backend) -> None:
+    """MSG150: the promise resolves when the bytes are on their way, whatever the broker says."""
+    link = backend.wire()
+    m = link.connect()
+    channel = backend.channel()
+    m.publish(channel, b"first", qos="0").result(PATIENCE)
+    link.proxy.hold()
+    m.publish(channel, b"x", qos="0").result(PATIENCE)
+    link.proxy.release()
+
+
+@wire
+@feature(Features.EXTENSION_TIMEOUT, Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_a_confirm_that_does_not_come_leaves_the_outcome_unknown(backend: Backend) -> None:
+    link = backend.wire()
+    m = link.connect()
+    channel = backend.channel()
+    m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
+    with backend.connect().subscribe(channel) as stream:
+        link.proxy.hold()
+        promise = m.publish(channel, b"x", guaranteed_delivery=True, timeout=0.3)
+        assert stream.receive(PATIENCE).payload == b"x"
+        assert isinstance(promise.exception(PATIENCE), OutcomeUnknownError)
+        link.proxy.release()
+
+
+@feature(Features.EXTENSION_TIMEOUT)
+def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Backend) -> None:
+    """Scenario 23 [S]: bounded, and known not to have been sent."""
+    m, link = backend.connect_severable(timeout=300.0)
+    channel = backend.channel()
+    with backend.connect().subscribe(channel) as stream:
+        link.down()
+        start = time.monotonic()
+        error = m.publish(channel, b"late", timeout=0.2).exception(PATIENCE)
+        assert 0.2 <= time.monotonic() - start < PATIENCE / 2
+        assert isinstance(error, DeadlineError)
+        assert not isinstance(error, OutcomeUnknownError)
+        link.up()
+        nothing_more(m, channel, stream)
+
+
+# --- asking for nothing
+
+
+@pytest.mark.parametrize("key", ["guaranteedOrdering", "guaranteedDelivery", "autoAcknowledge", "lastWill", "retain"])
+def test_a_feature_that_is_off_needs_no_support(backend: Backend, key: str) -> None:
+    """Scenario 93 [S]: false is the default, so it is no request."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        message = m.context_builder().channel(channel).extension_entry(key, False).content(b"x").build_message()
+        assert isinstance(message, Message)
+        m.publisher.publish(message).result(PATIENCE)
+        assert receive(stream, 1) == [b"x"]

@@ -1,0 +1,119 @@
+"""Point-to-point (MSG120): subscribers that name the same queue compete."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from messaging import Features, InvalidExtensionError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more, publish, receive
+
+
+@feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
+def test_of_competing_consumers_one_gets_a_message(backend: Backend) -> None:
+    """Two on one instance and one on another; who subscribes without the queue gets everything."""
+    m, other, third = backend.connect(), backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    payloads = [b"%d" % number for number in range(60)]
+    competing = [
+        m.subscribe(channel, queue=queue, **backend.reliable),
+        m.subscribe(channel, queue=queue, **backend.reliable),
+        other.subscribe(channel, queue=queue, **backend.reliable),
+    ]
+    inboxes = [Inbox(stream) for stream in competing]
+    with third.subscribe(channel, **backend.reliable) as everything:
+        publish(m, channel, payloads, **backend.reliable)
+        assert receive(everything, 60) == payloads
+
+        def taken() -> Counter[bytes]:
+            return Counter(payload for inbox in inboxes for payload in inbox.payloads)
+
+        eventually(lambda: sum(taken().values()) >= 60, "everything was taken")
+        # whatever else were on its way would come before the sentinels
+        publish(m, channel, [b"sentinel"] * 6, **backend.reliable)
+        eventually(lambda: taken()[b"sentinel"] == 6, "the sentinels were taken")
+    assert taken() == Counter([*payloads, *[b"sentinel"] * 6])
+    assert all(inbox.payloads for inbox in inboxes), "one consumer got nothing"
+
+
+@feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
+def test_two_queues_of_a_channel_get_a_copy_each(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with (
+        m.subscribe(channel, queue=backend.queue(), **backend.reliable) as first,
+        m.subscribe(channel, queue=backend.queue(), **backend.reliable) as second,
+    ):
+        publish(m, channel, [b"1", b"2"], **backend.reliable)
+        assert receive(first, 2) == [b"1", b"2"]
+        assert receive(second, 2) == [b"1", b"2"]
+
+
+@feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
+def test_a_consumer_that_leaves_is_given_nothing_more(backend: Backend) -> None:
+    """Scenario 30 [S]: the broker saw the unsubscription, or half of the messages would go nowhere."""
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with m.subscribe(channel, queue=queue, **backend.reliable) as stays:
+        with other.subscribe(channel, queue=queue, **backend.reliable):
+            pass
+        payloads = [b"%d" % number for number in range(20)]
+        publish(m, channel, payloads, **backend.reliable)
+        assert receive(stays, 20) == payloads
+
+
+@feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
+def test_a_consumer_whose_instance_closes_is_given_nothing_more(backend: Backend) -> None:
+    """Scenario 31 [S]: the broker sees that, too."""
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with m.subscribe(channel, queue=queue, **backend.reliable) as stays:
+        Inbox(other.subscribe(channel, queue=queue, **backend.reliable))
+        other.close()
+        payloads = [b"%d" % number for number in range(20)]
+        publish(m, channel, payloads, **backend.reliable)
+        assert receive(stays, 20) == payloads
+
+
+@feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE, Features.WILDCARDS)
+def test_a_queue_can_have_a_pattern(backend: Backend) -> None:
+    m = backend.connect()
+    base, queue = backend.channel("q"), backend.queue()
+    with m.subscribe(f"{base}/+", queue=queue, **backend.reliable) as stream:
+        publish(m, f"{base}/a", [b"1"], **backend.reliable)
+        publish(m, f"{base}/a/b", [b"2"], **backend.reliable)
+        message = stream.receive(PATIENCE)
+        assert (message.payload, message.context.channel) == (b"1", f"{base}/a")
+        nothing_more(m, f"{base}/b", stream, **backend.reliable)
+
+
+@feature(Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
+def test_a_queue_keeps_what_arrives_while_nobody_consumes(backend: Backend) -> None:
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with m.subscribe(channel, queue=queue):
+        pass
+    payloads = [b"%d" % number for number in range(50)]
+    publish(m, channel, payloads, **backend.reliable)
+    with m.subscribe(channel, queue=queue) as stream:
+        assert receive(stream, 50) == payloads
+        nothing_more(m, channel, stream)
+
+
+@feature(Features.EXTENSION_QUEUE)
+@pytest.mark.parametrize("name", ["", "a/b", "a+", "#", "nul\0", 7, "x" * 201])
+def test_a_malformed_queue_name_is_refused(backend: Backend, name: object) -> None:
+    with pytest.raises(InvalidExtensionError, match="queue"):
+        backend.connect().subscribe(backend.channel(), queue=name)
+
+
+@feature(Features.EXTENSION_QUEUE)
+@pytest.mark.parametrize("name", ["ünïcode 日本", "a.b*c", "-", "$x"])
+def test_a_queue_may_be_named_as_one_likes(backend: Backend, name: str) -> None:
+    m = backend.connect()
+    channel, queue = backend.channel(), f"{backend.queue()}{name}"
+    with m.subscribe(channel, queue=queue) as stream:
+        publish(m, channel, [b"1"])
+        assert receive(stream, 1) == [b"1"]

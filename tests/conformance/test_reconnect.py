@@ -1,0 +1,335 @@
+"""Losing the link: streams go on, publishes wait, verdicts go stale, the runtime tells."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from messaging import AcknowledgeType, ClosedError, ConnectFailedError, Features, OutcomeUnknownError, Promise
+from messaging.errors import MessagingError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    ack_state,
+    acknowledgement,
+    eventually,
+    feature,
+    nothing_more,
+    online,
+    publish,
+    receive,
+    state,
+    subscription_to,
+    wire,
+)
+from tests.conformance.test_redelivery import manual
+from tests.proxy import Proxy
+
+
+def test_streams_go_on_after_a_reconnect(backend: Backend) -> None:
+    """Scenario 36 [I]: in every face, nobody rebuilds anything, and nothing comes twice."""
+    m, link = backend.connect_severable()
+    publisher = backend.connect()
+    channel = backend.channel()
+    inbox = Inbox(m.subscribe(channel, **backend.reliable))
+    with m.subscribe(channel, **backend.reliable) as stream:
+        for number in range(3):
+            payload = b"%d" % number
+            publish(publisher, channel, [payload], **backend.reliable)
+            assert receive(stream, 1) == [payload]
+            inbox.wait_for(payload)
+            link.sever()
+            online(m)
+        nothing_more(publisher, channel, stream, **backend.reliable)
+        assert inbox.wait_for(b"sentinel") == [b"0", b"1", b"2", b"sentinel"]
+    assert inbox.error is None
+    assert not inbox.completed
+
+
+def test_an_asynchronous_iterator_goes_on_after_a_reconnect(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    publisher = backend.connect()
+    channel = backend.channel()
+
+    async def main() -> None:
+        async with asyncio.timeout(2 * PATIENCE), m.subscribe(channel) as stream:
+            pending = asyncio.ensure_future(anext(stream))
+            await asyncio.to_thread(link.sever)
+            await asyncio.to_thread(online, m)
+            await publisher.publish(channel, b"1")
+            assert (await pending).payload == b"1"
+
+    asyncio.run(main())
+
+
+@feature(Features.WILDCARDS)
+def test_many_subscriptions_are_renewed(backend: Backend) -> None:
+    """Scenario 36 [I]: also those that differ in options, and patterns."""
+    m, link = backend.connect_severable()
+    publisher = backend.connect()
+    base = backend.channel("many")
+    streams = [m.subscribe(f"{base}/{number}/+") for number in range(40)]
+    closed = m.subscribe(f"{base}/closed")
+    for stream in [*streams, closed]:
+        stream.ready.result(PATIENCE)
+    link.down()
+    closed.close().result(PATIENCE)
+    link.up()
+    online(m)
+    for number, stream in enumerate(streams):
+        publish(publisher, f"{base}/{number}/x", [b"%d" % number])
+        with stream:
+            assert receive(stream, 1) == [b"%d" % number]
+    assert subscription_to(m, f"{base}/closed") is None
+
+
+def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    channel = backend.channel()
+    link.down()
+    stream = m.subscribe(channel)
+    assert not stream.ready.done()
+    link.up()
+    with stream:
+        publish(m, channel, [b"1"])
+        assert receive(stream, 1) == [b"1"]
+
+
+def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
+    """Scenario 23 [S]: queued, not lost."""
+    m, link = backend.connect_severable()
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(100)]
+    with backend.connect().subscribe(channel, **backend.reliable) as stream:
+        link.down()
+        promises = [m.publish(channel, payload, **backend.reliable) for payload in payloads]
+        assert not any(promise.done() for promise in promises)
+        assert m.runtime.get_runtime_dto().publisher.pending == len(payloads)
+        link.up()
+        for promise in promises:
+            promise.result(PATIENCE)
+        assert receive(stream, len(payloads)) == payloads
+
+
+@feature(Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Backend) -> None:
+    """Every promise resolves, everything arrives at least once; a repetition keeps its message id."""
+    m, link = backend.connect_severable(timeout=2 * PATIENCE)
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(600)]
+    with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
+        inbox = Inbox(stream)
+        promises: list[Promise[None]] = []
+
+        def work() -> None:
+            promises.extend(m.publish(channel, payload, guaranteed_delivery=True) for payload in payloads)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        for count in (50, 200, 400):
+            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")  # type: ignore[misc]
+            link.sever()
+            online(m)
+        worker.join(PATIENCE)
+        for promise in promises:
+            promise.result(2 * PATIENCE)
+        eventually(lambda: set(inbox.payloads) == set(payloads), "everything arrived")
+    ids: dict[bytes, set[object]] = {}
+    for message in inbox.messages:
+        ids.setdefault(message.payload, set()).add(message.context.extensions.get("messageId"))
+    assert all(len(known) == 1 for known in ids.values())
+
+
+@feature(Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
+def test_a_queue_keeps_what_arrives_while_its_consumer_is_away(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    publisher = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    payloads = [b"%d" % number for number in range(20)]
+    with m.subscribe(channel, queue=queue) as stream:
+        link.down()
+        publish(publisher, channel, payloads, **backend.reliable)
+        link.up()
+        assert receive(stream, len(payloads)) == payloads
+
+
+# --- verdicts
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_a_verdict_on_a_message_of_a_lost_connection_is_refused(backend: Backend) -> None:
+    """Scenario 88 [I]: it returns ``False``, and must not end the new connection or settle something else there."""
+    m, link = backend.connect_severable()
+    publisher = backend.connect()
+    channel = backend.channel()
+    with m.subscription.subscribe(manual(backend, m, channel)) as stream:
+        publish(publisher, channel, [b"1", b"2"], **backend.reliable)
+        old = [stream.receive(PATIENCE), stream.receive(PATIENCE)]
+        link.sever()
+        online(m)
+        publish(publisher, channel, [b"3"], **backend.reliable)
+        new = stream.receive(PATIENCE)
+        while new.payload != b"3":  # those of the lost connection may have come again
+            acknowledgement(new).acknowledge_handler.acknowledge()
+            new = stream.receive(PATIENCE)
+        assert acknowledgement(old[0]).acknowledge_handler.acknowledge() is False
+        assert acknowledgement(old[1]).acknowledge_handler.reject() is False
+        assert ack_state(old[0]) is AcknowledgeType.UNKNOWN
+        assert ack_state(new) is AcknowledgeType.RECEIVED
+        assert acknowledgement(new).acknowledge_handler.acknowledge() is True
+        nothing_more(publisher, channel, stream, **backend.reliable)
+    assert state(m) == "connected"
+
+
+@feature(Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE, Features.ACKNOWLEDGE)
+def test_what_was_not_settled_when_the_link_broke_is_delivered_again(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    channel, queue = backend.channel(), backend.queue()
+    with m.subscription.subscribe(manual(backend, m, channel, queue=queue)) as stream:
+        publish(m, channel, [b"1", b"2"], **backend.reliable)
+        assert acknowledgement(stream.receive(PATIENCE)).acknowledge_handler.acknowledge()
+        eventually(lambda: stream.counters.acknowledged == 1, "the verdict was passed on")
+        publish(m, channel, [b"3"], **backend.reliable)  # and arrived there before this was confirmed
+        assert stream.receive(PATIENCE).payload == b"2"
+        link.sever()
+        online(m)
+        for payload in (b"2", b"3"):
+            again = stream.receive(PATIENCE)
+            assert again.payload == payload
+            assert again.context.extensions.get("redelivered")
+            assert acknowledgement(again).acknowledge_handler.acknowledge()
+        nothing_more(m, channel, stream, **backend.reliable)
+
+
+# --- what the runtime tells
+
+
+def test_the_runtime_tells_of_the_loss(backend: Backend) -> None:
+    """Scenario 99 [S]: ``connected`` is false while the link is down, and true again after."""
+    m, link = backend.connect_severable()
+    channel = backend.channel()
+    with m.subscribe(channel):
+        before = subscription_to(m, channel)
+        link.down()
+        during = subscription_to(m, channel)
+        dto = m.runtime.get_runtime_dto()
+        link.up()
+        online(m)
+        after = subscription_to(m, channel)
+    assert before is not None
+    assert during is not None
+    assert after is not None
+    assert (before.channel.connected, during.channel.connected, after.channel.connected) == (True, False, True)
+    assert dto.connection.state == "reconnecting"
+    assert dto.connection.cause
+
+
+# --- closing
+
+
+def test_closing_settles_what_is_pending(backend: Backend) -> None:
+    """Nobody waits for ever, whatever the link does."""
+    m, link = backend.connect_severable()
+    stream = m.subscribe(backend.channel())
+    inbox = Inbox(stream)
+    link.down()
+    promises = [m.publish(backend.channel(), b"x", **backend.reliable) for _ in range(20)]
+    m.close(timeout=0.1)
+    for promise in promises:
+        assert isinstance(promise.exception(0), ClosedError)
+    inbox.wait_completed()
+    assert state(m) == "closed"
+
+
+@wire
+@feature(Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_closing_with_confirms_outstanding_leaves_their_outcome_unknown(backend: Backend) -> None:
+    link = backend.wire()
+    m = link.connect()
+    channel = backend.channel()
+    m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
+    with backend.connect().subscribe(channel) as stream:
+        link.proxy.hold()
+        promise = m.publish(channel, b"x", guaranteed_delivery=True)
+        assert receive(stream, 1) == [b"x"]
+        m.close(timeout=0.1)
+        assert isinstance(promise.exception(0), OutcomeUnknownError)
+
+
+def test_closing_sends_what_was_accepted(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(200)]
+    with backend.connect().subscribe(channel, **backend.reliable) as stream:
+        promises = [m.publish(channel, payload, **backend.reliable) for payload in payloads]
+        m.close()
+        assert all(promise.done() and promise.exception() is None for promise in promises)
+        assert receive(stream, len(payloads)) == payloads
+
+
+# --- the first connection
+
+
+@wire
+def test_a_broker_that_is_not_there(backend: Backend) -> None:
+    link = backend.wire()
+    link.proxy.refuse()
+    with pytest.raises(ConnectFailedError):
+        link.connect(connect_timeout=5.0)
+    # with retry_connect the same is no error, only a matter of time
+    made: list[object] = []
+    errors: list[MessagingError] = []
+
+    def connect() -> None:
+        try:
+            made.append(link.connect(retry_connect=True))
+        except MessagingError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=connect)
+    waiting.start()
+    link.proxy.accept()
+    waiting.join(PATIENCE)
+    assert not errors
+    assert made
+
+
+@wire
+def test_a_broker_that_is_silent(backend: Backend) -> None:
+    link = backend.wire()
+    link.proxy.hold()
+    with pytest.raises(ConnectFailedError):
+        link.connect(connect_timeout=0.3)
+
+
+def test_the_proxy_is_transparent() -> None:
+    """The tests' own tool: what goes in comes out, in both directions, and an end is an end."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server, Proxy("127.0.0.1", server.getsockname()[1]) as proxy:
+        with socket.create_connection((proxy.host, proxy.port), PATIENCE) as client:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.settimeout(PATIENCE)
+                client.sendall(b"to the broker")
+                assert accepted.recv(100) == b"to the broker"
+                accepted.sendall(b"x" * 100_000)
+                received = b""
+                while len(received) < 100_000:
+                    received += client.recv(65_536)
+                proxy.sever()
+                with pytest.raises(ConnectionError):
+                    client.recv(100)
+                with pytest.raises(ConnectionError):
+                    accepted.recv(100)
+        with socket.create_connection((proxy.host, proxy.port), PATIENCE) as client:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.settimeout(PATIENCE)
+                client.sendall(b"bye")
+                client.close()
+                assert accepted.recv(100) == b"bye"
+                assert accepted.recv(100) == b""

@@ -1,0 +1,262 @@
+"""What becomes of messages that were rejected, or never settled."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from messaging import DeadlineError, Features, InvalidExtensionError, Message, MessageContext, Messaging
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    acknowledgement,
+    eventually,
+    feature,
+    nothing_more,
+    publish,
+    receive,
+)
+
+
+def reject(message: Message) -> None:
+    assert acknowledgement(message).acknowledge_handler.reject()
+
+
+def accept(message: Message) -> None:
+    assert acknowledgement(message).acknowledge_handler.acknowledge()
+
+
+def manual(backend: Backend, m: Messaging, channel: str, /, **extensions: object) -> MessageContext:
+    """A context that leaves acknowledging to the consumer."""
+    builder = m.acknowledge_context_builder().message_context_builder().channel(channel)
+    if backend.reliable:
+        builder.extension_entry(Features.EXTENSION_GUARANTEED_DELIVERY, True)
+    return builder.extensions(extensions).build_context()
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_a_rejected_message_is_delivered_again(backend: Backend) -> None:
+    """Scenario 86 [G]: rejection forces redelivery; the second delivery says that it is one."""
+    m = backend.connect()
+    channel = backend.channel()
+    stream = m.subscription.subscribe(manual(backend, m, channel))
+    with stream:
+        publish(m, channel, [b"1"], **backend.reliable)
+        for number in range(3):
+            message = stream.receive(PATIENCE)
+            assert message.payload == b"1"
+            assert bool(message.context.extensions.get("redelivered")) == bool(number)
+            reject(message)
+        accept(stream.receive(PATIENCE))
+        nothing_more(m, channel, stream, **backend.reliable)
+        eventually(lambda: stream.counters.rejected == 3, "counted")
+
+
+@feature(Features.ACKNOWLEDGE, Features.MESSAGE_PROPERTIES)
+def test_a_redelivered_message_is_the_same_message(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscription.subscribe(manual(backend, m, channel)) as stream:
+        publish(m, channel, [b"1"], content_type="x/y", correlation_id="4711", **backend.reliable)
+        first = stream.receive(PATIENCE)
+        reject(first)
+        second = stream.receive(PATIENCE)
+        assert second.payload == first.payload
+        assert (second.context.channel, second.context.content_type) == (channel, "x/y")
+        assert second.context.correlation_id == "4711"
+        assert second.context.extensions.get("messageId") == first.context.extensions.get("messageId")
+        accept(second)
+
+
+@feature(Features.EXTENSION_GUARANTEED_ORDERING, Features.ACKNOWLEDGE)
+def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors(backend: Backend) -> None:
+    """Scenario 26 [S], at the subscriber: nothing overtakes a redelivery."""
+    m = backend.connect()
+    channel = backend.channel()
+    payloads = [b"1", b"2", b"3", b"4", b"5"]
+    context = manual(backend, m, channel, guaranteedOrdering=True)
+    with m.subscription.subscribe(context) as stream:
+        publish(m, channel, payloads, **backend.reliable)
+        eventually(lambda: stream.counters.received, "something arrived")
+        seen: list[bytes] = []
+        while len(seen) < 2 * len(payloads):
+            message = stream.receive(PATIENCE)
+            seen.append(message.payload)
+            (accept if message.context.extensions.get("redelivered") else reject)(message)
+    assert seen == [payload for payload in payloads for _ in range(2)]
+
+
+# --- maxDeliveries and dead letters
+
+
+@feature(Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
+def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend) -> None:
+    """Without a dead-letter channel it is discarded then."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscription.subscribe(manual(backend, m, channel, maxDeliveries=3)) as stream:
+        publish(m, channel, [b"1"], **backend.reliable)
+        for _ in range(3):
+            message = stream.receive(PATIENCE)
+            assert message.payload == b"1"
+            reject(message)
+        nothing_more(m, channel, stream, **backend.reliable)
+
+
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
+def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend) -> None:
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    context = manual(backend, m, channel, maxDeliveries=2, deadLetterChannel=dead)
+    with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
+        publish(m, channel, [b"\xff1"], **backend.reliable)
+        for _ in range(2):
+            reject(stream.receive(PATIENCE))
+        letter = letters.receive(PATIENCE)
+        assert letter.payload == b"\xff1"
+        assert letter.context.channel == dead
+        if Features.EXTENSION_HEADERS in m.features:
+            headers = letter.context.extensions["headers"]
+            assert headers["x-dead-letter-reason"] == "maxDeliveries"
+            assert headers["x-dead-letter-channel"] == channel
+            assert headers["x-dead-letter-deliveries"] == "2"
+        # and it is done with here
+        nothing_more(m, channel, stream, **backend.reliable)
+        eventually(lambda: stream.counters.dead_lettered == 1, "counted")
+
+
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.ACKNOWLEDGE)
+def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend) -> None:
+    """With no number of deliveries given, the first reject is enough. What the message carried, the letter carries."""
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    more: dict[str, Any] = {}
+    if Features.MESSAGE_PROPERTIES in m.features:
+        more |= {"content_type": "x/y", "correlation_id": "4711"}
+    if Features.EXTENSION_HEADERS in m.features:
+        more |= {"headers": {"own": "kept"}}
+    context = manual(backend, m, channel, deadLetterChannel=dead)
+    with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
+        publish(m, channel, [b"1"], **more, **backend.reliable)
+        reject(stream.receive(PATIENCE))
+        letter = letters.receive(PATIENCE)
+        assert letter.payload == b"1"
+        if Features.MESSAGE_PROPERTIES in m.features:
+            assert (letter.context.content_type, letter.context.correlation_id) == ("x/y", "4711")
+        if Features.EXTENSION_HEADERS in m.features:
+            headers = letter.context.extensions["headers"]
+            assert headers["own"] == "kept"
+            assert headers["x-dead-letter-reason"] == "rejected"
+            assert headers["x-dead-letter-channel"] == channel
+        nothing_more(m, channel, stream, **backend.reliable)
+
+
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_a_dead_letter_channel_is_a_channel(backend: Backend) -> None:
+    with pytest.raises(InvalidExtensionError):
+        backend.connect().subscribe(backend.channel(), dead_letter_channel="a/+")
+
+
+# --- never settled
+
+
+@feature(Features.BROKER_REDELIVERY, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE, Features.ACKNOWLEDGE)
+def test_what_was_never_settled_is_delivered_again_when_the_stream_closes(backend: Backend) -> None:
+    """Scenario 89 [I]: what was handed out, and what was still in the buffer; in order."""
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with m.subscription.subscribe(manual(backend, m, channel, queue=queue)) as stream:
+        publish(m, channel, [b"1", b"2", b"3", b"4"], **backend.reliable)
+        first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
+        accept(first)
+    assert acknowledgement(second).acknowledge_handler.acknowledge() is False
+    with m.subscribe(channel, queue=queue, **backend.reliable) as stream:
+        again = stream.receive(PATIENCE)
+        assert again.payload == b"2"
+        assert again.context.extensions.get("redelivered")
+        assert receive(stream, 2) == [b"3", b"4"]
+        nothing_more(m, channel, stream, **backend.reliable)
+
+
+@feature(Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
+def test_what_an_observer_failed_on_goes_to_another(backend: Backend) -> None:
+    """Scenario 34 [S]: the failed stream ends, its message takes the reject path: here, back to the queue."""
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+
+    def fail(_: Message) -> None:
+        raise ZeroDivisionError
+
+    failing = Inbox(m.subscribe(channel, queue=queue, **backend.reliable), fail)
+    publish(m, channel, [b"1"], **backend.reliable)
+    failing.wait_error()
+    with other.subscribe(channel, queue=queue, **backend.reliable) as stream:
+        assert receive(stream, 1) == [b"1"]
+        nothing_more(m, channel, stream, **backend.reliable)
+
+
+@feature(Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE, Features.EXTENSION_PREFETCH, Features.ACKNOWLEDGE)
+def test_a_rejected_message_can_go_to_another_process(backend: Backend) -> None:
+    """The broker redelivers, not only this process: a competing consumer that waits gets it in the end."""
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with (
+        m.subscription.subscribe(manual(backend, m, channel, queue=queue, prefetch=1)) as stubborn,
+        other.subscription.subscribe(manual(backend, other, channel, queue=queue, prefetch=1)) as willing,
+    ):
+        taken = Inbox(willing, accept)
+        publish(m, channel, [b"1"], **backend.reliable)
+
+        def reject_whatever_comes() -> bool:
+            with contextlib.suppress(DeadlineError):
+                reject(stubborn.receive(0.05))
+            return bool(taken.messages)
+
+        eventually(reject_whatever_comes, "the other consumer gets it")
+        assert taken.wait(1) == [b"1"]
+
+
+# --- credit
+
+
+@feature(Features.EXTENSION_PREFETCH, Features.ACKNOWLEDGE)
+def test_prefetch_bounds_what_is_unsettled(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    context = manual(backend, m, channel, prefetch=2)
+    with backend.connect().subscribe(channel) as witness, m.subscription.subscribe(context) as stream:
+        publish(m, channel, [b"1", b"2", b"3", b"4"], **backend.reliable)
+        assert receive(witness, 4) == [b"1", b"2", b"3", b"4"]
+        first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
+        with pytest.raises(DeadlineError):
+            stream.receive(0.1)
+        assert stream.counters.delivered == 2
+        accept(second)
+        third = stream.receive(PATIENCE)
+        assert third.payload == b"3"
+        accept(first)
+        accept(third)
+        fourth = stream.receive(PATIENCE)
+        assert fourth.payload == b"4"
+        accept(fourth)
+
+
+@feature(Features.EXTENSION_PREFETCH, Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
+def test_what_one_consumer_may_not_prefetch_another_gets(backend: Backend) -> None:
+    """At the broker, too: a consumer with credit for one message holds no more than that."""
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with (
+        m.subscription.subscribe(manual(backend, m, channel, queue=queue, prefetch=1)) as slow,
+        other.subscription.subscribe(manual(backend, other, channel, queue=queue)) as quick,
+    ):
+        taken = Inbox(quick, accept)
+        publish(m, channel, [b"%d" % number for number in range(10)], **backend.reliable)
+        held = slow.receive(PATIENCE)
+        assert len(taken.wait(9)) == 9
+        assert slow.counters.received == 1
+        assert sorted([held.payload, *taken.payloads]) == [b"%d" % number for number in range(10)]
+        accept(held)

@@ -1,0 +1,406 @@
+"""MessageStream in its three faces: blocking, asyncio, Rx."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import threading
+from typing import Any
+
+import pytest
+import reactivex
+from reactivex import operators as ops
+
+from messaging import ClosedError, Features, Message
+from messaging.errors import DeadlineError, StreamConsumedError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    eventually,
+    feature,
+    nothing_more,
+    publish,
+    receive,
+    subscription_to,
+)
+
+# --- blocking
+
+
+def test_a_stream_is_iterated(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    payloads = [b"1", b"2", b"3"]
+    seen = []
+    with m.subscribe(channel) as stream:
+        publish(m, channel, payloads)
+        for message in stream:
+            seen.append(message.payload)
+            if len(seen) == len(payloads):
+                break
+    assert seen == payloads
+    assert list(stream) == []
+    with pytest.raises(ClosedError):
+        stream.receive(PATIENCE)
+
+
+def test_receive_waits_no_longer_than_told(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        with pytest.raises(DeadlineError):
+            stream.receive(0.05)
+        publish(m, channel, [b"x"])
+        assert receive(stream, 1) == [b"x"]
+
+
+def test_closing_a_stream_wakes_whoever_waits_for_a_message(backend: Backend) -> None:
+    m = backend.connect()
+    stream = m.subscribe(backend.channel())
+    stream.ready.result(PATIENCE)
+    ended: list[list[Message]] = []
+    waiting = threading.Thread(target=lambda: ended.append(list(stream)))
+    waiting.start()
+    eventually(lambda: stream._pull is not None, "the thread waits")
+    stream.close().result(PATIENCE)
+    waiting.join(PATIENCE)
+    assert ended == [[]]
+
+
+def test_a_stream_has_one_iterator(backend: Backend) -> None:
+    m = backend.connect()
+    with m.subscribe(backend.channel()) as stream:
+        waiting = threading.Thread(target=lambda: list(stream))
+        waiting.start()
+        eventually(lambda: stream._pull is not None and stream._pull._busy.locked(), "the thread waits")
+        with pytest.raises(StreamConsumedError):
+            stream.receive(PATIENCE)
+        stream.close()
+        waiting.join(PATIENCE)
+
+
+def test_a_subscription_is_ready_when_the_context_is_entered(backend: Backend) -> None:
+    """From ``ready`` on, nothing that is published gets lost."""
+    m, publisher = backend.connect(), backend.connect()
+    for number in range(20):
+        channel = backend.channel()
+        with m.subscribe(channel) as stream:
+            publish(publisher, channel, [str(number).encode()])
+            assert receive(stream, 1) == [str(number).encode()]
+
+
+# --- asyncio
+
+
+def test_the_asyncio_face(backend: Backend) -> None:
+    async def main() -> None:
+        channel = backend.channel()
+        async with asyncio.timeout(PATIENCE), backend.connect() as m:
+            async with m.subscribe(channel, **backend.reliable) as stream:
+                for payload in (b"1", b"2", b"3"):
+                    await m.publish(channel, payload, **backend.reliable)
+                seen = []
+                async for message in stream:
+                    seen.append(message.payload)
+                    if len(seen) == 3:
+                        break
+                assert seen == [b"1", b"2", b"3"]
+            assert [message async for message in stream] == []
+        with pytest.raises(ClosedError):
+            m.publish(channel, b"late")
+
+    asyncio.run(main())
+
+
+def test_waiting_in_asyncio_can_be_cancelled_without_losing_a_message(backend: Backend) -> None:
+    async def main() -> None:
+        channel = backend.channel()
+        async with asyncio.timeout(PATIENCE), backend.connect() as m, m.subscribe(channel) as stream:
+            for payload in (b"1", b"2"):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.02)
+                await m.publish(channel, payload)
+                assert (await anext(stream)).payload == payload
+
+    asyncio.run(main())
+
+
+def test_closing_a_stream_ends_asynchronous_iteration(backend: Backend) -> None:
+    async def main() -> None:
+        channel = backend.channel()
+
+        async def consume(stream: Any) -> list[bytes]:
+            return [message.payload async for message in stream]
+
+        async with asyncio.timeout(PATIENCE), backend.connect() as m, m.subscribe(channel) as stream:
+            consumer = asyncio.create_task(consume(stream))
+            await asyncio.sleep(0)
+            await stream.close()
+            assert await consumer == []
+
+    asyncio.run(main())
+
+
+def test_many_event_loops_share_an_instance(backend: Backend) -> None:
+    """Publishing and iterating from loops of other threads, all at once."""
+    m = backend.connect()
+    failures: list[BaseException] = []
+
+    async def round_trip(channel: str) -> None:
+        async with asyncio.timeout(PATIENCE), m.subscribe(channel, **backend.reliable) as stream:
+            for number in range(20):
+                await m.publish(channel, str(number).encode(), **backend.reliable)
+            for number in range(20):
+                assert (await anext(stream)).payload == str(number).encode()
+
+    def work() -> None:
+        try:
+            asyncio.run(round_trip(backend.channel()))
+        except BaseException as error:  # noqa: BLE001  # shown by the test's thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+    assert not failures
+
+
+# --- Rx
+
+
+def test_a_stream_is_an_observable(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    stream = m.subscribe(channel)
+    assert isinstance(stream, reactivex.Observable)
+    inbox = Inbox(stream)
+    # a plain thread gets here when the broker has confirmed
+    assert stream.ready.done()
+    publish(m, channel, [b"1", b"2"])
+    assert inbox.wait(2) == [b"1", b"2"]
+    assert not inbox.completed
+    stream.close().result(PATIENCE)
+    inbox.wait_completed()
+    assert inbox.error is None
+
+
+def number_of(message: Message) -> int:
+    return int(message.payload)
+
+
+def reciprocal(message: Message) -> int:
+    return 1 // number_of(message)
+
+
+def is_odd(number: int) -> bool:
+    return number % 2 == 1
+
+
+def test_operators_work(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    totals: list[int] = []
+    done = threading.Event()
+    with m.subscribe(channel) as stream:
+        stream.pipe(
+            ops.map(number_of),
+            ops.filter(is_odd),
+            ops.scan(operator.add, 0),
+            ops.take(3),
+        ).subscribe(totals.append, on_completed=done.set)
+        publish(m, channel, [str(number).encode() for number in range(1, 7)])
+        assert done.wait(PATIENCE)
+    assert totals == [1, 4, 9]
+
+
+def test_take_1_unsubscribes(backend: Backend) -> None:
+    """Scenario 30 [S]: disposal by an operator; nothing is emitted after it."""
+    m = backend.connect()
+    channel = backend.channel()
+    inbox = Inbox(m.subscribe(channel).pipe(ops.take(1)))
+    publish(m, channel, [b"1", b"2"])
+    inbox.wait_completed()
+    eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
+    with m.subscribe(channel) as stream:
+        nothing_more(m, channel, stream)
+    assert inbox.payloads == [b"1"]
+
+
+def test_a_disposed_observer_gets_nothing_more(backend: Backend) -> None:
+    """Scenario 30 [S]."""
+    m = backend.connect()
+    channel = backend.channel()
+    inbox = Inbox(m.subscribe(channel))
+    publish(m, channel, [b"1"])
+    inbox.wait(1)
+    inbox.disposable.dispose()
+    inbox.disposable.dispose()
+    eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
+    with m.subscribe(channel) as stream:
+        publish(m, channel, [b"2"])
+        assert receive(stream, 1) == [b"2"]
+    assert inbox.payloads == [b"1"]
+    assert not inbox.completed
+
+
+def test_two_observers_of_a_stream_get_everything_each(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    stream = m.subscribe(channel)
+    first, second = Inbox(stream), Inbox(stream)
+    publish(m, channel, [b"1", b"2"])
+    assert first.wait(2) == [b"1", b"2"]
+    assert second.wait(2) == [b"1", b"2"]
+    first.disposable.dispose()
+    publish(m, channel, [b"3"])
+    assert second.wait(3) == [b"1", b"2", b"3"]
+    stream.close().result(PATIENCE)
+    second.wait_completed()
+
+
+def test_an_observer_that_raises_ends_its_own_stream_only(backend: Backend) -> None:
+    """Scenario 34 [S]: it gets the error; others, on the same channel too, go on."""
+    m = backend.connect()
+    channel = backend.channel()
+
+    def fail(message: Message) -> None:
+        if message.payload == b"2":
+            raise ZeroDivisionError
+
+    failing, sibling = Inbox(m.subscribe(channel), fail), Inbox(m.subscribe(channel))
+    publish(m, channel, [b"1", b"2", b"3"])
+    assert isinstance(failing.wait_error(), ZeroDivisionError)
+    assert sibling.wait(3) == [b"1", b"2", b"3"]
+    eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
+    publish(m, channel, [b"4"])
+    assert sibling.wait_for(b"4") == [b"1", b"2", b"3", b"4"]
+    assert failing.payloads == [b"1"]
+
+
+def test_an_operator_that_raises_ends_its_own_stream_only(backend: Backend) -> None:
+    """Scenario 34 [S], for a function given to an operator."""
+    m = backend.connect()
+    channel = backend.channel()
+    errors: list[Exception] = []
+    raised = threading.Event()
+
+    def on_error(error: Exception) -> None:
+        errors.append(error)
+        raised.set()
+
+    sibling = Inbox(m.subscribe(channel))
+    m.subscribe(channel).pipe(ops.map(reciprocal)).subscribe(on_error=on_error)
+    publish(m, channel, [b"1", b"0", b"2"])
+    assert raised.wait(PATIENCE)
+    assert isinstance(errors[0], ZeroDivisionError)
+    assert sibling.wait(3) == [b"1", b"0", b"2"]
+    eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
+
+
+def test_a_slow_observer_does_not_hold_up_another(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    go = threading.Event()
+    slow = Inbox(m.subscribe(channel), lambda _: go.wait(PATIENCE))
+    quick = Inbox(m.subscribe(channel))
+    publish(m, channel, [b"1", b"2", b"3"])
+    assert quick.wait(3) == [b"1", b"2", b"3"]
+    assert slow.payloads == []
+    go.set()
+    assert slow.wait(3) == [b"1", b"2", b"3"]
+
+
+def test_an_observer_may_publish_subscribe_and_close(backend: Backend) -> None:
+    """User code never runs on the engine: it may use the API, and wait."""
+    m = backend.connect()
+    channel, answers = backend.channel(), backend.channel("answers")
+
+    def answer(message: Message) -> None:
+        m.publish(answers, message.payload * 2).result(PATIENCE)
+        with m.subscribe(backend.channel("inner")) as inner:
+            inner.close()
+
+    stream = m.subscribe(channel)
+    with m.subscribe(answers) as replies:
+        inbox = Inbox(stream, answer)
+        publish(m, channel, [b"1", b"2"])
+        assert receive(replies, 2) == [b"11", b"22"]
+        inbox.wait(2)
+    closing = Inbox(m.subscribe(channel), lambda _: stream.close())
+    publish(m, channel, [b"3"])
+    closing.wait(1)
+    inbox.wait_completed()
+
+
+# --- pause and resume
+
+
+def test_a_paused_stream_emits_nothing(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    stream = m.subscribe(channel, **backend.reliable)
+    inbox = Inbox(stream)
+    publish(m, channel, [b"1"], **backend.reliable)
+    inbox.wait(1)
+    stream.pause()
+    with backend.connect().subscribe(channel) as witness:
+        publish(m, channel, [b"2", b"3"], **backend.reliable)
+        assert receive(witness, 2) == [b"2", b"3"]
+    assert inbox.payloads == [b"1"]
+    stream.resume()
+    assert inbox.wait(3) == [b"1", b"2", b"3"]
+    assert stream.counters.dropped == 0
+
+
+def test_a_paused_iterator_waits(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, **backend.reliable) as stream:
+        stream.pause()
+        with backend.connect().subscribe(channel) as witness:
+            publish(m, channel, [b"1"], **backend.reliable)
+            receive(witness, 1)
+        with pytest.raises(DeadlineError):
+            stream.receive(0.05)
+        stream.resume()
+        assert receive(stream, 1) == [b"1"]
+
+
+# --- the end
+
+
+def test_closing_the_instance_completes_its_streams(backend: Backend) -> None:
+    """Scenario 31 [S]."""
+    m = backend.connect()
+    streams = [m.subscribe(backend.channel()) for _ in range(3)]
+    inboxes = [Inbox(stream) for stream in streams[:2]]
+    streams[2].ready.result(PATIENCE)
+    m.close()
+    for inbox in inboxes:
+        inbox.wait_completed()
+        assert inbox.error is None
+    assert list(streams[2]) == []
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_the_message_in_progress_is_finished_when_the_instance_closes(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    entered, go = threading.Event(), threading.Event()
+
+    def work(_: Message) -> None:
+        entered.set()
+        go.wait(PATIENCE)
+
+    inbox = Inbox(m.subscribe(channel, **backend.reliable), work)
+    publish(m, channel, [b"1"], **backend.reliable)
+    assert entered.wait(PATIENCE)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    go.set()
+    closing.join(PATIENCE)
+    assert inbox.payloads == [b"1"]
+    inbox.wait_completed()

@@ -1,0 +1,281 @@
+"""Subscribing: copies, patterns, overlaps, unsubscribing, content, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from messaging import (
+    AcknowledgeType,
+    ArgumentError,
+    ClosedError,
+    Features,
+    InvalidChannelError,
+    MessageContext,
+    PublishRefusedError,
+    SubscriptionRefusedError,
+)
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    ack_state,
+    eventually,
+    feature,
+    nothing_more,
+    publish,
+    receive,
+    subscription_to,
+)
+
+
+def test_a_channel_and_a_context_with_it_are_the_same(backend: Backend) -> None:
+    """Scenario 28 [S]."""
+    m = backend.connect()
+    channel = backend.channel()
+    by_name = m.subscription.subscribe(channel)
+    by_context = m.subscription.subscribe(m.context_builder().channel(channel).build_context())
+    with by_name, by_context:
+        publish(m, channel, [b"1", b"2"])
+        assert receive(by_name, 2) == [b"1", b"2"]
+        assert receive(by_context, 2) == [b"1", b"2"]
+
+
+@feature(Features.PUBLISH_SUBSCRIBE)
+def test_every_subscriber_gets_a_copy(backend: Backend) -> None:
+    """MSG130: of one instance and of another, each message once."""
+    m, other = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as a, m.subscribe(channel) as b, other.subscribe(channel) as c:
+        publish(m, channel, [b"1", b"2"])
+        for stream in (a, b, c):
+            assert receive(stream, 2) == [b"1", b"2"]
+        publish(other, channel, [b"sentinel"])
+        for stream in (a, b, c):
+            assert receive(stream, 1) == [b"sentinel"]
+
+
+def test_subscribing_needs_a_channel(backend: Backend) -> None:
+    """Scenario 17 [S]."""
+    m = backend.connect()
+    for bad in (MessageContext(), "", "a/#/b", "a+", "nul\0", "\ud800"):
+        with pytest.raises(InvalidChannelError):
+            m.subscription.subscribe(bad)
+    with pytest.raises(ArgumentError):
+        m.subscription.subscribe(object())  # type: ignore[arg-type]
+    with m.subscribe(backend.channel()) as stream:
+        assert stream.ready.done()
+
+
+# --- patterns
+
+
+@feature(Features.WILDCARDS)
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("a/+", ["a/b", "a/c", "a/"], ["a", "a/b/c", "b/a"]),
+        ("+/b", ["a/b", "/b"], ["b", "a/b/c", "a/c"]),
+        ("a/+/c", ["a/b/c", "a//c"], ["a/c", "a/b/b/c", "a/b/c/d"]),
+        ("a/#", ["a", "a/b", "a/b/c", "a/"], ["b", "ab", "aa/b"]),
+        ("#", ["a", "a/b", "a/b/c"], []),
+        ("a/+/#", ["a/b", "a/b/c/d"], ["a", "b/b"]),
+        ("+", ["a"], ["a/b"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wildcards(backend: Backend, pattern: str, inside: list[str], outside: list[str]) -> None:
+    """Scenarios 29 [S], 37 [S]: ``+`` is one level, ``#`` any number; the context names the actual channel."""
+    m = backend.connect()
+    base = backend.channel("w")
+    with m.subscribe(f"{base}/{pattern}") as stream:
+        for name in (*outside, *inside):
+            publish(m, f"{base}/{name}", [name.encode()])
+        for name in inside:
+            message = stream.receive(PATIENCE)
+            assert (message.payload, message.context.channel) == (name.encode(), f"{base}/{name}")
+        nothing_more(m, f"{base}/{inside[0]}", stream)
+
+
+@feature(Features.WILDCARDS)
+@pytest.mark.parametrize("name", ["x.y", "*", "50%", "x y"])
+def test_wildcards_match_what_looks_like_syntax_below(backend: Backend, name: str) -> None:
+    """``+`` is one level of this grammar, whatever characters are in it."""
+    m = backend.connect()
+    base = backend.channel("w")
+    with m.subscribe(f"{base}/+") as stream:
+        publish(m, f"{base}/{name}", [b"x"])
+        assert stream.receive(PATIENCE).context.channel == f"{base}/{name}"
+        nothing_more(m, f"{base}/{name}", stream)
+
+
+@feature(Features.WILDCARDS)
+def test_a_wildcard_in_the_first_level_does_not_match_dollar_channels(backend: Backend) -> None:
+    """MQTT 4.7.2, on every adapter; a pattern that starts with the ``$`` level does."""
+    m = backend.connect()
+    level = backend.queue()
+    dollar = f"${level}/x"
+    with (
+        m.subscribe("+/x") as plus,
+        m.subscribe("#") as everything,
+        m.subscribe(f"${level}/+") as own,
+        m.subscribe(dollar) as exact,
+    ):
+        publish(m, dollar, [b"1"])
+        assert receive(own, 1) == [b"1"]
+        assert receive(exact, 1) == [b"1"]
+        publish(m, f"{level}/x", [b"2"])
+        assert plus.receive(PATIENCE).payload == b"2"
+        while (message := everything.receive(PATIENCE)).context.channel != f"{level}/x":
+            # other tests' retained messages may be there
+            assert not (message.context.channel or "$").startswith("$")
+
+
+@feature(Features.WILDCARDS)
+def test_overlapping_patterns_get_one_copy_each(backend: Backend) -> None:
+    """Scenario 33 [G]: ``a/#`` and ``a/b``, on one instance."""
+    m = backend.connect()
+    base = backend.channel("a")
+    patterns = [f"{base}/#", f"{base}/b", f"{base}/+", f"{base}/b"]
+    streams = [m.subscribe(pattern, **backend.reliable) for pattern in patterns]
+    for stream in streams:
+        stream.ready.result(PATIENCE)
+    publish(m, f"{base}/b", [b"1", b"2"], **backend.reliable)
+    publish(m, f"{base}/b", [b"sentinel"], **backend.reliable)
+    for stream in streams:
+        with stream:
+            assert receive(stream, 3) == [b"1", b"2", b"sentinel"]
+
+
+@feature(Features.ROUTING_KEY)
+def test_a_routing_key_selects_within_a_channel(backend: Backend) -> None:
+    """Scenarios 16 [S], 37 [S]: ``channel(name, extension)``; words by ``.``, ``*`` is one and ``#`` any number."""
+    m = backend.connect()
+    channel = backend.queue()
+    keys = ["red", "red.big", "red.big.old", "blue.big"]
+    expected = {"red": ["red"], "*.big": ["red.big", "blue.big"], "red.#": ["red", "red.big", "red.big.old"], "#": keys}
+    streams = {pattern: m.subscribe(channel, channel_extension=pattern) for pattern in expected}
+    for stream in streams.values():
+        stream.ready.result(PATIENCE)
+    for key in keys:
+        publish(m, channel, [key.encode()], channel_extension=key)
+    publish(m, channel, [b"none"])
+    for pattern, stream in streams.items():
+        dto = [each for each in m.runtime.get_runtime_dto().subscriptions if each.channel.extension == pattern]
+        assert [each.channel.name for each in dto] == [channel]
+        with stream:
+            for key in expected[pattern]:
+                context = stream.receive(PATIENCE).context
+                assert (context.channel, context.channel_extension) == (channel, key)
+            sentinel = expected[pattern][0]
+            nothing_more(m, channel, stream, channel_extension=sentinel)
+
+
+# --- more than one
+
+
+@feature(Features.EXTENSION_QOS, Features.ACKNOWLEDGE)
+def test_two_subscribers_of_different_qos(backend: Backend) -> None:
+    """Scenario 32 [G]: each message once for both; the higher level is in force; closing one leaves the other."""
+    m = backend.connect()
+    channel = backend.channel()
+    low, high = m.subscribe(channel, qos="0"), m.subscribe(channel, qos="1")
+    with high:
+        with low:
+            publish(m, channel, [b"1", b"2"], qos="1")
+            assert receive(low, 2) == [b"1", b"2"]
+            first = high.receive(PATIENCE)
+            assert ack_state(first) is AcknowledgeType.RECEIVED
+            assert receive(high, 1) == [b"2"]
+        publish(m, channel, [b"3"], qos="1")
+        assert receive(high, 1) == [b"3"]
+        nothing_more(m, channel, high, qos="1")
+
+
+def test_closing_one_of_two_subscribers_leaves_the_other(backend: Backend) -> None:
+    """Scenario 30 [S]: the broker hears of it when the last stream of the channel goes."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stays:
+        with m.subscribe(channel) as goes:
+            publish(m, channel, [b"1"])
+            assert receive(goes, 1) == [b"1"]
+        publish(m, channel, [b"2"])
+        assert receive(stays, 2) == [b"1", b"2"]
+        nothing_more(m, channel, stays)
+    eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
+
+
+def test_what_is_published_between_two_subscriptions_is_missed(backend: Backend) -> None:
+    """Scenario 30 [S]: the broker forgot the first one, or it would deliver to the second."""
+    m, publisher = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, **backend.reliable) as stream:
+        publish(publisher, channel, [b"1"], **backend.reliable)
+        assert receive(stream, 1) == [b"1"]
+    publish(publisher, channel, [b"2"], **backend.reliable)
+    with m.subscribe(channel, **backend.reliable) as stream:
+        nothing_more(publisher, channel, stream, **backend.reliable)
+
+
+def test_many_subscriptions_come_and_go(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    for number in range(50):
+        with m.subscribe(f"{channel}/{number % 5}") as stream:
+            publish(m, f"{channel}/{number % 5}", [str(number).encode()])
+            assert receive(stream, 1) == [str(number).encode()]
+    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
+
+
+# --- refused
+
+
+@feature(Features.EXTENSION_AUTOCREATE, Features.EXTENSION_QUEUE)
+def test_a_refused_subscription_ends_with_an_error(backend: Backend) -> None:
+    """Scenario 35 [I]; MSG180: with ``autocreate`` off, what does not exist is not made."""
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    inbox = Inbox(m.subscribe(channel, queue=queue, autocreate=False))
+    assert isinstance(inbox.wait_error(), SubscriptionRefusedError)
+    stream = m.subscribe(channel, queue=queue, autocreate=False)
+    assert isinstance(stream.ready.exception(PATIENCE), SubscriptionRefusedError)
+    with pytest.raises(SubscriptionRefusedError):
+        stream.receive(PATIENCE)
+    assert not m.runtime.get_runtime_dto().subscriptions
+    # the same once it exists
+    with (
+        m.subscribe(channel, queue=queue),
+        m.subscribe(channel, queue=queue, autocreate=False) as second,
+    ):
+        assert second.ready.done()
+
+
+@feature(Features.EXTENSION_AUTOCREATE, Features.ROUTING_KEY)
+def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Backend) -> None:
+    """MSG180, publishing."""
+    m = backend.connect()
+    channel = backend.queue()
+    context = {"channel_extension": "key", "autocreate": False}
+    assert isinstance(m.publish(channel, b"1", **context).exception(PATIENCE), PublishRefusedError)
+    with m.subscribe(channel, channel_extension="key") as stream:
+        publish(m, channel, [b"2"], **context)
+        assert receive(stream, 1) == [b"2"]
+
+
+def test_nothing_can_be_done_with_a_closed_instance(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    stream = m.subscribe(channel)
+    m.close()
+    m.close()
+    with pytest.raises(ClosedError):
+        m.publish(channel, b"x")
+    with pytest.raises(ClosedError):
+        m.subscribe(channel)
+    with pytest.raises(ClosedError):
+        stream.receive(PATIENCE)
+    # nobody else is hurt
+    other = backend.connect()
+    with other.subscribe(channel) as alive:
+        publish(other, channel, [b"y"])
+        assert receive(alive, 1) == [b"y"]
