@@ -83,6 +83,16 @@ def write(data: bytes) -> None:
         raise ReaderGoneError from None
 
 
+def is_reader_gone() -> bool:
+    """Whether stdout is a pipe or terminal that nobody reads any more, as far as can be told without writing."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return bool(poll.poll(0))  # without asking for any event, only errors and hang-ups are told
+    except (AttributeError, OSError, ValueError):
+        return False  # no file, or a system without poll()
+
+
 def show(*renderables: RenderableType) -> None:
     """Write text, tables and the like: coloured and fitted to a terminal, plain and unbroken otherwise."""
     console = Console(highlight=False, emoji=False)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from messaging import AcknowledgeMessageContext, Features, Message, MessageContext, MessageStream, Messaging
 from messaging.channels import check_pattern
 from messaging.cli import options
-from messaging.cli.output import ExitCode, dump, record, write
+from messaging.cli.output import ExitCode, ReaderGoneError, dump, is_reader_gone, record, write
 from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
+
+#: how often to look whether stdout is read at all: one who has enough does not wait for another message, seconds
+_LOOK: Final = 0.5
 
 
 class Ack(enum.StrEnum):
@@ -82,7 +87,7 @@ def sub(
     """
     for topic in topics:
         check_pattern(topic)
-    if timeout is not None and not 0 < timeout < threading.TIMEOUT_MAX:
+    if timeout is not None and not 0 < timeout < math.inf:
         raise ArgumentError("--timeout must be a number of seconds above 0")
     given = options.extensions(
         extension,
@@ -100,7 +105,7 @@ def sub(
         if all(stream.ready.done() and stream.ready.exception() is None for stream in streams):
             logger.info("subscribed to %s at %s", ", ".join(topics), m.runtime.get_runtime_dto().connection_uri)
         try:
-            writer.over.wait(timeout)
+            writer.wait(timeout)
         finally:
             writer.over.set()
             dropped = sum(stream.counters.dropped for stream in streams)
@@ -131,6 +136,13 @@ class _Writer:
         stream = m.subscription.subscribe(context)
         stream.subscribe(self._write, self._fail)
         return stream
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until it is over, for at most ``timeout`` seconds."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0 and not self.over.wait(min(left, _LOOK)):
+            if is_reader_gone():
+                self._fail(ReaderGoneError())
 
     def _write(self, message: Message) -> None:
         context = message.context

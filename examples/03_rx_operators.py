@@ -1,0 +1,41 @@
+"""A stream is an RxPY observable: filter, transform and combine it with operators.
+
+python examples/03_rx_operators.py [URL]
+"""
+
+import sys
+import threading
+
+from reactivex import operators as ops
+
+import messaging
+
+MEASURED = [20.5, 20.9, 87.0, 21.4, 21.8, 22.3, -60.0, 22.6]
+
+
+def main(url: str) -> None:
+    done = threading.Event()
+    with messaging.connect(url) as m:
+        stream = m.subscribe("examples/attic/temperature", qos=1)
+        means = stream.pipe(
+            ops.map(lambda message: message.value(float)),
+            ops.filter(lambda celsius: -40 < celsius < 60),  # a broken sensor
+            ops.buffer_with_count(2),
+            ops.map(lambda pair: sum(pair) / len(pair)),
+            ops.take(3),  # then it completes, which ends the subscription at the broker
+        )
+        # Returns once the broker has confirmed. The callbacks run on a worker thread, one message at a time. A message
+        # is acknowledged when it has passed through all of it, and rejected if a function raises.
+        means.subscribe(
+            on_next=lambda mean: print(f"mean of two: {mean:.1f}"),
+            on_error=lambda error: print(f"failed: {error}"),
+            on_completed=done.set,
+        )
+        for celsius in MEASURED:
+            m.publish("examples/attic/temperature", celsius, qos=1)
+        done.wait(timeout=20)
+    print("completed" if done.is_set() else "nothing came")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "memory://examples")

@@ -1,0 +1,64 @@
+"""Acknowledge by a filter, by hand, or not at all: then a message ends in the dead-letter channel.
+
+python examples/04_acknowledgement.py [URL]
+"""
+
+import sys
+
+import messaging
+from messaging import Features, Message, Messaging
+
+ORDERS = [{"id": 1, "total": 20}, {"id": 2, "total": -5}, {"id": 3, "total": 7}]
+TIMEOUT = 10
+
+
+def is_plausible(message: Message) -> bool:
+    return message.value(dict)["total"] > 0
+
+
+def by_filter(m: Messaging) -> None:
+    # Direct acknowledgement: decided before a message enters the stream. What the filter refuses is rejected, and
+    # with a dead-letter channel goes there at once, instead of being delivered again.
+    context = (
+        m.acknowledge_context_builder()
+        .filter_acknowledge(is_plausible)
+        .message_context_builder()
+        .channel("examples/orders")
+        .extension_entry(Features.EXTENSION_QOS, "1")
+        .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, "examples/refused")
+        .build_context()
+    )
+    with m.subscribe("examples/refused", qos=1) as refused, m.subscription.subscribe(context) as orders:
+        for order in ORDERS:
+            m.publish("examples/orders", order, qos=1)
+        print("accepted:", [orders.receive(TIMEOUT).value(dict)["id"] for _ in range(2)])
+        print("refused:", refused.receive(TIMEOUT).value(dict)["id"])
+
+
+def by_hand(m: Messaging) -> None:
+    # Neither filter nor handler: the consumer decides, whenever it likes. After three deliveries in vain a message is
+    # a dead letter.
+    context = (
+        m.acknowledge_context_builder()
+        .message_context_builder()
+        .channel("examples/parcels")
+        .extension_entry(Features.EXTENSION_QOS, "1")
+        .extension_entry(Features.EXTENSION_MAX_DELIVERIES, 3)
+        .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, "examples/returned")
+        .build_context()
+    )
+    with m.subscribe("examples/returned", qos=1) as returned, m.subscription.subscribe(context) as parcels:
+        m.publish("examples/parcels", "a parcel nobody takes", qos=1)
+        for attempt in (1, 2, 3):
+            parcel = parcels.receive(TIMEOUT)
+            print(f"attempt {attempt}: rejected: {parcel.context.acknowledge_handler.reject()}")
+        letter = returned.receive(TIMEOUT)
+        # where headers can travel, they say why it is there
+        reason = letter.context.extensions.get("headers", {}).get("x-dead-letter-reason", "not told")
+        print(f"returned: {letter.value(str)} ({reason})")
+
+
+if __name__ == "__main__":
+    with messaging.connect(sys.argv[1] if len(sys.argv) > 1 else "memory://examples") as m:
+        by_filter(m)
+        by_hand(m)

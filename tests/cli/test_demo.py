@@ -1,0 +1,90 @@
+"""``messaging demo``: it runs by itself, anywhere, and tells when a sum is wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from adapters.memory import MemoryAdapter
+from messaging import ClosedError, Features
+from messaging.cli import demo
+from tests.brokers import Mosquitto, RabbitMQ
+from tests.cli.conftest import Run
+from tests.cli.program import Program
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def is_right(out: str, skipped: str = "") -> bool:
+    summary = out.splitlines()[-1]
+    return "WRONG" not in out and "checks, all right; " + (f"skipped: {skipped}; " if skipped else "") in summary
+
+
+def test_it_runs_by_itself_on_a_broker_of_its_own() -> None:
+    started = time.monotonic()
+    # a broker that was not named is left alone
+    with Program("demo", variables={"MESSAGING_URL": "mqtt://127.0.0.1:1"}) as program:
+        assert program.ended() == 0
+        out = program.out.rest().decode()
+        assert program.err.rest() == b""
+    assert time.monotonic() - started < 10
+    assert out.startswith("connected to memory://demo")
+    assert is_right(out)
+    for number, act in enumerate(demo.ACTS, 1):
+        assert f"\n{number}  {act.title}\n" in out
+    assert "skipped" not in out
+
+
+def test_it_runs_again_and_again_at_one_broker(run: Run, mosquitto: Mosquitto) -> None:
+    for _ in range(2):
+        code, out, err = run("demo", mosquitto.url)
+        assert code == 0, out
+        assert is_right(out)
+        assert err == ""
+
+
+def test_it_runs_where_less_is_announced_and_says_what_is_skipped(
+    run: Run, mosquitto: Mosquitto, rabbitmq: RabbitMQ
+) -> None:
+    code, out, _ = run("demo", f"{mosquitto.url}?version=3.1.1")
+    assert code == 0, out
+    assert is_right(out)
+    code, out, _ = run("demo", rabbitmq.url)
+    assert code == 0, out
+    assert is_right(out, skipped="Retained messages")
+    assert "   skipped: this instance does not announce retain\n" in out
+
+
+def test_an_act_is_skipped_for_each_feature_it_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = MemoryAdapter.features.fget(None)  # type: ignore[attr-defined]
+    less = everything - {Features.POINT_TO_POINT, Features.EXTENSION_MAX_DELIVERIES}
+    monkeypatch.setattr(MemoryAdapter, "features", property(lambda _: less))
+    code, out, _ = run("demo")
+    assert code == 0
+    assert is_right(out, skipped="Point to point: a work queue, Redelivery and dead letters")
+
+
+def test_a_wrong_sum_is_shown_and_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(stage: demo.Stage) -> None:
+        """Adds up."""
+        stage.check("two and two", 4, 5)
+        stage.check("one and one", 2, 2)
+
+    monkeypatch.setattr(demo, "ACTS", (demo.Act("Arithmetic", act, ()),))
+    code, out, _ = run("demo")
+    assert code == 1
+    assert "two and two  4         5      WRONG" in out
+    assert "2 checks, 1 wrong; " in out
+
+
+def test_an_act_that_does_not_get_to_its_end_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(stage: demo.Stage) -> None:
+        """Waits in vain."""
+        raise ClosedError("gone")
+
+    monkeypatch.setattr(demo, "ACTS", (demo.Act("Vanity", act, ()), *demo.ACTS[:1]))
+    code, out, _ = run("demo")
+    assert code == 1
+    assert "ClosedError: gone" in out
+    assert "4 checks, 1 wrong" in out

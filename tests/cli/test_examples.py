@@ -1,0 +1,74 @@
+"""The examples run, by themselves, and print what they promise."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import Mosquitto
+from tests.cli.program import PATIENCE, ROOT, environment
+
+EXPECTED = {
+    "01_publish_subscribe_sync": [
+        "examples/weather/oslo: snow",
+        "examples/weather/rome: sunny",
+        "examples/weather/cork: rain",
+    ],
+    "02_asyncio": ["5", "4", "3", "2", "1", "lift-off"],
+    "03_rx_operators": ["mean of two: 20.7", "mean of two: 21.6", "mean of two: 22.5", "completed"],
+    "04_acknowledgement": [
+        "accepted: [1, 3]",
+        "refused: 2",
+        *(f"attempt {number}: rejected: True" for number in (1, 2, 3)),
+        "returned: a parcel nobody takes (maxDeliveries)",
+    ],
+    "05_work_queue": ["Ada did 6 jobs", "Grace did 6 jobs", "done, each once: True"],
+    "06_typed_messages": [
+        "12:30 attic: 31.5 °C",
+        "12:30 hall: 20.0 °C",
+        'does not fit: {"sensor": "cellar", "celsius": "cold"}',
+        "counted: 1",
+    ],
+}
+FILES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def output(example: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        env=environment(PYTHONIOENCODING="utf-8"),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_example_is_tested() -> None:
+    assert [file.stem for file in FILES] == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("example", FILES, ids=lambda file: file.stem)
+def test_example_prints_what_it_promises(example: Path) -> None:
+    assert output(example) == EXPECTED[example.stem]
+
+
+@pytest.mark.parametrize("example", FILES, ids=lambda file: file.stem)
+def test_example_runs_at_a_broker(
+    example: Path, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(example), mosquitto.url])
+    runpy.run_path(str(example), run_name="__main__")
+    found = capfd.readouterr().out.splitlines()
+    if example.stem == "05_work_queue":  # who does how many is up to the broker
+        assert found[-1] == EXPECTED[example.stem][-1]
+    else:
+        assert found == EXPECTED[example.stem]

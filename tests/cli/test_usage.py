@@ -1,0 +1,242 @@
+"""Help, and what becomes of a command line or input that cannot be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from messaging.cli.app import app
+from tests.cli.conftest import Run
+from tests.cli.program import COMMAND, PATIENCE, ROOT, environment
+
+
+def refused(run: Run, *arguments: str, code: int = 2) -> str:
+    """Run a command line that is refused: in one line, and nothing on stdout. What the line says."""
+    found, out, err = run(*arguments)
+    assert (found, out) == (code, "")
+    assert err.count("\n") == 1
+    assert err.startswith("messaging: error: ")
+    return err.removeprefix("messaging: error: ").rstrip("\n")
+
+
+def process(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+
+
+# --- help
+
+
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_help_names_the_commands_and_explains_the_exit_codes(run: Run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert code == (0 if arguments else 2)
+    for command in ("pub", "sub", "info", "demo"):
+        assert f" {command} " in out
+    text = " ".join(out.split())
+    for meaning in ("0 done", "1 failed", "2 the command line", "3 the timeout", "130 interrupted"):
+        assert meaning in text
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("pub", "-t -m -f -s -l -n -q -r -i -D -x -u -d --repeat --rate --content-type --encoding --reply-to --option"),
+        ("sub", "-t -q -C -W -v -N -i -x -u -d --count --timeout --json --queue --ack --quiet --option"),
+        ("info", "-i -u -d --json --features --option"),
+        ("demo", "-i -u -d --option"),
+    ],
+)
+def test_help_of_each_command_lists_its_options(command: str, options: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
+    assert result.exit_code == 0
+    words = result.output.split()
+    assert [option for option in options.split() if option not in words] == []
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"messaging {version('rx-messaging')}\n", "")
+
+
+def test_the_installed_script_is_the_program() -> None:
+    script = Path(sys.executable).with_name("messaging")
+    assert script.exists(), "the project is not installed in this environment"
+    done = process(str(script), "--version")
+    assert (done.returncode, done.stdout) == (0, f"messaging {version('rx-messaging')}\n")
+
+
+def test_debug_shows_logs_and_quiet_shows_none(run: Run) -> None:
+    assert "messaging.connection: memory-" in run("info", "memory://usage", "--debug")[2]
+    arguments = ("sub", "memory://usage", "-t", "a", "-W", "0.01", "-C", "1")
+    assert run(*arguments)[2].startswith("messaging: subscribed to a at memory://usage\nmessaging: warning: timeout")
+    assert run(*arguments, "--quiet") == (3, "", "")
+
+
+# --- what is not installed
+
+
+def without(module: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.modules[{module!r}] = None; from messaging.cli import main; sys.exit(main(['info']))"
+    return process(sys.executable, "-c", code)
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_a_missing_extra_is_one_line_that_says_which(missing: str) -> None:
+    done = without(missing)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "messaging: error: the command line needs an optional package: pip install 'rx-messaging[cli]'\n"
+    )
+
+
+def test_a_defect_in_an_import_is_not_taken_for_a_missing_extra() -> None:
+    done = without("messaging.cli.pub")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+# --- wrong command lines
+
+PUB = ("pub", "memory://usage", "-t", "a/b", "-m", "x")
+SUB = ("sub", "memory://usage", "-t", "a/b", "--timeout", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # the URL
+        (("pub", "localhost", "-t", "a", "-m", "x"), "has no '://'"),
+        (("pub", "mqtt://local host", "-t", "a", "-m", "x"), "U+0020"),
+        (("sub", "nonesuch://x", "-t", "a"), "no adapter for nonesuch:// is installed"),
+        (("pub", "-t", "a", "-m", "x"), "no broker URL"),
+        ((*PUB, "--url", "memory://other"), "two broker URLs"),
+        (("info", "memory://usage?prefetsh=3"), "did you mean 'prefetch'?"),
+        ((*PUB, "--option", "timeout=soon"), "option 'timeout'"),
+        ((*PUB, "--option", "timeuot=3"), "did you mean 'timeout'?"),
+        ((*PUB, "--option", "services=x"), "unknown option 'services'"),
+        ((*PUB, "--option", "timeout"), "--option takes KEY=VALUE"),
+        ((*PUB, "-i", "a", "--option", "client_id=b"), "client_id is given twice"),
+        # options
+        ((*PUB, "--qoss", "1"), "--qos)"),
+        ((*SUB, "--cuont", "1"), "(Possible options: --count"),
+        ((*PUB, "-h", "localhost"), "part of the URL"),
+        ((*PUB, "--pw", "x"), "MESSAGING_PASSWORD"),
+        (("pbu", "-t", "a"), "pub"),
+        ((*PUB, "extra"), "extra"),
+        (("pub", "memory://usage", "-m", "x"), "--topic"),
+        ((*SUB, "--count", "0"), "--count"),
+        ((*SUB, "--count", "many"), "--count"),
+        ((*SUB, "--timeout", "0"), "--timeout must be"),
+        ((*SUB, "--timeout", "nan"), "--timeout must be"),
+        ((*SUB, "--ack", "maybe"), "--ack"),
+        ((*PUB, "--rate", "0"), "--rate must be"),
+        (("pub", "memory://usage", "-t", "a", "-l", "--repeat", "2"), "--repeat does not go with -l"),
+        (("info", "--features"), "--features needs a broker URL"),
+        # what to publish
+        (("pub", "memory://usage", "-t", "a"), "exactly one of -m, -f, -s, -l and -n"),
+        ((*PUB, "-n"), "exactly one of -m, -f, -s, -l and -n"),
+        (("pub", "memory://usage", "-t", "a", "-f", "/no/such/file"), "cannot read '/no/such/file'"),
+        (("pub", "memory://usage", "-t", "a", "-f", "/"), "cannot read '/'"),
+        (("pub", "memory://usage", "-t", "a", "-m", "xy", "--option", "max_message_size=1"), "exceeds the limit"),
+        ((*PUB, "--encoding", "rot13"), "rot13"),
+        # channels
+        (("pub", "memory://usage", "-t", "a/#", "-m", "x"), "wildcards are for subscriptions only"),
+        (("pub", "memory://usage", "-t", "", "-m", "x"), "channel is empty"),
+        (("pub", "memory://usage", "-t", "a\udcff", "-m", "x"), "U+DCFF"),
+        (("sub", "memory://usage", "-t", "a/#/b"), "'#' must be the whole of the last level"),
+        (("sub", "memory://usage", "-t", "a", "-t", "b+"), "'+' must be a whole level"),
+        # extensions
+        ((*PUB, "-q", "3"), "qos"),
+        ((*PUB, "-x", "qos=1", "-q", "1"), "qos is given twice"),
+        ((*PUB, "-x", "priority=10"), "extension 'priority'"),
+        ((*PUB, "-x", "priority=1", "-x", "priority=2"), "priority is given twice"),
+        ((*PUB, "-x", "nonesuch=1"), "does not support 'nonesuch'"),
+        ((*PUB, "-x", "timeToLive"), "--extension takes KEY=VALUE"),
+        ((*PUB, "-D", "=v"), "--header takes KEY=VALUE"),
+        ((*PUB, "-D", "k=\udcff"), "lone surrogate"),
+        ((*SUB, "--queue", "a/b"), "extension 'queue'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_says_why(run: Run, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in refused(run, *arguments)
+
+
+def test_several_lines_of_an_error_become_one(run: Run) -> None:
+    assert "\\x1b" in refused(run, "pub", "memory://usage", "-t", "a", "-m", "x", "--o\n\x1b[31m")
+
+
+# --- at run time
+
+
+def test_a_broker_that_is_not_there_is_a_failure(run: Run) -> None:
+    from tests.brokers import free_port
+
+    url = f"mqtt://127.0.0.1:{free_port()}"
+    for command in (("pub", url, "-t", "a", "-m", "x"), ("sub", url, "-t", "a"), ("info", url), ("demo", url)):
+        assert "cannot connect" in refused(run, *command, code=1)
+
+
+def test_a_refused_subscription_is_a_failure(run: Run) -> None:
+    arguments = ("--queue", "nonesuch", "-x", "autocreate=false")
+    assert "queue 'nonesuch' does not exist" in refused(run, "sub", "memory://usage", "-t", "a", *arguments, code=1)
+
+
+# --- secrets
+
+
+SECRET = "hunter2&%C3%A9"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pub", f"mqtt://joe:{SECRET}@127.0.0.1:1", "-t", "a", "-m", "x"),
+        ("pub", f"mqtt://joe:{SECRET}@127.0.0.1:port", "-t", "a", "-m", "x"),
+        ("pub", f"mqtt://joe:{SECRET}@x@127.0.0.1:1", "-t", "a", "-m", "x"),
+        ("pub", f"nonesuch://joe:{SECRET}@127.0.0.1", "-t", "a", "-m", "x"),
+        ("pub", f"memory://joe:{SECRET}@usage", "-t", "a", "-m", "x"),
+        ("pub", "memory://a", f"mqtt://joe:{SECRET}@127.0.0.1:1", "-t", "a", "-m", "x"),
+        ("pub", f"mqtt://127.0.0.1:1?username=joe&password={SECRET.replace('&', '')}", "-t", "a", "-m", "x"),
+        ("pub", f"memory://a?passwort={SECRET.replace('&', '')}", "-t", "a", "-m", "x"),
+        ("pub", "mqtt://joe@127.0.0.1:1", "--option", f"password={SECRET}", "-t", "a", "-m", "x"),
+        ("pub", "mqtt://joe@127.0.0.1:1", f"--password={SECRET}", "-t", "a", "-m", "x"),
+        ("pub", "memory://a", f"password={SECRET}", "-t", "a", "-m", "x"),
+        ("pub", "memory://a", "-t", "a", "-m", "x", "-x", f"headers={SECRET}"),
+        ("pub", "memory://a", "-t", "a", "-m", "x", "-D", SECRET),
+        (f"mqtt://joe:{SECRET}@127.0.0.1:1", "pub"),
+    ],
+)
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_secret_is_ever_shown(run: Run, arguments: tuple[str, ...], debug: list[str]) -> None:
+    code, out, err = run(*arguments, *debug)
+    assert code in (1, 2)
+    assert err
+    assert "hunter2" not in out + err
+
+
+def test_the_password_is_taken_from_the_environment_and_not_shown(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2\n")
+    monkeypatch.setenv("MESSAGING_URL", "mqtt://joe@127.0.0.1:1")
+    monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(file))
+    code, out, err = run("pub", "-t", "a", "-m", "x", "--debug")
+    assert code == 1
+    assert "127.0.0.1:1" in err
+    assert "hunter2" not in out + err
+
+
+def test_python_m_runs_the_program_and_reports_its_exit_code() -> None:
+    done = process(*COMMAND, "pub", "memory://a")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("messaging: error: Missing option '--topic'")
+    assert done.stderr.count("\n") == 1
