@@ -114,6 +114,8 @@ class Incoming(AcknowledgeMessageContext):
         self._correlation_id = correlation_id
         self._reply_to_channel = reply_to_channel
         self._extensions = extensions
+        self._acknowledgement = None
+        self._plan = None
         self.token = token
         self.delivery_count = delivery_count
 

@@ -147,7 +147,7 @@ class MessageContextBuilder:
                 kept.setdefault("channel_extension", None)
             values = {**values, **kept}
             extensions = {**extensions, **given.extensions}
-            acknowledgement = getattr(given, "_acknowledgement", None) or acknowledgement
+            acknowledgement = given._acknowledgement or acknowledgement
         context = MessageContext(
             **values,
             extensions=MappingProxyType(dict(extensions)) if extensions else NO_EXTENSIONS,

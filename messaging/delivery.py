@@ -160,8 +160,8 @@ class Subscription:
             self._has_ended,
         )
         self.consumer: Consumer = _NOBODY
-        #: the consumer decides: neither automatic nor direct acknowledgement
-        self.manual = self._direct is not None and self._direct.filter is None and self._direct.handle is None
+        #: no default acknowledgement: what the direct callbacks leave undecided is the consumer's to decide
+        self.manual = self._direct is not None
 
     # --- from the adapter, on the loop
 
@@ -379,28 +379,27 @@ class Subscription:
 
     def _acknowledge_directly(self, message: Message, incoming: Incoming, direct: DirectAcknowledgement) -> bool:
         """Filter, handler, post (RFC 5.8.6); whether the message enters the stream."""
-        channel = incoming._channel
         enters = True
-        accept = self._callback(direct.filter, AcknowledgeFilter, "filter")
-        if accept is not None:
+        if direct.filter is not None:
             try:
-                enters = bool(accept(message))
+                accept = self._callback(direct.filter, AcknowledgeFilter, "filter")
+                if accept is not None:
+                    enters = bool(accept(message))
+                    incoming._settle(enters)
             except Exception:
-                logger.exception("acknowledge filter of %r raised; the message is rejected", channel)
+                logger.exception("acknowledge filter of %r raised; the message is rejected", incoming._channel)
                 enters = False
-            incoming._settle(enters)
+                incoming._settle(False)
         # a callable handler yields to a filter, one given by target does not: RFC 5.8.4 says both
         if direct.handle is not None and (direct.filter is None or isinstance(direct.handle, str)):
-            handle = self._callback(direct.handle, AcknowledgeConsumer, "handler")
-            if handle is not None:
-                try:
-                    if _takes_two(handle):
-                        handle(message, AcknowledgeHandler(incoming))
-                    else:
-                        handle(message)
-                except Exception:
-                    logger.exception("acknowledge handler of %r raised; the message is rejected", channel)
-                    incoming._settle(False)
+            try:
+                handle = self._callback(direct.handle, AcknowledgeConsumer, "handler")
+                if handle is not None:
+                    arguments = (message, AcknowledgeHandler(incoming)) if _takes_two(handle) else (message,)
+                    handle(*arguments)
+            except Exception:
+                logger.exception("acknowledge handler of %r raised; the message is rejected", incoming._channel)
+                incoming._settle(False)
         return enters and incoming._state is not AcknowledgeType.REJECTED
 
     def _callback(self, callback: str | Callable[..., Any] | None, interface: type, what: str) -> Any:
@@ -452,12 +451,12 @@ class Subscription:
         message._context._settle(False)  # type: ignore[attr-defined]  # an Incoming: take() made it so
 
     def _post_acknowledge(self, message: Message, callback: str | Callable[[Message], object]) -> None:
-        post = self._callback(callback, AcknowledgeConsumer, "post")
-        if post is not None:
-            try:
+        try:
+            post = self._callback(callback, AcknowledgeConsumer, "post")
+            if post is not None:
                 post(message)
-            except Exception:
-                logger.exception("post-acknowledge callback of %r raised", self.spec.channel)
+        except Exception:
+            logger.exception("post-acknowledge callback of %r raised", self.spec.channel)
 
     def _settled_in_vain(self) -> None:
         self.settled_count += 1

@@ -81,7 +81,7 @@ class MessagePublisher:
             raise ArgumentError(f"publish takes a Message, not {type(message).__name__}") from None
         if channel_or_context is not None:
             context = self._override(context, channel_or_context)
-        plan = getattr(context, "_plan", None)
+        plan = context._plan
         options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
         limit = self._size_limit
         if limit is not None and len(payload) > limit:

@@ -112,6 +112,9 @@ class _Push(rx.DisposableBase):
             except CodecError as error:
                 self._finish(error, notify=True)
                 return
+            except BaseException as error:  # noqa: BLE001  # out of a direct acknowledgement callback
+                self._observer_raised(error)
+                return
             if message is None:
                 return
             try:

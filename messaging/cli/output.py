@@ -157,14 +157,18 @@ def plain(value: Any) -> Any:
 # --- stderr
 
 
-def one_line(text: object) -> str:
-    """``text`` fit for a terminal and a log: in one line, without control characters and secrets.
+def redacted(text: str) -> str:
+    """``text`` without what looks like a secret.
 
-    Errors of this project hold no secret. What a command line parser quotes may.
+    Errors and logs of this project hold none. What a command line parser quotes, or a library logs, may.
     """
+    return _SECRET.sub(r"\1***", _USER_INFO.sub("***@", text))
+
+
+def one_line(text: object) -> str:
+    """``text`` fit for a terminal and a log: in one line, without control characters and secrets."""
     words = " ".join(str(text).split())
-    words = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in words)
-    return _SECRET.sub(r"\1***", _USER_INFO.sub("***@", words))
+    return redacted("".join(char if char.isprintable() else ascii(char)[1:-1] for char in words))
 
 
 def report(error: object) -> None:
@@ -186,7 +190,7 @@ class _Formatter(logging.Formatter):
             return f"{PROGRAM}: {level}{one_line(text)}"
         line = f"{PROGRAM}: {record.relativeCreated / 1000:.3f} {level}{record.name}: {one_line(text)}"
         if record.exc_info is not None:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + redacted(self.formatException(record.exc_info))
         return line
 
 
