@@ -53,3 +53,14 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_requirement_names_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "requirements.md").read_text()
+    numbers = [*range(10, 100, 20), 60, 80, 95, 100, *range(120, 190, 10), 200, 205, *range(210, 270, 10)]
+    for number in numbers:
+        assert f"| MSG{number:03} |" in page
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 25
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
