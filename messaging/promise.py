@@ -118,7 +118,7 @@ class Promise(Generic[T]):
         def run() -> None:
             try:
                 callback(self)
-            except Exception:
+            except BaseException:  # whatever it is, nobody else is to suffer from it
                 logger.exception("callback of %s raised", self.what)
 
         self.listen(lambda: call_back(run))

@@ -94,7 +94,10 @@ class Lanes:
                     self._active -= 1
                     return
                 job = self._jobs.popleft()
-            job()
+            try:
+                job()
+            except BaseException:  # a job guards its user code itself: this is a defect
+                logger.exception("worker job failed")
 
 
 #: threads that callbacks of promises may occupy at the same time

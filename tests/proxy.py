@@ -44,6 +44,7 @@ class _Side(asyncio.Protocol):
         self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pause("no peer yet")
+        self._proxy.opened(self)
 
     def data_received(self, data: bytes) -> None:
         assert self.peer is not None
@@ -142,7 +143,7 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE)
 
     async def _start(self) -> None:
-        self._server = await self._loop.create_server(self._accepted, HOST, 0)
+        self._server = await self._loop.create_server(lambda: _Side(self, is_broker=False), HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
@@ -168,18 +169,15 @@ class Proxy:
             if side.is_broker:
                 (side.pause if holding else side.resume)("hold")
 
-    def _accepted(self) -> _Side:
-        return _Client(self)
-
-    def opened(self, client: _Side) -> None:
-        """A client connected."""
-        self._sides.add(client)
+    def opened(self, side: _Side) -> None:
+        """A connection was made, by a client or to the broker."""
+        self._sides.add(side)
         if self._refusing:
-            client.abort()
-            return
-        task = self._loop.create_task(self._join(client))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+            side.abort()
+        elif not side.is_broker:
+            task = self._loop.create_task(self._join(side))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
 
     def forget(self, side: _Side) -> None:
         """A connection ended."""
@@ -191,21 +189,12 @@ class Proxy:
         except OSError:
             client.abort()
             return
-        if client.transport is None:
+        if client.transport is None or broker.transport is None:
+            client.abort()
             broker.abort()
             return
-        self._sides.add(broker)
         broker.peer, client.peer = client, broker
         if self._holding:
             broker.pause("hold")
         for side in (broker, client):
             side.resume("no peer yet")
-
-
-class _Client(_Side):
-    def __init__(self, proxy: Proxy) -> None:
-        super().__init__(proxy, is_broker=False)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._proxy.opened(self)

@@ -160,7 +160,7 @@ class AmqpAdapter(Adapter):
             vhost=url.path or "/",
             heartbeat=settings.heartbeat,
             name=settings.client_id or self.name,
-            timeout=settings.timeout,
+            timeout=settings.connect_timeout,
             tls=tls if secure else None,
         )
 
@@ -252,7 +252,6 @@ class AmqpAdapter(Adapter):
             exchange=settings.exchange,
             window=settings.publish_window,
             max_priority=settings.max_priority,
-            connect_timeout=settings.connect_timeout,
             lost=lost,
         )
         return False

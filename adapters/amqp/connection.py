@@ -63,13 +63,13 @@ class Target:
     heartbeat: int
     #: what the broker calls the connections
     name: str
-    #: deadline of a single request to the broker, seconds
+    #: deadline of the second connection, and of any single request to the broker, seconds
     timeout: float
-    #: cafile, certfile, keyfile, insecure; ``None`` without TLS
+    #: ``None`` without TLS
     tls: Tls | None = None
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,12 @@ class _FrameProtocol(asyncio.StreamReaderProtocol):
         if not self.speaks_amqp:
             super().data_received(data)
             return
-        data = self._rest + data if self._rest else bytes(data)
-        lanes, size, at = self.lanes, len(data), 0
+        data = self._rest + data if self._rest else data
+        lanes, size, at, unpack, prefix = self.lanes, len(data), 0, frames.PREFIX.unpack_from, frames.PREFIX.size
         passed: list[bytes] = []
         taken = False
-        while size - at >= frames.PREFIX.size:
-            kind, channel, length = frames.PREFIX.unpack_from(data, at)
+        while size - at >= prefix:
+            kind, channel, length = unpack(data, at)
             end = at + frames.OVERHEAD + length
             if kind not in _KINDS or length > self.frame_max or (end <= size and data[end - 1] != frames.END):
                 # aiormq knows best what to say about it, and ends the connection
@@ -147,11 +147,11 @@ class _FrameProtocol(asyncio.StreamReaderProtocol):
             if end > size:
                 break
             lane = lanes.get(channel)
-            if lane is not None and lane.take(kind, data, at + frames.PREFIX.size, end - 1):
+            if lane is not None and lane.take(kind, data, at + prefix, end - 1):
                 taken = True
             else:
                 if kind == frames.METHOD:
-                    self._look(channel, data, at + frames.PREFIX.size, end - 1)
+                    self._look(channel, data, at + prefix, end - 1)
                 passed.append(data[at:end])
             at = end
         self._rest = data[at:]
@@ -195,6 +195,11 @@ class _Connection(aiormq.Connection):
     HEARTBEAT_GRACE_MULTIPLIER = 2
 
 
+class _ConnectionWithoutHeartbeat(aiormq.Connection):
+    #: silence means nothing: otherwise aiormq takes the peer for dead after it, and does not say good-bye
+    HEARTBEAT_GRACE_MULTIPLIER = 2**31
+
+
 def _named(kind: type[T]) -> type[T]:
     """A method without pamqp's check of names, which allows fewer than brokers do."""
     return type(kind.__name__, (kind,), {"validate": lambda _: None})
@@ -203,6 +208,7 @@ def _named(kind: type[T]) -> type[T]:
 ExchangeDeclare = _named(spec.Exchange.Declare)
 QueueDeclare = _named(spec.Queue.Declare)
 QueueBind = _named(spec.Queue.Bind)
+QueueDelete = _named(spec.Queue.Delete)
 BasicConsume = _named(spec.Basic.Consume)
 
 
@@ -220,7 +226,8 @@ class Wire:
         self.alive = True
         self.lost: Callable[[ConnectionLostError], None] = lambda _: None
         tune = connection.connection_tune
-        self.frame_max = protocol.frame_max = tune.frame_max or frames.DEFAULT_FRAME_MAX
+        self.frame_max = tune.frame_max or frames.DEFAULT_FRAME_MAX
+        protocol.frame_max = tune.frame_max or frames.NO_LIMIT
         self._channel_max = tune.channel_max or 65_535
         self._target = target
         self._connection = connection
@@ -324,7 +331,9 @@ class Wire:
         await asyncio.wait([closing], timeout=CLOSE_GRACE)
         transport.abort()
         # with its transport gone, nothing in aiormq waits for the peer any more
-        await asyncio.wait([closing], timeout=CLOSE_GRACE)
+        if not (await asyncio.wait([closing], timeout=CLOSE_GRACE))[0]:
+            logger.warning("the connection to %s did not end", self._target)
+            closing.cancel()
 
     def _closed(self, closing: asyncio.Future[Any]) -> None:
         error = None if closing.cancelled() else closing.exception()
@@ -371,7 +380,8 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         path="/",
         query={"heartbeat": target.heartbeat, "name": f"{target.name} ({purpose})"},
     )
-    connection = _Connection(url, transport_factory=_Transport(reader, writer))
+    kind = _Connection if target.heartbeat else _ConnectionWithoutHeartbeat
+    connection = kind(url, transport_factory=_Transport(reader, writer))
     # not by the URL: aiormq reads some percent signs in it twice
     connection.vhost = target.vhost
     try:

@@ -70,6 +70,7 @@ class Consumer:
         self._established = False
         self._error: SubscriptionRefusedError | None = None
         self._channel: aiormq.Channel | None = None
+        self._private_queue: str | None = None
         self._number = 0
         # the delivery whose content is arriving
         self._arriving: tuple[int, bool, bytes] | None = None
@@ -102,8 +103,7 @@ class Consumer:
             await self._subscribe()
         except BaseException as error:
             self._open = False
-            if self._channel is not None:
-                self._spawn(self._close_channel(self._channel))
+            self._spawn(self._clean_up())
             if isinstance(error, aiormq.AMQPChannelError):
                 raise self._refusal(describe(error), error) from error
             raise
@@ -120,6 +120,7 @@ class Consumer:
         if options.queue is None:
             self._channel = channel = await wire.channel()
             queue = await topology.make_private_queue(wire, channel, max_priority=self._max_priority)
+            self._private_queue = queue
         else:
             queue = options.queue
             self._channel = channel = await topology.find_queue(
@@ -139,20 +140,23 @@ class Consumer:
         Raises:
             ConnectionLostError: the connection went away, and the subscription with it.
         """
-        if not self._open:
+        if not self.is_open:
             return
-        if self._wire.alive:
-            self._flush()
+        self._flush()
         self._open = False
         self._batch.clear()
         assert self._channel is not None  # noqa: S101  # open
         await self._wire.close_channel(self._channel)
 
-    async def _close_channel(self, channel: aiormq.Channel) -> None:
+    async def _clean_up(self) -> None:
+        """Close the channel, and see that no queue goes on filling that nobody has ever consumed from."""
         try:
-            await self._wire.close_channel(channel)
-        except ConnectionLostError:
-            logger.debug("the connection went away before channel %d was closed", channel.number)
+            if self._channel is not None:
+                await self._wire.close_channel(self._channel)
+            if self._private_queue is not None and not self._established:
+                await topology.delete_queue(self._wire, self._private_queue)
+        except (ConnectionLostError, aiormq.AMQPChannelError) as error:
+            logger.debug("not cleaned up after %r: %s", self._spec.channel, error)
 
     def closed(self, reason: str) -> None:
         """The broker closed the channel; see ``connection.Lane``."""
@@ -181,8 +185,7 @@ class Consumer:
                 return True
             if method == frames.BASIC_CANCEL:
                 self.closed("cancelled by the broker; the queue was probably deleted")
-                if self._channel is not None:
-                    self._spawn(self._close_channel(self._channel))
+                self._spawn(self._clean_up())
                 return True
             return False
         if self._arriving is None:

@@ -10,7 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
 METHOD: Final = 1
 HEADER: Final = 2
@@ -22,9 +22,12 @@ PREFIX: Final = struct.Struct(">BHI")
 #: bytes of a frame around its payload: the prefix and the end mark
 OVERHEAD: Final = PREFIX.size + 1
 END: Final = 0xCE
+_END: Final = bytes([END])
 #: what a peer that sets no limit is sent at most in one frame, bytes
 DEFAULT_FRAME_MAX: Final = 131_072
-HEARTBEAT_FRAME: Final = PREFIX.pack(HEARTBEAT, 0, 0) + bytes([END])
+#: what the size of a frame can say
+NO_LIMIT: Final = 0xFFFF_FFFF
+HEARTBEAT_FRAME: Final = PREFIX.pack(HEARTBEAT, 0, 0) + _END
 
 _METHOD_ID: Final = struct.Struct(">HH")
 CONNECTION_CLOSE: Final = _METHOD_ID.pack(10, 50)
@@ -51,10 +54,6 @@ _MULTIPLE: Final = 1
 _REQUEUE: Final = 2
 
 
-class FrameError(ValueError):
-    """Bytes that are not the frame they claim to be."""
-
-
 def short_string(text: str) -> bytes:
     """A short string (4.2.5.3).
 
@@ -71,10 +70,10 @@ def publish(channel: int, exchange: str, routing_key: str) -> bytes:
     """The method frame of ``basic.publish``, neither mandatory nor immediate."""
     arguments = short_string(exchange) + short_string(routing_key) + b"\x00"
     payload = BASIC_PUBLISH + b"\x00\x00" + arguments
-    return PREFIX.pack(METHOD, channel, len(payload)) + payload + bytes([END])
+    return PREFIX.pack(METHOD, channel, len(payload)) + payload + _END
 
 
-def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Iterator[bytes]:
+def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Sequence[bytes]:
     """The header and body frames of a message, in pieces to be joined.
 
     Args:
@@ -83,19 +82,17 @@ def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Ite
         body: the payload.
         frame_max: size of the largest frame the peer takes, in bytes.
     """
-    yield _CONTENT.pack(HEADER, channel, 12 + len(properties), _BASIC, 0, len(body))
-    yield properties
-    if len(body) <= frame_max - OVERHEAD:
-        # one join instead of three for what nearly all messages are
-        yield b"\xce" + PREFIX.pack(BODY, channel, len(body)) + body + b"\xce" if body else b"\xce"
-        return
-    yield b"\xce"
-    step = frame_max - OVERHEAD
-    for start in range(0, len(body), step):
+    size, step = len(body), frame_max - OVERHEAD
+    header = _CONTENT.pack(HEADER, channel, 12 + len(properties), _BASIC, 0, size)
+    if not size:
+        return header, properties, _END
+    if size <= step:
+        return header, properties, _END, PREFIX.pack(BODY, channel, size), body, _END
+    pieces = [header, properties, _END]
+    for start in range(0, size, step):
         part = body[start : start + step]
-        yield PREFIX.pack(BODY, channel, len(part))
-        yield part
-        yield b"\xce"
+        pieces += PREFIX.pack(BODY, channel, len(part)), part, _END
+    return pieces
 
 
 def ack(channel: int, tag: int, *, multiple: bool) -> bytes:

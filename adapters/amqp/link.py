@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Link:
-    """See the module. Made by :func:`open_link`.
+    """See the module.
 
     Args:
         target: where to connect to.
@@ -34,7 +34,6 @@ class Link:
         exchange: of channels without extension.
         window: messages that may await their confirm.
         max_priority: of queues that are made.
-        connect_timeout: for the second connection, seconds.
         lost: called once if the link ends without ``close``.
     """
 
@@ -47,7 +46,6 @@ class Link:
         exchange: str,
         window: int,
         max_priority: int,
-        connect_timeout: float,
         lost: Callable[[ConnectionLostError], None],
     ) -> None:
         self.alive = True
@@ -56,10 +54,10 @@ class Link:
         self._wires = [publishing]
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
+        self._dialling: asyncio.Task[Wire] | None = None
         self._context = context
         self._exchange = exchange
         self._max_priority = max_priority
-        self._connect_timeout = connect_timeout
         self._lost = lost
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,9 +81,12 @@ class Link:
 
     async def close(self) -> None:
         """Disconnect in good order, within a second or so. Idempotent; does not raise."""
+        # acknowledgements are gathered until the end of the loop's turn
+        await asyncio.sleep(0)
         self.alive = False
         for wire in self._wires:
             wire.lost = lambda _: None
+        self._stop_dialling()
         await asyncio.gather(*[wire.close() for wire in self._wires])
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
         if self._tasks:
@@ -95,24 +96,38 @@ class Link:
         async with self._connecting:
             self._check()
             if self._consuming is None:
-                try:
-                    async with asyncio.timeout(self._connect_timeout):
-                        wire = await connect(self._target, "consuming", self._context)
-                except AuthenticationError as error:
-                    raise SubscriptionRefusedError(f"no connection to consume on: {error}") from error
-                except (ConnectFailedError, TimeoutError) as error:
-                    # as good as a loss: the core opens again, with its delays
-                    lost = ConnectionLostError(f"no connection to consume on: {error or 'timeout'}")
-                    lost.__cause__ = error
-                    self._end(lost)
-                    raise lost from error
-                self._wires.append(wire)
-                if not self.alive:  # lost or closed meanwhile
-                    await wire.close()
-                self._check()
-                wire.lost = self._end
-                self._consuming = wire
+                self._consuming = await self._connect()
             return self._consuming
+
+    async def _connect(self) -> Wire:
+        self._dialling = asyncio.get_running_loop().create_task(connect(self._target, "consuming", self._context))
+        try:
+            async with asyncio.timeout(self._target.timeout):
+                wire = await self._dialling
+        except AuthenticationError as error:
+            raise SubscriptionRefusedError(f"no connection to consume on: {error}") from error
+        except (ConnectFailedError, TimeoutError) as error:
+            # as good as a loss: the core opens again, with its delays
+            reason = str(error) or f"none within {self._target.timeout:g} s"
+            lost = ConnectionLostError(f"no connection to {self._target} to consume on: {reason}")
+            lost.__cause__ = error
+            self._end(lost)
+            raise lost from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._check()  # the link ended meanwhile
+            raise
+        finally:
+            self._dialling = None
+        wire.lost = self._end
+        self._wires.append(wire)
+        return wire
+
+    def _stop_dialling(self) -> None:
+        if self._dialling is not None:
+            self._dialling.cancel()
 
     def _check(self) -> None:
         if not self.alive:
@@ -125,6 +140,7 @@ class Link:
         for wire in self._wires:
             # tokens are stale from here on, whichever connection they came from
             wire.alive = False
+        self._stop_dialling()
         self._lost(cause)
         self.publisher.end(cause)
         for wire in self._wires:

@@ -196,14 +196,25 @@ class Publisher:
             if plan is None:
                 return
             channel = self._channels.get(plan.confirms)
-            if channel is None:
-                await self._open(confirms=plan.confirms)
-            elif plan.exchange not in self._exchanges:
-                await self._find_exchange(message, plan)
+            if channel is None or plan.exchange not in self._exchanges:
+                await self._prepare(message, plan)
             elif not self._has_room(channel):
                 await self._progress()
             else:
                 return
+
+    async def _prepare(self, message: Outgoing, plan: _Plan) -> None:
+        """See to the channel and the exchange of ``message``, which is failed if the broker does not let it have them."""
+        try:
+            if plan.confirms not in self._channels:
+                await self._open(confirms=plan.confirms)
+            if plan.exchange not in self._exchanges:
+                await topology.ensure_exchange(self._wire, plan.exchange, create=message.options.autocreate)
+                self._exchanges.add(plan.exchange)
+        except aiormq.AMQPChannelError as error:
+            refusal = PublishRefusedError(f"publish to {message.context.channel!r}: {describe(error)}")
+            refusal.__cause__ = error
+            message.fail(refusal)
 
     async def _open(self, *, confirms: bool) -> _Channel:
         opened = await self._wire.channel(confirms=confirms)
@@ -211,16 +222,6 @@ class Publisher:
         self._wire.lanes[channel.number] = channel
         self._channels[confirms] = channel
         return channel
-
-    async def _find_exchange(self, message: Outgoing, plan: _Plan) -> None:
-        try:
-            await topology.ensure_exchange(self._wire, plan.exchange, create=message.options.autocreate)
-        except aiormq.AMQPChannelError as error:
-            refusal = PublishRefusedError(f"exchange {plan.exchange!r}: {describe(error)}")
-            refusal.__cause__ = error
-            message.fail(refusal)
-        else:
-            self._exchanges.add(plan.exchange)
 
     # --- writing
 
@@ -316,7 +317,7 @@ class Publisher:
             message = self._suspects[0]
             plan = None if message.settled else self._plan(message)
             if plan is not None and plan.exchange not in self._exchanges:
-                await self._find_exchange(message, plan)
+                await self._prepare(message, plan)
                 continue
             self._suspects.popleft()
             if plan is None:

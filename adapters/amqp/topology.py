@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import aiormq
 
-from adapters.amqp.connection import ExchangeDeclare, QueueBind, QueueDeclare, Wire
+from adapters.amqp.connection import ExchangeDeclare, QueueBind, QueueDeclare, QueueDelete, Wire
 
 if TYPE_CHECKING:
     from pamqp.common import FieldTable
@@ -70,6 +70,15 @@ async def make_private_queue(wire: Wire, channel: aiormq.Channel, *, max_priorit
     request = QueueDeclare(queue="", exclusive=True, auto_delete=True, arguments=_arguments(max_priority))
     declared = await wire.ask(channel.rpc(request))
     return str(declared.queue)
+
+
+async def delete_queue(wire: Wire, name: str) -> None:
+    """Delete a queue, if it exists. Raises as :func:`find_queue`."""
+    channel = await wire.channel()
+    try:
+        await wire.ask(channel.rpc(QueueDelete(queue=name)))
+    finally:
+        await wire.close_channel(channel)
 
 
 async def bind(wire: Wire, channel: aiormq.Channel, queue: str, exchange: str, key: str) -> None:

@@ -211,8 +211,11 @@ class Link:
             if not self._finished.done():
                 self._finished.set_result(None)
             return
-        state = "lost" if self._is_up else "closed before it was accepted"
-        self._end(ConnectionLostError(f"connection to {self._target} {state}: closed by the broker"))
+        if self._is_up:
+            self._end(ConnectionLostError(f"connection to {self._target} lost: closed by the broker"))
+        else:
+            hint = "; it may not speak MQTT 5: try version=3.1.1" if self._target.v5 else ""
+            self._end(ConnectFailedError(f"{self._target} closed the connection without an answer{hint}"))
 
     def _control(self, wire: Wire, head: int, body: bytes) -> None:
         """Have paho process a packet, then act on what it told."""

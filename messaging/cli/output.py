@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from rich.console import Console
 
 from messaging.codecs import codec_for
-from messaging.errors import CodecError
+from messaging.errors import MessagingError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -106,7 +106,11 @@ def show(*renderables: RenderableType) -> None:
 
 
 def dump(value: Any) -> bytes:
-    """``value`` as JSON in one line. What JSON has no form for is written as text."""
+    """``value`` as JSON in one line. Objects that JSON does not know are written as text.
+
+    Raises:
+        ValueError: there is something that has no form at all, such as a set as a key.
+    """
     line: bytes = to_json(value, bytes_mode="base64", inf_nan_mode="null", fallback=str) + b"\n"
     return line
 
@@ -130,7 +134,7 @@ def record(message: Message) -> dict[str, Any]:
         found["payload_base64"] = base64.b64encode(message.payload).decode()
     try:
         value = message.value() if context.content_type else _guessed(message)
-    except CodecError as error:
+    except MessagingError as error:
         logger.debug("message on %r has no value: %s", context.channel, error)
     else:
         if not isinstance(value, (str, bytes)):
@@ -138,6 +142,18 @@ def record(message: Message) -> dict[str, Any]:
     if context.extensions:
         found["extensions"] = {key: plain(value) for key, value in context.extensions.items()}
     return found
+
+
+def record_line(message: Message) -> bytes:
+    """:func:`record` as a line of JSON."""
+    found = record(message)
+    try:
+        return dump(found)
+    except ValueError as error:
+        # formats other than JSON have values, such as sets for keys, that JSON has no form for
+        logger.debug("value of a message on %r: %s", message.context.channel, error)
+        found.pop("value", None)
+        return dump(found)
 
 
 def _guessed(message: Message) -> Any:

@@ -15,7 +15,7 @@ import typer
 from messaging import AcknowledgeMessageContext, Features, Message, MessageContext, MessageStream, Messaging
 from messaging.channels import check_pattern
 from messaging.cli import options
-from messaging.cli.output import ExitCode, ReaderGoneError, dump, is_reader_gone, record, write
+from messaging.cli.output import ExitCode, ReaderGoneError, is_reader_gone, record_line, write
 from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def sub(
             Features.EXTENSION_AUTO_ACKNOWLEDGE: True if ack is Ack.ARRIVAL else None,
         },
     )
-    writer = _Writer(_as_json if json else _as_bytes(verbose, b"" if no_newline else b"\n"), count, ack)
+    writer = _Writer(record_line if json else _as_bytes(verbose, b"" if no_newline else b"\n"), count, ack)
     with options.connect(options.choose_url(url, url_option), client_id, option) as m:
         builder = options.context_builder(m, manual=True).extensions(given)
         streams = [writer.listen(m, builder.channel(topic, routing_key).build_context()) for topic in topics]
@@ -177,10 +177,6 @@ class _Writer:
             logger.warning("timeout: %d of %d messages within %g s", self._written, self._count, timeout)
             return ExitCode.TIMED_OUT
         return ExitCode.OK
-
-
-def _as_json(message: Message) -> bytes:
-    return dump(record(message))
 
 
 def _as_bytes(verbose: bool, end: bytes) -> Callable[[Message], bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import time
 import traceback
@@ -334,3 +335,19 @@ def test_idle_connections_stay(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPat
             await sink.count(1)
 
     run(main())
+
+
+@pytest.mark.slow
+def test_without_heartbeats_it_still_says_good_bye(own_rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(own_rabbitmq.url, heartbeat=0, name="no heartbeat") as client:
+            await client.publish("good/bye", b"x")
+            await asyncio.sleep(2.5)
+
+    run(main())
+    deadline = time.monotonic() + 10
+    pattern = r"(closing AMQP connection|unexpectedly closed).*no heartbeat"
+    while not re.search(pattern, own_rabbitmq.log()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not re.search(r"(?s)closed TCP connection.*no heartbeat", own_rabbitmq.log())

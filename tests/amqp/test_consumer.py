@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -597,9 +598,10 @@ def test_a_channel_the_broker_closes_ends_that_subscription_only(rabbitmq: Rabbi
     run(main())
 
 
-def test_a_user_who_may_not_read_is_refused(rabbitmq: RabbitMQ) -> None:
+def test_a_user_who_may_not_read_is_refused_and_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
     rabbitmq.ctl("add_user", "writer", "writer")
-    rabbitmq.ctl("set_permissions", "writer", ".*", ".*", "^$")
+    # may bind, which takes reading from the exchange, but not consume
+    rabbitmq.ctl("set_permissions", "writer", ".*", ".*", "^amq.topic$")
 
     async def main() -> None:
         async with connected(f"amqp://writer:writer@{rabbitmq.host}:{rabbitmq.port}") as client:
@@ -608,6 +610,7 @@ def test_a_user_who_may_not_read_is_refused(rabbitmq: RabbitMQ) -> None:
                 await client.subscribe("a", sink=sink)
             await client.publish("a", b"x")
             assert (sink.failures, client.losses) == (0, [])
+            assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
 
     run(main())
 
@@ -710,9 +713,51 @@ def test_closing_takes_no_longer_if_the_broker_is_silent(own_rabbitmq: RabbitMQ)
         os.kill(own_rabbitmq.pid, signal.SIGCONT)
 
 
+def test_closing_ends_a_subscription_that_waits_for_its_connection(own_rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(own_rabbitmq.url) as client:
+            os.kill(own_rabbitmq.pid, signal.SIGSTOP)
+            subscribing = asyncio.create_task(client.subscribe("too late"))
+            link = client.adapter._link
+            assert link is not None
+            await until(lambda: link._dialling, "the second connection")
+            await client.adapter.close()
+            with pytest.raises(ConnectionLostError):
+                await within(subscribing)
+
+    try:
+        run(main())
+    finally:
+        os.kill(own_rabbitmq.pid, signal.SIGCONT)
+
+
+def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            for turns in range(0, 60, 3):
+                subscribing = asyncio.create_task(client.subscribe("cancelled"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                subscribing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    _, handle = await subscribing
+                    await client.adapter.unsubscribe(handle)
+            link = client.adapter._link
+            assert link is not None
+            await until(lambda: not link._tasks, "cleaning up")
+            assert client.losses == []
+            sink, _ = await client.subscribe("cancelled")
+            await client.publish("cancelled", b"x")
+            await sink.count(1)
+            queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
+            assert queues.count("amq.gen") == 1
+
+    run(main())
+
+
 def test_a_broker_that_answers_no_request_is_given_up(own_rabbitmq: RabbitMQ) -> None:
     async def main() -> None:
-        async with connected(own_rabbitmq.url, timeout=0.3, heartbeat=0) as client:
+        async with connected(own_rabbitmq.url, connect_timeout=0.3, heartbeat=0) as client:
             await client.subscribe("silent")
             os.kill(own_rabbitmq.pid, signal.SIGSTOP)
             with pytest.raises(ConnectionLostError, match=r"did not answer within 0\.3 s"):

@@ -175,6 +175,8 @@ def test_json_tells_everything_about_a_message(objects: Callable[..., dict[str, 
 def test_json_has_payload_and_value_in_a_form_that_fits(run: Run, url: str, topic: str, tmp_path: Path) -> None:
     file = tmp_path / "payload"
     file.write_bytes(b"\x00\xff\n")
+    strange = tmp_path / "strange"
+    strange.write_bytes(b"\xa1\xd9\x01\x02\x81\x01\x02")  # {{1}: 2}, a set as a key
     cases: list[tuple[list[str], Any]] = [
         (["-m", '{"a": null}'], {"a": None}),
         (["-m", "17"], 17),
@@ -184,6 +186,7 @@ def test_json_has_payload_and_value_in_a_form_that_fits(run: Run, url: str, topi
         (["-m", "[" * 100_000], None),
         (["-m", "x", "--content-type", "application/nonesuch"], None),
         (["-n"], None),
+        (["-f", str(strange), "--content-type", "application/cbor"], None),
         (["-f", str(file)], None),
         (["-m", '{"a": 1}', "--content-type", "application/json", "--encoding", "gzip"], {"a": 1}),
     ]

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from messaging.cli.app import app
+from messaging.cli.output import one_line
 from tests.cli.conftest import Run
 from tests.cli.program import COMMAND, PATIENCE, ROOT, environment
 
@@ -219,6 +220,11 @@ def test_no_secret_is_ever_shown(run: Run, arguments: tuple[str, ...], debug: li
     assert code in (1, 2)
     assert err
     assert "hunter2" not in out + err
+
+
+def test_what_libraries_log_is_redacted() -> None:
+    text = "opening amqp://joe:hunter2@[::1]/v?password=hunter2&x=y, client_secret=hunter2\nthen https://a/b"
+    assert one_line(text) == "opening amqp://***@[::1]/v?password=***&x=y, client_secret=*** then https://a/b"
 
 
 def test_the_password_is_taken_from_the_environment_and_not_shown(

@@ -22,6 +22,8 @@ from messaging.errors import (
     ClosedError,
     ConnectionLostError,
     DeadlineError,
+    InvalidExtensionError,
+    InvalidOptionError,
     MessagingError,
     OutboxFullError,
     OutcomeUnknownError,
@@ -110,18 +112,24 @@ def test_deadlines_are_kept_to_a_quarter_second_even_beside_long_ones(broker: Fa
     long.result(PATIENCE)
 
 
-def test_a_deadline_of_an_absurd_length_is_taken_for_what_it_is(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker, outbox_size=1, timeout=1e200)
+def test_the_longest_deadline_is_as_good_as_any_and_a_longer_one_is_refused(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker, outbox_size=1, timeout=1e9)
     broker.hold = True
+    with pytest.raises(InvalidExtensionError, match="timeout"):
+        m.publish("a", b"1", timeout=1e200)
     first = m.publish("a", b"1")
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(m.publish, "a", b"2")
         broker.wait_sent(1)
         broker.confirm()
-        assert first.result(PATIENCE) is None
+        assert first.result(1e200) is None
         broker.wait_sent(2)
         broker.confirm()
         assert second.result(PATIENCE).result(PATIENCE) is None
+    with pytest.raises(InvalidOptionError, match="timeout"):
+        connect("memory://x", timeout=1e200)
 
 
 # --- confirms

@@ -238,7 +238,18 @@ def test_callbacks_that_block_do_not_breed_threads() -> None:
     until(lambda: len(finished) == 400, "every callback")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_callbacks_that_raise_whatever_do_not_use_up_the_threads(caplog: pytest.LogCaptureFixture) -> None:
+    def callback(_: Promise[int]) -> None:
+        raise SystemExit
+
+    for _ in range(100):
+        settled().add_done_callback(callback)
+    done = threading.Event()
+    settled().add_done_callback(lambda _: done.set())
+    assert done.wait(PATIENCE)
+    caplog.clear()
+
+
 def test_a_failure_nobody_looks_at_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     promise = settled(error=MessagingError("reason"))
     assert "nobody looked" not in caplog.text
