@@ -281,7 +281,8 @@ class Messaging:
             lists the errors; besides, ``CodecError`` if ``content`` does not become bytes.
         """
         try:
-            key = (channel, *context.items())
+            # the types too: True and 1 are equal, and mean different things
+            key = (channel, *context.items(), *map(type, context.values()))
             known = self._contexts.get(key)
         except TypeError:  # a value is not hashable, such as headers
             key, known = None, None
