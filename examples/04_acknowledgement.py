@@ -51,7 +51,7 @@ def by_hand(m: Messaging) -> None:
         m.publish("examples/parcels", "a parcel nobody takes", qos=1)
         for attempt in (1, 2, 3):
             parcel = parcels.receive(TIMEOUT)
-            print(f"attempt {attempt}: rejected: {parcel.context.acknowledge_handler.reject()}")
+            print(f"attempt {attempt}: rejected: {parcel.reject()}")
         letter = returned.receive(TIMEOUT)
         # where headers can travel, they say why it is there
         reason = letter.context.extensions.get("headers", {}).get("x-dead-letter-reason", "not told")

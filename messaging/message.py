@@ -178,6 +178,16 @@ class Message:
         self._value = (wanted, value)
         return value
 
+    def acknowledge(self) -> bool:
+        """``context.acknowledge_handler.acknowledge()``; ``False`` for a message that was not received."""
+        settle = getattr(self._context, "_settle", None)
+        return settle is not None and settle(True)
+
+    def reject(self) -> bool:
+        """``context.acknowledge_handler.reject()``; ``False`` for a message that was not received."""
+        settle = getattr(self._context, "_settle", None)
+        return settle is not None and settle(False)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
             return NotImplemented

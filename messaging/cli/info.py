@@ -17,21 +17,12 @@ from messaging import Features, Messaging
 from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
 from messaging.cli.output import ExitCode, dump, show, write
-from messaging.codecs import ENTRY_POINT_GROUP as CODEC_ENTRY_POINT_GROUP
-from messaging.codecs import codec_for
+from messaging.codecs import codec_for, content_types
 from messaging.errors import ArgumentError, MessagingError
 from messaging.instance import find_adapter
 from messaging.settings import URL_VARIABLE, load_settings
 from messaging.url import parse_url
 
-#: what is built in; others come by entry points
-_CONTENT_TYPES: Final = (
-    "application/octet-stream",
-    "text/plain",
-    "application/json",
-    "application/cbor",
-    "application/msgpack",
-)
 _PACKAGES: Final = (
     "rx-messaging",
     "reactivex",
@@ -89,14 +80,13 @@ def _feature_table(m: Messaging) -> dict[str, bool]:
 
 def _installed() -> dict[str, Any]:
     points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-    codecs = {point.name for point in metadata.entry_points(group=CODEC_ENTRY_POINT_GROUP)}
     return {
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "adapters": {
             scheme: {"adapter": point.value, "status": _adapter_status(scheme)}
             for scheme, point in sorted(points.items())
         },
-        "codecs": {name: _codec_status(name) for name in (*_CONTENT_TYPES, *sorted(codecs - {*_CONTENT_TYPES}))},
+        "codecs": {name: _codec_status(name) for name in content_types()},
     }
 
 

@@ -35,7 +35,16 @@ from messaging.errors import DecodeError, EncodeError, MessagingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENTRY_POINT_GROUP", "MAX_DECODED_SIZE", "Codec", "codec_for", "decode", "encode", "register_codec"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "MAX_DECODED_SIZE",
+    "Codec",
+    "codec_for",
+    "content_types",
+    "decode",
+    "encode",
+    "register_codec",
+]
 
 OCTET_STREAM: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -138,6 +147,11 @@ def codec_for(content_type: str) -> Codec:
         MissingExtraError: it is built in, but needs a package that is not installed.
     """
     return _codecs.resolve(content_type)[0]
+
+
+def content_types() -> list[str]:
+    """The content types that have a codec here, installed or not: built in, registered, announced; sorted."""
+    return _codecs.content_types()
 
 
 def register_codec(codec: Codec) -> None:

@@ -120,7 +120,7 @@ class Codecs:
                 resolved[content_type] = codec, parameters
                 return codec, parameters
         raise UnknownContentTypeError(
-            f"no codec for content type {essence!r:.80}; there are {', '.join(sorted(self._known()))}, and others can "
+            f"no codec for content type {essence!r:.80}; there are {', '.join(self.content_types())}, and others can "
             f"be added with register_codec() or an entry point in the group {ENTRY_POINT_GROUP!r}"
         )
 
@@ -153,8 +153,9 @@ class Codecs:
             self._announced = announced
         return self._announced
 
-    def _known(self) -> set[str]:
-        return {*_BUILT_IN, *self._registered, *self._points()}
+    def content_types(self) -> list[str]:
+        """The content types that have a codec, or one announced by an entry point; sorted."""
+        return sorted({*_BUILT_IN, *self._registered, *self._points()})
 
 
 def _names(essence: str) -> Iterator[str]:
