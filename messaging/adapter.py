@@ -222,6 +222,14 @@ class Adapter(abc.ABC):
         """Like :meth:`check_publish`, for a subscription."""
         return
 
+    @property
+    def keeps_session(self) -> bool:
+        """Whether the broker keeps subscriptions and unsettled deliveries while this instance is away.
+
+        Then closing the instance does not unsubscribe; ending a single stream still does.
+        """
+        return False
+
     # --- connection
 
     @abc.abstractmethod

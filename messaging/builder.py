@@ -106,6 +106,8 @@ class MessageContextBuilder:
 
     def extensions(self, extensions: Mapping[str, Any]) -> Self:
         """Add extensions to those set before."""
+        if not isinstance(extensions, Mapping):
+            raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
         for key, value in extensions.items():
             self.extension_entry(key, value)
         return self
@@ -203,6 +205,8 @@ class AcknowledgeMessageContextBuilder:
 
 
 _NOTHING: Final = object()
+#: levels of containers in an extension value
+_MAX_DEPTH: Final = 32
 
 
 def _callback(value: Any, what: str) -> Any:
@@ -213,11 +217,21 @@ def _callback(value: Any, what: str) -> Any:
     return value
 
 
-def _frozen(value: Any) -> Any:
-    """A copy nobody else can write to, of the containers that extensions have for values."""
+def _frozen(value: Any, depth: int = 0) -> Any:
+    """A copy nobody else can write to, of the containers that extensions have for values.
+
+    Raises:
+        ArgumentError: nested too deeply.
+    """
+    if depth > _MAX_DEPTH:
+        raise ArgumentError(f"an extension value is nested more than {_MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
-        return MappingProxyType(dict(value))
-    return tuple(value) if isinstance(value, list) else value
+        return MappingProxyType({key: _frozen(each, depth + 1) for key, each in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(each, depth + 1) for each in value)
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    return bytes(value) if isinstance(value, bytearray) else value
 
 
 def as_context(context: Any) -> MessageContext:

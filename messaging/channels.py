@@ -31,9 +31,13 @@ _FORBIDDEN: Final = re.compile(
 )
 
 
-def _check_text(text: object, what: str) -> str:
-    if not isinstance(text, str):
-        raise InvalidChannelError(f"{what} must be a str, not {type(text).__name__}")
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidChannelError(f"{what} must be a str, not {type(value).__name__}")
+    return value
+
+
+def _check_text(text: str, what: str) -> str:
     if not text:
         raise InvalidChannelError(f"{what} is empty; name at least one level, such as 'a/b'")
     bad = _FORBIDDEN.search(text)
@@ -52,13 +56,17 @@ def _shown(text: str) -> str:
     return ascii(text if len(text) <= 80 else text[:77] + "...")
 
 
-@lru_cache(maxsize=4096)
 def check_name(channel: str) -> str:
     """Return ``channel`` if it can be published to.
 
     Raises:
-        InvalidChannelError: empty, too long, forbidden characters, or a wildcard.
+        InvalidChannelError: no str, empty, too long, forbidden characters, or a wildcard.
     """
+    return _checked_name(_text(channel, "channel"))
+
+
+@lru_cache(maxsize=4096)
+def _checked_name(channel: str) -> str:
     _check_text(channel, "channel")
     for wildcard in (ANY_LEVEL, ANY_LEVELS):
         at = channel.find(wildcard)
@@ -70,13 +78,17 @@ def check_name(channel: str) -> str:
     return channel
 
 
-@lru_cache(maxsize=4096)
 def check_pattern(pattern: str) -> str:
     """Return ``pattern`` if it can be subscribed to.
 
     Raises:
-        InvalidChannelError: empty, too long, forbidden characters, or a misplaced wildcard.
+        InvalidChannelError: no str, empty, too long, forbidden characters, or a misplaced wildcard.
     """
+    return _checked_pattern(_text(pattern, "channel pattern"))
+
+
+@lru_cache(maxsize=4096)
+def _checked_pattern(pattern: str) -> str:
     _check_text(pattern, "channel pattern")
     if pattern.startswith("$share/"):
         raise InvalidChannelError(

@@ -202,7 +202,8 @@ class Connection:
             return
         deadline = self.engine.loop.time() + timeout
         self.closing = True
-        ending = [self.engine.spawn(self.remove(subscription)) for subscription in self.subscriptions]
+        keep = self.adapter.keeps_session
+        ending = [self.engine.spawn(self.remove(each, unsubscribe=not keep)) for each in self.subscriptions]
         if ending:
             await asyncio.wait(ending, timeout=timeout)
         self.outbox.refuse()
@@ -293,7 +294,7 @@ class Connection:
         """:meth:`remove` in a task of its own."""
         self.engine.spawn(self.remove(subscription))
 
-    async def remove(self, subscription: Subscription) -> None:
+    async def remove(self, subscription: Subscription, *, unsubscribe: bool = True) -> None:
         """Let the consumer finish the message in progress, unsubscribe, and complete."""
         self.subscriptions.discard(subscription)
         stopped = subscription.consumer.stop()
@@ -302,7 +303,7 @@ class Connection:
                 await asyncio.wait_for(stopped, self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
         self.flush_verdicts()
-        if handle is not None:
+        if handle is not None and unsubscribe:
             await self.unsubscribe(handle)
         subscription.complete()
 

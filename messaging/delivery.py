@@ -270,7 +270,7 @@ class Subscription:
 
     def lost(self) -> None:
         """The connection is gone: what a named queue will deliver again is not handed out any more. On the loop."""
-        self._delivers_again = self.spec.options.queue is not None
+        self._delivers_again = self._has_broker_redelivery()
         self._expect_stale = True
 
     def reconnected(self, resumed: bool) -> None:
@@ -279,7 +279,7 @@ class Subscription:
         Of the deliveries of the lost one, :meth:`take` forgets what the broker delivers again, and keeps the others;
         here only their number is bounded. The credit of what the consumer holds is given back.
         """
-        self._delivers_again = resumed or self.spec.options.queue is not None
+        self._delivers_again = resumed or self._has_broker_redelivery()
         self._expect_stale = True
         for queue in (self._buffer, self._withheld):
             # from the end where the consumer takes: their order must not change under its hands
@@ -291,6 +291,10 @@ class Subscription:
             if self._is_stale(incoming) and self._held and self._held.pop(key, None) is not None:
                 self.settled_count += 1
         self.proceed()
+
+    def _has_broker_redelivery(self) -> bool:
+        """Whether the queue outlives its connection, and delivers again what was not settled there."""
+        return self.spec.options.queue is not None and self._adapter.can_reject
 
     def _is_stale(self, incoming: Incoming) -> bool:
         return incoming.token is not None and self._adapter.is_stale(incoming.token)

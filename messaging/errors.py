@@ -13,7 +13,7 @@
     ├── ArgumentError (ValueError)           what a call was given is wrong; nothing was sent
     │   ├── InvalidChannelError              channel name or pattern outside the grammar
     │   ├── InvalidExtensionError            extension value of the wrong type or range
-    │   ├── InvalidHeaderError               user header of the wrong type
+    │   │   └── InvalidHeaderError           user header of the wrong type
     │   ├── InvalidFilterError               LDAP filter does not parse
     │   ├── InvalidContentError              payload that is not bytes and has no mapper or codec
     │   └── PayloadTooLargeError             over the announced message size limit

@@ -7,6 +7,7 @@ sent (MSG090, MSG100); a value of the wrong type or range is refused naming the 
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -77,23 +78,31 @@ class SubscribeOptions:
     custom: Mapping[str, Any] = field(default_factory=_empty)
 
 
+def _shown(value: Any) -> str:
+    """``value`` for an error text: short, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # noqa: BLE001  # its own repr failed
+        return f"a {type(value).__name__}"
+
+
 def _bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"must be True or False, not {value!r}")
+        raise ValueError(f"must be True or False, not {_shown(value)}")
     return value
 
 
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"must be {what}, not {value!r}")
+        raise ValueError(f"must be {what}, not {_shown(value)}")
     return value
 
 
 def _seconds(value: Any) -> float:
-    seconds = float(_number(value, "a number of seconds"))
+    seconds = _number(value, "a number of seconds")
     if not 0 < seconds <= MAX_SECONDS:
-        raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {value!r}")
-    return seconds
+        raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {_shown(value)}")
+    return float(seconds)
 
 
 def _integer(low: int, high: int | None) -> Callable[[Any], int]:
@@ -101,7 +110,7 @@ def _integer(low: int, high: int | None) -> Callable[[Any], int]:
 
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            raise ValueError(f"must be {wanted}, not {value!r}")
+            raise ValueError(f"must be {wanted}, not {_shown(value)}")
         return value
 
     return check
@@ -111,13 +120,13 @@ def _qos(value: Any) -> str:
     # an int is what MQTT people write; RFC 6.3 says String
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if text not in ("0", "1", "2"):
-        raise ValueError(f"must be '0', '1' or '2', not {value!r}")
+        raise ValueError(f"must be '0', '1' or '2', not {_shown(value)}")
     return str(text)
 
 
 def _overflow(value: Any) -> str:
     if value not in OVERFLOW_POLICIES:
-        raise ValueError(f"must be one of {', '.join(OVERFLOW_POLICIES)}, not {value!r}")
+        raise ValueError(f"must be one of {', '.join(OVERFLOW_POLICIES)}, not {_shown(value)}")
     return str(value)
 
 
@@ -129,7 +138,7 @@ def _queue(value: Any) -> str:
     except InvalidChannelError as error:
         raise ValueError(str(error).replace("channel", "queue name", 1)) from None
     if channels.SEPARATOR in value or len(value.encode()) > 200:
-        raise ValueError(f"must have no '/' and at most 200 bytes in UTF-8, not {value[:60]!r}")
+        raise ValueError(f"must have no '/' and at most 200 bytes in UTF-8, not {_shown(value)}")
     return value
 
 
@@ -147,7 +156,7 @@ def _headers(value: Any) -> Mapping[str, str]:
         raise ValueError(f"{len(value)} headers are too many; at most {MAX_HEADERS}")
     total = 0
     for name, text in value.items():
-        for part, what in ((name, "name"), (text, f"value of {name!r}")):
+        for part, what in ((name, "name"), (text, f"value of {_shown(name)}")):
             # values are never shown: they may be tokens of the application
             if not isinstance(part, str):
                 raise ValueError(f"header {what} must be a str, not {type(part).__name__}")
@@ -219,9 +228,11 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
             raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
         try:
             checked[key] = check(value)
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001
+            # a check says what would be right with a ValueError; anything else came out of the value itself
+            text = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}"
             kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
-            raise kind(key, str(error)) from None
+            raise kind(key, text) from None
         if key not in features and not (key in _OFF_BY_DEFAULT and checked[key] is False):
             raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))
     qos = checked.get(Features.EXTENSION_QOS)

@@ -293,33 +293,35 @@ class Outbox:
             self._arm()
 
     async def _send(self) -> None:
-        waiting = self._waiting
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            while waiting and self._connected:
-                batch = self._take()
-                if not batch:
-                    break
-                self._batch = batch
-                try:
-                    await self._adapter.publish(batch)
-                except MessagingError as error:
-                    self._fail_unsettled(batch, error)
-                    # the loss this speaks of is reported in a moment; until then, do not spin
-                    await asyncio.sleep(_AFTER_FAILURE)
-                except Exception as error:
-                    logger.exception("adapter of %r failed to publish", self._adapter.name)
-                    failure = MessagingError(f"the adapter failed to publish: {type(error).__name__}")
-                    failure.__cause__ = error
-                    self._fail_unsettled(batch, failure)
+            while self._waiting and self._connected:
+                self._batch = self._take()
+                # nothing of a batch may stay in this frame: it would keep its payloads until the next one
+                await self._send_batch()
                 self._batch = []
-                in_flight = self._in_flight
-                for entry in batch:
-                    if not entry.settled and not entry.is_waiting:
-                        in_flight[entry.sequence] = entry
                 if self._blocked_publishers:
                     self._offer_room()
+
+    async def _send_batch(self) -> None:
+        batch = self._batch
+        if not batch:
+            return
+        try:
+            await self._adapter.publish(batch)
+        except MessagingError as error:
+            self._fail_unsettled(batch, error)
+            # the loss this speaks of is reported in a moment; until then, do not spin
+            await asyncio.sleep(_AFTER_FAILURE)
+        except Exception as error:
+            logger.exception("adapter of %r failed to publish", self._adapter.name)
+            failure = MessagingError(f"the adapter failed to publish: {type(error).__name__}")
+            failure.__cause__ = error
+            self._fail_unsettled(batch, failure)
+        for entry in batch:
+            if not entry.settled and not entry.is_waiting:
+                self._in_flight[entry.sequence] = entry
 
     def _take(self) -> list[Publication]:
         waiting = self._waiting

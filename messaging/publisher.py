@@ -16,6 +16,7 @@ from messaging.builder import as_context
 from messaging.errors import (
     ArgumentError,
     InvalidChannelError,
+    InvalidContentError,
     MessagingError,
     PayloadTooLargeError,
     UnsupportedFeatureError,
@@ -81,7 +82,13 @@ class MessagePublisher:
             raise ArgumentError(f"publish takes a Message, not {type(message).__name__}") from None
         if channel_or_context is not None:
             context = self._override(context, channel_or_context)
-        plan = context._plan
+        if payload.__class__ is not bytes:
+            payload = _as_bytes(payload)
+        try:
+            plan = context._plan
+        except AttributeError:  # another implementation of the interface, to be read through its getters
+            context = as_context(context)
+            plan = None
         options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
         limit = self._size_limit
         if limit is not None and len(payload) > limit:
@@ -134,6 +141,9 @@ class MessagePublisher:
                 "no channel: neither the message's context nor the call names one; "
                 "use builder.channel(...) or publish(message, 'a/b')"
             )
+        if not isinstance(channel, str):
+            raise InvalidChannelError(f"channel must be a str, not {type(channel).__name__}")
+        stamp = self._stamp
         # contexts with nothing but a channel are all alike: one check serves them
         plain = not context._extensions and context._values_beside_channel() == _UNSET
         key = (channel, context._channel_extension) if plain else None
@@ -143,11 +153,11 @@ class MessagePublisher:
             options = publish_options(context._extensions, self._adapter)
             self._check_values(context)
             self._adapter.check_publish(context, options)
-            if key is not None:
+            if key is not None and stamp is self._stamp:
                 if len(self._plans) >= _PLAN_CACHE:
                     self._plans.clear()
                 self._plans[key] = options
-        context._plan = (self._stamp, options)
+        context._plan = (stamp, options)
         return options
 
     def _check_values(self, context: MessageContext) -> None:
@@ -180,6 +190,14 @@ class MessagePublisher:
         except MessagingError:
             self._will_taken = False
             raise
+
+
+def _as_bytes(payload: object) -> bytes:
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise InvalidContentError(
+            f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
+        )
+    return bytes(payload)
 
 
 def _check_text(name: str, value: object) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field, SecretStr, StringConstraints, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from messaging.errors import InvalidOptionError
 from messaging.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
@@ -127,3 +128,9 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
         option = str(first["loc"][0]) if first["loc"] else "?"
         source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
         raise InvalidOptionError(option, f"option {option!r}{source}: {first['msg']}") from None
+    except SettingsError as error:  # names the field, but not the variable; its cause holds the value
+        named = re.search(r'field "(\w+)"', str(error))
+        option = named.group(1) if named else "?"
+        raise InvalidOptionError(
+            option, f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
+        ) from None

@@ -174,7 +174,7 @@ class _FrameProtocol(asyncio.StreamReaderProtocol):
         elif method == frames.CONNECTION_CLOSE:
             self.close_reason = frames.read_close(data, at, end)
         elif method == frames.CONNECTION_BLOCKED:
-            self.blocked(True)  # what a callback is given has no name
+            self.blocked(True)
         elif method == frames.CONNECTION_UNBLOCKED:
             self.blocked(False)
 
@@ -324,7 +324,6 @@ class Wire:
     async def close(self) -> None:
         """Disconnect in good order, or after ``CLOSE_GRACE`` seconds without. Idempotent; does not raise."""
         self.alive = False
-        self.lanes.clear()
         connection, transport = self._connection, self._writer.transport
         # an error of our own: aiormq's default would reach whoever still waits as a cancellation
         closing = asyncio.ensure_future(connection.close(aiormq.ConnectionClosed(200, "closed")))
@@ -388,7 +387,9 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         await connection.connect({"product": PRODUCT})
     except BaseException as error:
         transport.abort()
-        if isinstance(error, asyncio.CancelledError) or not isinstance(error, Exception):
+        # it may have been cancelled in the moment it was through
+        await connection.close(aiormq.ConnectionClosed(200, "closed"))
+        if not isinstance(error, Exception):
             raise
         raise _connect_error(target, protocol, error) from error
     finally:

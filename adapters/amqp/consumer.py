@@ -68,6 +68,8 @@ class Consumer:
         self._open = False
         #: whether ``open`` is through, so that an end is the sink's business
         self._established = False
+        #: whether nobody waits for ``open`` any more
+        self._given_up = False
         self._error: SubscriptionRefusedError | None = None
         self._channel: aiormq.Channel | None = None
         self._private_queue: str | None = None
@@ -99,11 +101,13 @@ class Consumer:
             SubscriptionRefusedError: the broker said no.
             ConnectionLostError: the connection went away.
         """
+        # not cancelled with the caller: a request that was sent has its effect, and it must be known to be undone
+        opening = asyncio.get_running_loop().create_task(self._subscribe())
         try:
-            await self._subscribe()
+            await asyncio.shield(opening)
         except BaseException as error:
-            self._open = False
-            self._spawn(self._clean_up())
+            self._given_up = True
+            self._spawn(self._clean_up(opening))
             if isinstance(error, aiormq.AMQPChannelError):
                 raise self._refusal(describe(error), error) from error
             raise
@@ -131,7 +135,7 @@ class Consumer:
         await wire.ask(channel.basic_qos(prefetch_count=options.prefetch))
         self._number = channel.number
         wire.lanes[channel.number] = self
-        self._open = True
+        self._open = not self._given_up
         await wire.ask(channel.rpc(BasicConsume(queue=queue, consumer_tag=self._tag, no_ack=not self._settles)))
 
     async def close(self) -> None:
@@ -148,15 +152,26 @@ class Consumer:
         assert self._channel is not None  # noqa: S101  # open
         await self._wire.close_channel(self._channel)
 
-    async def _clean_up(self) -> None:
-        """Close the channel, and see that no queue goes on filling that nobody has ever consumed from."""
+    async def _clean_up(self, opening: asyncio.Task[None]) -> None:
+        """Undo what ``opening`` did before it failed or was given up."""
+        await asyncio.wait([opening])
+        if not opening.cancelled() and opening.exception() is None:
+            self._private_queue = None  # it has a consumer, and ends with it
+        self._open = False
         try:
             if self._channel is not None:
                 await self._wire.close_channel(self._channel)
-            if self._private_queue is not None and not self._established:
+            if self._private_queue is not None:
                 await topology.delete_queue(self._wire, self._private_queue)
         except (ConnectionLostError, aiormq.AMQPChannelError) as error:
             logger.debug("not cleaned up after %r: %s", self._spec.channel, error)
+
+    async def _close_channel(self) -> None:
+        try:
+            if self._channel is not None:
+                await self._wire.close_channel(self._channel)
+        except ConnectionLostError as error:
+            logger.debug("channel %d ended with its connection: %s", self._number, error)
 
     def closed(self, reason: str) -> None:
         """The broker closed the channel; see ``connection.Lane``."""
@@ -185,7 +200,7 @@ class Consumer:
                 return True
             if method == frames.BASIC_CANCEL:
                 self.closed("cancelled by the broker; the queue was probably deleted")
-                self._spawn(self._clean_up())
+                self._spawn(self._close_channel())
                 return True
             return False
         if self._arriving is None:
@@ -205,8 +220,8 @@ class Consumer:
         return True
 
     def _arrived(self, tag: int, route: bytes, payload: bytes) -> None:
-        if not self._open:
-            return  # unsubscribing: it goes back to the queue with the channel
+        if not self.is_open:
+            return  # it goes back to the queue with the channel
         try:
             wanted = self._routes[route]
         except KeyError:
@@ -235,7 +250,7 @@ class Consumer:
 
     def _deliver(self) -> None:
         batch, self._batch = self._batch, []
-        if batch and self._open:
+        if batch and self.is_open:
             self._sink.deliver(batch)
 
     def _route(self, raw: bytes) -> _Route:

@@ -54,7 +54,7 @@ class Link:
         self._wires = [publishing]
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
-        self._dialling: asyncio.Task[Wire] | None = None
+        self._dialling: asyncio.Timeout | None = None
         self._context = context
         self._exchange = exchange
         self._max_priority = max_priority
@@ -100,34 +100,31 @@ class Link:
             return self._consuming
 
     async def _connect(self) -> Wire:
-        self._dialling = asyncio.get_running_loop().create_task(connect(self._target, "consuming", self._context))
         try:
-            async with asyncio.timeout(self._target.timeout):
-                wire = await self._dialling
+            async with asyncio.timeout(self._target.timeout) as self._dialling:
+                wire = await connect(self._target, "consuming", self._context)
         except AuthenticationError as error:
             raise SubscriptionRefusedError(f"no connection to consume on: {error}") from error
         except (ConnectFailedError, TimeoutError) as error:
+            self._check()  # the link ended, and the attempt with it
             # as good as a loss: the core opens again, with its delays
             reason = str(error) or f"none within {self._target.timeout:g} s"
             lost = ConnectionLostError(f"no connection to {self._target} to consume on: {reason}")
             lost.__cause__ = error
             self._end(lost)
             raise lost from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            self._check()  # the link ended meanwhile
-            raise
         finally:
             self._dialling = None
+        if not self.alive:  # it came too late
+            await wire.close()
+            self._check()
         wire.lost = self._end
         self._wires.append(wire)
         return wire
 
     def _stop_dialling(self) -> None:
         if self._dialling is not None:
-            self._dialling.cancel()
+            self._dialling.reschedule(asyncio.get_running_loop().time())
 
     def _check(self) -> None:
         if not self.alive:

@@ -168,8 +168,6 @@ class Publisher:
     async def _progress(self) -> None:
         self._changed.clear()
         await self._changed.wait()
-        if not self._wire.alive:
-            raise ConnectionLostError("the connection was lost before the message was sent")
 
     def _on_blocked(self, blocked: bool) -> None:
         if blocked:
@@ -189,6 +187,8 @@ class Publisher:
     async def _room_for(self, message: Outgoing) -> None:
         """Return once ``message`` can be encoded and written, or is settled."""
         while not message.settled:
+            if not self._wire.alive:
+                raise ConnectionLostError("the connection was lost before the message was sent")
             if self._blocked or self._recovery is not None:
                 await self._progress()
                 continue
@@ -204,7 +204,7 @@ class Publisher:
                 return
 
     async def _prepare(self, message: Outgoing, plan: _Plan) -> None:
-        """See to the channel and the exchange of ``message``, which is failed if the broker does not let it have them."""
+        """See to the channel and the exchange of ``message``; it is failed if the broker does not let it have them."""
         try:
             if plan.confirms not in self._channels:
                 await self._open(confirms=plan.confirms)

@@ -179,6 +179,10 @@ class MqttAdapter(Adapter):
                 f"channel pattern and queue make a filter of {size} bytes in UTF-8; at most {channels.MAX_BYTES} fit"
             )
 
+    @property
+    def keeps_session(self) -> bool:
+        return self.settings.persistent
+
     # --- connection
 
     async def open(self, lost: Callable[[MessagingError], None]) -> bool:

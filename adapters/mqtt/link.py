@@ -246,6 +246,8 @@ class Link:
             self._end(self._ended)
 
     def _tick(self) -> None:
+        # uvloop calls a reader no more after data and a reset came together: look whether there is an end to see
+        self._on_readable()
         self._drive(mqtt.Client.loop_misc)
         if self._client is not None:
             # after once and a half of keepalive, which may be the broker's, it may drop us

@@ -107,7 +107,8 @@ class Wire:
             if _QUICKACK is not None:
                 # A broker with Nagle's algorithm, which is mosquitto's default, sends a small packet only once the one
                 # before is acknowledged, and delayed that takes 40 ms. The option holds until the next read or so.
-                self._sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+                with contextlib.suppress(OSError):  # reset meanwhile: the next read tells
+                    self._sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except ssl.SSLEOFError:

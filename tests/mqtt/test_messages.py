@@ -18,10 +18,10 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.features import Features
-from tests.brokers import Mosquitto, require
+from tests.brokers import Mosquitto
 from tests.mqtt.harness import In, connected, run, settled, until
 
-require("mosquitto")
+pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 
 def test_every_qos_arrives_and_is_confirmed(mosquitto: Mosquitto, version: str) -> None:

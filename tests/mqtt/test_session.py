@@ -17,7 +17,7 @@ from messaging.errors import (
     PublishRefusedError,
     SubscriptionRefusedError,
 )
-from tests.brokers import Mosquitto, require
+from tests.brokers import Mosquitto
 from tests.mqtt.harness import Core, In, run, settled
 from tests.mqtt.peer import Connection, Peer
 
@@ -595,9 +595,8 @@ def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_one() ->
 # --- mosquitto
 
 
+@pytest.mark.usefixtures("needs_mosquitto")
 def test_mosquitto_resumes_a_session_and_nothing_is_lost_or_doubled(version: str) -> None:
-    require("mosquitto")
-
     async def main() -> None:
         settings: dict[str, Any] = {"version": version, "client_id": "me", "clean_start": False}
         if version == "5":
@@ -648,9 +647,8 @@ def test_mosquitto_resumes_a_session_and_nothing_is_lost_or_doubled(version: str
     run(main())
 
 
+@pytest.mark.usefixtures("needs_mosquitto")
 def test_a_session_survives_a_broker_that_is_killed(version: str) -> None:
-    require("mosquitto")
-
     async def main() -> None:
         settings: dict[str, Any] = {"version": version, "client_id": "me", "clean_start": False}
         if version == "5":

@@ -1,0 +1,133 @@
+"""Message and MessageContext: immutable, shareable, discreet."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from messaging import AcknowledgeMessageContext, Message, MessageContext
+from messaging.adapter import Incoming
+from messaging.errors import DecodeError, UnknownContentEncodingError, UnknownContentTypeError
+from tests.core.fake import PATIENCE
+
+
+class Reading(BaseModel):
+    celsius: float
+
+
+def json(payload: bytes, model: Any = None) -> Message:
+    return Message(payload, MessageContext("a", content_type="application/json"), model)
+
+
+def test_a_message_cannot_be_changed() -> None:
+    message = json(b"1")
+    for name in ("payload", "context", "value", "anything"):
+        with pytest.raises(AttributeError):
+            setattr(message, name, b"2")
+    with pytest.raises(AttributeError):
+        message.context.channel = "b"  # type: ignore[misc]
+    assert not hasattr(message, "__dict__")
+    assert not hasattr(message.context, "__dict__")
+
+
+def test_equality_is_by_value() -> None:
+    extensions = MappingProxyType({"headers": {"a": "b"}})
+    assert MessageContext("a", extensions=extensions) == MessageContext("a", extensions={"headers": {"a": "b"}})
+    assert MessageContext("a") != MessageContext("b")
+    assert MessageContext("a") != "a"
+    assert MessageContext("a", "key") != MessageContext("a")
+    assert json(b"1") == json(b"1")
+    assert json(b"1") != json(b"2")
+    assert json(b"1") != b"1"
+    assert Incoming(b"1", "a") == MessageContext("a")
+    for each in (MessageContext(), json(b"1")):
+        with pytest.raises(TypeError):
+            hash(each)
+
+
+def test_repr_shows_neither_payload_nor_values_of_extensions() -> None:
+    context = MessageContext(
+        "a",
+        "key",
+        "text/plain",
+        "gzip",
+        "id",
+        "r",
+        MappingProxyType({"headers": {"authorization": "hunter2"}, "qos": "1"}),
+    )
+    shown = repr(Message(b"hunter2", context))
+    assert "hunter2" not in shown
+    for expected in ("7 bytes", "'a'", "'key'", "'text/plain'", "'gzip'", "'id'", "'r'", "extensions=<headers, qos>"):
+        assert expected in shown
+    assert repr(MessageContext()) == "MessageContext()"
+
+
+def test_value_is_what_the_content_type_says() -> None:
+    assert json(b'{"x": [1]}').value() == {"x": [1]}
+    assert Message("é".encode(), MessageContext(content_type="text/plain")).value() == "é"
+    assert Message(b"\x00", MessageContext(content_type="application/octet-stream")).value() == b"\x00"
+
+
+def test_value_is_validated_by_the_model_asked_for_or_that_of_the_stream() -> None:
+    plain = json(b'{"celsius": 20}')
+    assert plain.value(Reading) == Reading(celsius=20)
+    assert plain.value() == {"celsius": 20}
+    with_model = json(b'{"celsius": 20}', Reading)
+    assert with_model.value() == Reading(celsius=20)
+    assert with_model.value(dict[str, int]) == {"celsius": 20}
+
+
+def test_value_is_made_once_per_model() -> None:
+    message = json(b'{"celsius": 20}', Reading)
+    assert message.value() is message.value()
+    assert message.value(Reading) is message.value()
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (json(b"{"), DecodeError),
+        (json(b'{"celsius": "warm"}', Reading), DecodeError),
+        (Message(b"1", MessageContext(content_type="application/x-nobody-knows")), UnknownContentTypeError),
+        (Message(b"1", MessageContext(content_type="///")), UnknownContentTypeError),
+        (
+            Message(b"1", MessageContext(content_type="text/plain", content_encoding="shrink")),
+            UnknownContentEncodingError,
+        ),
+        (Message(b"1", MessageContext(content_type="text/plain", content_encoding="gzip")), DecodeError),
+    ],
+)
+def test_what_does_not_decode_is_typed_and_leaves_the_payload(message: Message, error: type[Exception]) -> None:
+    payload = message.payload
+    for _ in range(2):
+        with pytest.raises(error):
+            message.value()
+    assert message.payload is payload
+
+
+def test_many_threads_may_ask_for_the_value_at_once() -> None:
+    message = json(b'{"celsius": 20}', Reading)
+    barrier = threading.Barrier(8)
+
+    def ask() -> object:
+        barrier.wait(PATIENCE)
+        return message.value()
+
+    with ThreadPoolExecutor(8) as pool:
+        for answer in [pool.submit(ask) for _ in range(8)]:
+            assert answer.result(PATIENCE) == Reading(celsius=20)
+
+
+def test_an_incoming_message_is_its_own_context() -> None:
+    incoming = Incoming(b"1", "a", "key", "text/plain", "gzip", "id", "r", MappingProxyType({"qos": "1"}), "token", 2)
+    assert isinstance(incoming, AcknowledgeMessageContext)
+    assert incoming.channel == "a"
+    assert incoming.extensions == {"qos": "1"}
+    assert (incoming.payload, incoming.token, incoming.delivery_count) == (b"1", "token", 2)
+    assert "token" not in repr(incoming)
+    assert Incoming(b"", "a").extensions == {}
