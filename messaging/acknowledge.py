@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+from messaging.forking import hold_over_fork
 from messaging.message import Message, MessageContext
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 #: One lock for the state of all messages: it is held for a comparison and an assignment, and a lock for each
 #: message would cost more than it could save.
 state_lock: Final = threading.Lock()
+hold_over_fork(state_lock)
 
 
 class AcknowledgeType(enum.Enum):

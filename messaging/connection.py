@@ -229,8 +229,11 @@ class Connection:
                 await asyncio.wait_for(told, 5.0)
 
     def forsake(self) -> None:
-        """In a forked child, where no engine runs this: refuse everything, touch nothing of the parent's."""
+        """In a forked child, where no engine runs this: end everything, touch nothing of the parent's."""
         self.state = "closed"
+        for subscription in self.subscriptions:
+            subscription.ended = True
+        self.subscriptions.clear()
         self.outbox.forsake()
 
     async def _close_adapter(self) -> None:

@@ -29,6 +29,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.features import Features
+from messaging.forking import hold_over_fork
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
@@ -352,6 +353,14 @@ class Messaging:
                 self._closing = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
             return self._closing
 
+    def _forsake(self) -> None:
+        """In a forked child: there is nothing to close and nobody to do it."""
+        self._close_lock = threading.Lock()
+        self._closing = Promise(f"closing {self.name!r}")
+        self._closing.resolve(None)
+        self._connection.forsake()
+        self._unregister()
+
     def __enter__(self) -> Self:
         return self
 
@@ -389,12 +398,14 @@ def _close_all() -> None:
 
 def _after_fork() -> None:
     """In a forked child: its parent's instances have no engine here, so they are closed."""
+    _names.clear()
     for instance in [*_open]:
-        instance._connection.forsake()
+        instance._forsake()
     _open.clear()
 
 
 atexit.register(_close_all)
+hold_over_fork(_names_lock)
 os.register_at_fork(after_in_child=_after_fork)
 
 

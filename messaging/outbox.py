@@ -280,10 +280,13 @@ class Outbox:
         self._again.clear()
 
     def forsake(self) -> None:
-        """Refuse everything, without the lock: in a forked child nobody may be left to release it."""
+        """Refuse and fail everything, without the lock: in a forked child nobody may be left to release it."""
         self._refusing = self._closed = True
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
+        for entry in self._outstanding():
+            entry.settled = True
+            entry.promise.forsake(ClosedError(f"{entry.promise.what}: published by the parent of this process"))
 
     def _wake(self) -> None:
         # cleared before the sender looks: whoever appends after this line signals again

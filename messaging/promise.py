@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import DeadlineError, MessagingError
+from messaging.forking import hold_over_fork
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,9 @@ T = TypeVar("T")
 _PENDING: Final = object()
 #: guards the first listener of any promise: rare and short, so one lock serves all
 _listener_lock = threading.Lock()
+
+
+hold_over_fork(_listener_lock)
 
 
 class Promise(Generic[T]):
@@ -151,6 +155,14 @@ class Promise(Generic[T]):
         if self._listeners is not None:
             self._notify()
         return True
+
+    def forsake(self, error: MessagingError) -> None:
+        """Fail without telling anybody: in a forked child those who listened are the parent's."""
+        if self._value is _PENDING:
+            self._listeners = None
+            self._looked_at = True
+            self._error = error
+            self._value = None
 
     def listen(self, listener: Callable[[], object]) -> None:
         """Call ``listener`` once, on the resolving thread, or here and now if the outcome is there.

@@ -10,6 +10,7 @@ bounded: when it is full, whoever publishes to it waits.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -440,6 +441,8 @@ def _closure(reached: set[int], words: list[str]) -> set[int]:
 
 
 _brokers: dict[str, Broker] = {}
+# a forked child must not publish to copies of its parent's subscribers
+os.register_at_fork(after_in_child=_brokers.clear)
 
 
 def join(name: str) -> Broker:
