@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -11,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapters.amqp import frames
+from adapters.amqp.consumer import Consumer
 from messaging import channels
+from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.extensions import SubscribeOptions
 from tests.amqp.conftest import foreign_channel
 from tests.amqp.harness import Sink, connected, run, unique, until, within
 
@@ -400,6 +406,50 @@ def test_what_is_acknowledged_in_any_order_is_not_delivered_again(rabbitmq: Rabb
     foreign.queue_delete(queue)
 
 
+class Broker:
+    """What a broker makes of acknowledgements on one channel; stands in for the ``Wire``."""
+
+    alive = True
+
+    def __init__(self, count: int) -> None:
+        self.unacknowledged = set(range(1, count + 1))
+        self.acknowledged: set[int] = set()
+        self.requeued: set[int] = set()
+
+    def write(self, data: bytes) -> None:
+        for start in range(0, len(data), 21):
+            frame = data[start : start + 21]
+            tag, multiple = frames.read_settlement(frame, 7)
+            assert tag in self.unacknowledged, "406 PRECONDITION_FAILED - unknown delivery tag"
+            settled = {each for each in self.unacknowledged if each <= tag} if multiple else {tag}
+            self.unacknowledged -= settled
+            (self.acknowledged if frame[7:11] == frames.BASIC_ACK else self.requeued).update(settled)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=12), max_size=12))
+def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
+    turns: list[list[tuple[int, bool]]],
+) -> None:
+    broker = Broker(30)
+
+    async def main() -> None:
+        spec = SubscriptionSpec("c", None, SubscribeOptions())
+        wire: Any = broker
+        consumer = Consumer(wire, spec, Sink(), exchange="e", max_priority=0, tag="t", spawn=lambda _: None)
+        consumer._open = True
+        for turn in turns:
+            for tag, requeue in turn:
+                consumer.settle(tag, requeue=requeue)
+            await asyncio.sleep(0)
+
+    run(main())
+    first: dict[int, bool] = {}
+    for tag, requeue in itertools.chain(*turns):
+        first.setdefault(tag, requeue)
+    assert broker.requeued == {tag for tag, requeue in first.items() if requeue}
+    assert broker.acknowledged == {tag for tag, requeue in first.items() if not requeue}
+
+
 def test_a_rejected_message_is_delivered_again_where_it_was(rabbitmq: RabbitMQ) -> None:
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
@@ -733,6 +783,14 @@ def test_closing_ends_a_subscription_that_waits_for_its_connection(own_rabbitmq:
 
 def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
     async def main() -> None:
+        for turns in range(40):  # the connection included
+            async with connected(rabbitmq.url) as client:
+                subscribing = asyncio.create_task(client.subscribe("cancelled"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                subscribing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await subscribing
         async with connected(rabbitmq.url) as client:
             for turns in range(0, 60, 3):
                 subscribing = asyncio.create_task(client.subscribe("cancelled"))

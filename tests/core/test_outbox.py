@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -322,12 +323,17 @@ assert len(set(known)) == 9, known
     assert done.returncode == 0, done.stderr
 
 
-def run_script(script: str, *, seconds: float = 30, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own."""
+ROOT = Path(__file__).parents[2]
+
+
+def run_script(script: str, *, first: Path | None = None, seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, where ``first`` comes before the project on the path."""
+    path = [str(folder) for folder in (first, ROOT) if folder is not None]
     return subprocess.run(
+        # a forked child of a program with threads is what these scripts are about
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
-        cwd=Path(__file__).parents[2],
-        env={"PYTHONPATH": ".", "PATH": "/usr/bin:/bin", **environment},
+        cwd=first or ROOT,
+        env={"PYTHONPATH": os.pathsep.join(path), "PATH": os.defpath},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,0 +1,46 @@
+"""The memory of a slow subscriber's process stays flat, however much is behind it (the long run is a benchmark)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.brokers import Mosquitto, RabbitMQ
+
+COUNT = 40_000
+#: a quarter of what the payloads alone would take
+BOUND = COUNT * 1024 // 4
+
+SCRIPT = """
+import sys
+from benchmarks.flat import slow_subscriber
+flat = slow_subscriber(sys.argv[1], int(sys.argv[2]))
+print(flat.received, flat.growth)
+"""
+
+
+def test_memory_stays_flat_behind_a_slow_subscriber(request: pytest.FixtureRequest) -> None:
+    broker: Mosquitto | RabbitMQ
+    for name in ("mosquitto", "rabbitmq"):
+        broker = request.getfixturevalue(name)
+        received, growth = run(broker.url)
+        assert received == COUNT
+        assert growth < BOUND, f"{name}: {growth} bytes"
+
+
+def test_publishers_wait_for_a_slow_subscriber_in_the_process() -> None:
+    """Queue, outbox and buffer are full then: that is the bound."""
+    received, growth = run("memory://flat", 5 * COUNT)
+    assert received == 5 * COUNT
+    assert growth < 6 * BOUND, f"{growth} bytes"
+
+
+def run(url: str, count: int = COUNT) -> tuple[int, int]:
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, url, str(count)], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    received, growth = result.stdout.split()
+    return int(received), int(growth)
