@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -37,7 +36,7 @@ def tasks() -> int:
 
 
 def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def rounds(url: str, count: int, registry: ServiceRegistry) -> None:
