@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m benchmarks [name]``. Figures are ratios against a peer in the same run, medians of several."""
+"""Benchmarks: ``python -m benchmarks [name]``. Figures are ratios to a peer in the same run, medians of several."""
