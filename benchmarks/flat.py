@@ -113,9 +113,8 @@ def run(arguments: argparse.Namespace) -> None:
     from tests.brokers import Mosquitto, RabbitMQ
 
     count = arguments.messages or 1_000_000
-    print(
-        f"{'slow subscriber, ' + format(count, ',') + ' messages':40} {'before':>10} {'peak':>10} {'growth':>10} {'s':>7}"
-    )
+    title = f"slow subscriber, {count:,} messages"
+    print(f"{title:40} {'before':>10} {'peak':>10} {'growth':>10} {'s':>7}")
     for name in arguments.backends.split(","):
         with contextlib.ExitStack() as stack:
             if name == "memory":
