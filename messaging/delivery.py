@@ -18,22 +18,15 @@ consumer.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from messaging import redelivery
-from messaging.acknowledge import (
-    AcknowledgeConsumer,
-    AcknowledgeFilter,
-    AcknowledgeHandler,
-    AcknowledgeType,
-    DirectAcknowledgement,
-    state_lock,
-)
+from messaging.acknowledge import AcknowledgeType, DirectAcknowledgement, state_lock
+from messaging.direct import DirectAcknowledger
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
 from messaging.message import Message
 from messaging.promise import Promise
@@ -128,10 +121,10 @@ class Subscription:
         self.error: MessagingError | None = None
         self._connection = connection
         self._adapter = connection.adapter
-        self._services = services
         self._model = consumption.model
         self._on_invalid = consumption.on_invalid
-        self._direct = consumption.direct
+        direct = consumption.direct
+        self._direct = DirectAcknowledger(direct, services, spec.channel) if direct is not None else None
         options = spec.options
         self._capacity = options.buffer_size
         self._prefetch = options.prefetch
@@ -341,7 +334,7 @@ class Subscription:
                 incoming._state = _RECEIVED
             message = Message(incoming.payload, incoming, self._model)
             if (self._model is None or self._valid(message, incoming)) and (
-                self._direct is None or self._acknowledge_directly(message, incoming, self._direct)
+                self._direct is None or self._direct.run(message, incoming)
             ):
                 self.counters.delivered += 1
                 return message
@@ -381,41 +374,6 @@ class Subscription:
             return False
         return True
 
-    def _acknowledge_directly(self, message: Message, incoming: Incoming, direct: DirectAcknowledgement) -> bool:
-        """Filter, handler, post (RFC 5.8.6); whether the message enters the stream."""
-        enters = True
-        if direct.filter is not None:
-            try:
-                accept = self._callback(direct.filter, AcknowledgeFilter, "filter")
-                if accept is not None:
-                    enters = bool(accept(message))
-                    incoming._settle(enters)
-            except Exception:
-                logger.exception("acknowledge filter of %r raised; the message is rejected", incoming._channel)
-                enters = False
-                incoming._settle(False)
-        # a callable handler yields to a filter, one given by target does not: RFC 5.8.4 says both
-        if direct.handle is not None and (direct.filter is None or isinstance(direct.handle, str)):
-            try:
-                handle = self._callback(direct.handle, AcknowledgeConsumer, "handler")
-                if handle is not None:
-                    arguments = (message, AcknowledgeHandler(incoming)) if _takes_two(handle) else (message,)
-                    handle(*arguments)
-            except Exception:
-                logger.exception("acknowledge handler of %r raised; the message is rejected", incoming._channel)
-                incoming._settle(False)
-        return enters and incoming._state is not AcknowledgeType.REJECTED
-
-    def _callback(self, callback: str | Callable[..., Any] | None, interface: type, what: str) -> Any:
-        if not isinstance(callback, str):
-            return callback
-        service = self._services.service(interface, callback)
-        if service is None:
-            logger.warning(
-                "acknowledge %s %s of %r matches no service and is ignored", what, callback, self.spec.channel
-            )
-        return service
-
     def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
         """Pass on a verdict, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
         if self._held is not None and self._held.pop(id(incoming), None) is None:
@@ -429,8 +387,8 @@ class Subscription:
             self._rejected.append(incoming)
         if not self._flush_requested:
             self._request_flush()
-        if self._direct is not None and self._direct.post is not None:
-            self._post_acknowledge(Message(incoming.payload, incoming, self._model), self._direct.post)
+        if self._direct is not None:
+            self._direct.settled(Message(incoming.payload, incoming, self._model))
         return True
 
     def accept(self, message: Message) -> None:
@@ -453,14 +411,6 @@ class Subscription:
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
         message._context._settle(False)  # type: ignore[attr-defined]  # an Incoming: take() made it so
-
-    def _post_acknowledge(self, message: Message, callback: str | Callable[[Message], object]) -> None:
-        try:
-            post = self._callback(callback, AcknowledgeConsumer, "post")
-            if post is not None:
-                post(message)
-        except Exception:
-            logger.exception("post-acknowledge callback of %r raised", self.spec.channel)
 
     def _settled_in_vain(self) -> None:
         self.settled_count += 1
@@ -511,13 +461,3 @@ class Subscription:
                 self.settled_count += 1
         self._redelivery.bury(incoming, redelivery.INVALID)
         self.proceed()
-
-
-def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a handler wants the acknowledge handler beside the message (both forms are in RFC 5.8.4 and 5.8.8)."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len([p for p in positional if p.default is p.empty]) >= 2

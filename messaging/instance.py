@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
 import threading
 from collections.abc import Generator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
@@ -19,6 +20,7 @@ from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
 from messaging.codecs import encode
 from messaging.connection import Connection
+from messaging.consumers import in_observer
 from messaging.engine import engine, may_block
 from messaging.errors import (
     AdapterClashError,
@@ -42,13 +44,13 @@ from messaging.services import (
     default_registry,
 )
 from messaging.settings import URL_VARIABLE, Settings, load_settings
-from messaging.stream import MessageStream, in_observer
 from messaging.subscription import MessageSubscription
 from messaging.url import BrokerUrl, parse_url
 from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.delivery import OnInvalid
+    from messaging.stream import MessageStream
 
 logger = logging.getLogger(__name__)
 
@@ -119,26 +121,33 @@ def find_adapter(scheme: str) -> type[Adapter]:
         )
     try:
         kind = point.load()
-    except (ImportError, AttributeError) as error:
-        _explain(point, error)
+    except MessagingError:
         raise
+    except Exception as error:  # whatever a foreign module does when it is imported
+        _refuse_foreign_package(point.module.partition(".")[0], error)
+        raise ConfigurationError(
+            f"the adapter {point.name} = {point.value} does not load: {type(error).__name__}: {error}"
+        ) from error
     if not (isinstance(kind, type) and issubclass(kind, Adapter)):
         raise ConfigurationError(f"entry point {point.name} = {point.value} is not a messaging.adapter.Adapter")
     return kind
 
 
-def _explain(point: EntryPoint, error: Exception) -> None:
-    """Raise what a failed import means, if it is known."""
-    package = point.module.partition(".")[0]
-    if package == "adapters":
-        adapters = importlib.import_module(package)
-        if not getattr(adapters, "__rx_messaging__", False):
-            where = getattr(adapters, "__file__", None) or "an unknown place"
-            raise AdapterClashError(
-                f"the package 'adapters' at {where} belongs to another distribution and hides the one of rx-messaging; "
-                f"uninstall it, or use separate environments"
-            ) from error
-    raise ConfigurationError(f"the adapter {point.name} = {point.value} does not load: {error}") from error
+def _refuse_foreign_package(package: str, error: Exception) -> None:
+    """Say so if ``error`` comes from another distribution's package of the name ``adapters``."""
+    if package != "adapters":
+        return
+    try:
+        ours = getattr(importlib.import_module(package), "__rx_messaging__", False)
+    except Exception:  # noqa: BLE001  # ours does not fail
+        ours = False
+    if not ours:
+        spec = importlib.util.find_spec(package)
+        where = (spec.origin if spec is not None else None) or "an unknown place"
+        raise AdapterClashError(
+            f"the package 'adapters' at {where} belongs to another distribution and hides the one of rx-messaging; "
+            f"uninstall it, or use separate environments"
+        ) from error
 
 
 class Messaging:

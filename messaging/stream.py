@@ -21,10 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -34,257 +31,15 @@ from typing import TYPE_CHECKING, Any, Self
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.engine import mailbox, may_block, wait_for
-from messaging.errors import ClosedError, CodecError, DeadlineError, MessagingError, StreamConsumedError
+from messaging.consumers import Pull, Push, StreamEndedError, ignore, in_observer, remove
+from messaging.engine import may_block, wait_for
+from messaging.errors import ClosedError, DeadlineError
 from messaging.message import Message
-from messaging.promise import Promise
-from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.delivery import StreamCounters, Subscription
-
-logger = logging.getLogger(__name__)
-
-
-class _Push(rx.DisposableBase):
-    """Drives one observer from a worker thread.
-
-    ``_busy`` is the right to drain: whoever acquires it submits the job, the job releases it when there is nothing
-    left. So at most one job of a stream runs at a time, and none while there is nothing to do.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        subscription: Subscription,
-        on_next: Callable[[Message], object],
-        on_error: Callable[[Exception], object] | None,
-        on_completed: Callable[[], object] | None,
-    ) -> None:
-        self._connection = connection
-        self.subscription = subscription
-        self._on_next = on_next
-        self._on_error = on_error
-        self._on_completed = on_completed
-        self._busy = threading.Lock()
-        self._thread: int | None = None
-        #: take no more messages; with ``_complete``, tell the observer
-        self._stopping = False
-        self._complete = False
-        self._in_error = False
-        self._over = False
-        #: resolves when the observer will not be called any more
-        self.quiet: Promise[None] = Promise("the end of an observer")
-        subscription.consumer = self
-
-    def wake(self) -> None:
-        """Have a worker drain the buffer, unless one does."""
-        if not self._over and self._busy.acquire(blocking=False):
-            workers().submit(self._drain)
-
-    def _drain(self) -> None:
-        subscription = self.subscription
-        self._thread = _in_observer.push = threading.get_ident()
-        try:
-            while True:
-                if not self._over:
-                    self._consume(subscription)
-                if not self._over:
-                    if self._stopping:
-                        self._finish(None, notify=self._complete)
-                    elif subscription.ended:
-                        self._finish(subscription.error, notify=True)
-                self._busy.release()
-                idle = self._over or not (self._stopping or subscription.has_next)
-                if idle or not self._busy.acquire(blocking=False):
-                    return
-        finally:
-            _in_observer.push = None
-
-    def _consume(self, subscription: Subscription) -> None:
-        on_next = self._on_next
-        take = subscription.take
-        accept = _ignore if subscription.manual else subscription.accept
-        while not (self._stopping or subscription.ended):
-            try:
-                message = take()
-            except CodecError as error:
-                self._finish(error, notify=True)
-                return
-            except BaseException as error:  # noqa: BLE001  # out of a direct acknowledgement callback
-                self._observer_raised(error)
-                return
-            if message is None:
-                return
-            try:
-                on_next(message)
-            except BaseException as error:  # noqa: BLE001  # whatever an observer raises ends this stream only
-                if not subscription.manual:
-                    subscription.refuse(message)
-                self._observer_raised(error)
-                return
-            if self._in_error and not subscription.manual:
-                subscription.refuse(message)
-            else:
-                accept(message)
-
-    def _observer_raised(self, error: BaseException) -> None:
-        channel = self.subscription.spec.channel
-        if not isinstance(error, Exception):
-            wrapped = MessagingError(f"the observer of {channel!r} raised {type(error).__name__}")
-            wrapped.__cause__ = error
-            error = wrapped
-        if self._on_error is None:
-            logger.error("the observer of %r raised; its stream ends", channel, exc_info=error)
-        self._finish(error, notify=not self._stopping)
-
-    def _finish(self, error: Exception | None, *, notify: bool) -> None:
-        """Tell the observer that it is over, then unsubscribe. On the worker thread."""
-        self._over = True
-        channel = self.subscription.spec.channel
-        if notify:
-            try:
-                if error is None:
-                    if self._on_completed is not None:
-                        self._on_completed()
-                elif self._on_error is not None:
-                    self._on_error(error)
-                elif isinstance(error, MessagingError):
-                    logger.error("stream of %r ended: %s", channel, error)
-            except BaseException:  # whatever it is, nobody else is to suffer from it
-                logger.exception("observer of %r raised from on_error or on_completed", channel)
-        self._connection.engine.call(self.quiet.resolve, None)
-        _remove(self._connection, self.subscription)
-
-    def stop(self) -> Promise[None]:
-        """Complete after the message in progress; the promise resolves when that is done. From any thread."""
-        self._complete = self._complete or not self._stopping
-        self._stopping = True
-        self.wake()
-        return self.quiet
-
-    def dispose(self) -> None:
-        """Stop: no message is emitted after the one in progress, which is still settled. From any thread."""
-        if self._thread == threading.get_ident() and sys.exception() is not None:
-            # an operator reports what a user's function raised by disposing from its except block
-            self._in_error = True
-        self._stopping = True
-        self.wake()
-
-
-class _InObserver(threading.local):
-    push: int | None = None
-
-
-_in_observer = _InObserver()
-
-
-def in_observer() -> bool:
-    """Whether the calling thread is in an observer's callback, which must not wait for its own end."""
-    return _in_observer.push is not None
-
-
-def _remove(connection: Connection, subscription: Subscription) -> Promise[None]:
-    return connection.engine.run(connection.remove(subscription), f"unsubscribing from {subscription.spec.channel!r}")
-
-
-class _EndedError(Exception):
-    """The stream is complete: how a pull says it to whichever iterator asked."""
-
-
-class _Pull:
-    """Lets one thread or event loop at a time ask for messages."""
-
-    def __init__(self, connection: Connection, subscription: Subscription) -> None:
-        self._connection = connection
-        self.subscription = subscription
-        self._busy = threading.Lock()  # held by the caller that is asking
-        self._in_hand: Message | None = None
-        #: what ended the stream here, before the loop knows
-        self._error: CodecError | None = None
-        self._arrived: Callable[[], object] = _nothing
-        subscription.consumer = self
-
-    def wake(self) -> None:
-        """Wake the caller that is asking, if any."""
-        self._arrived()
-
-    def stop(self) -> None:
-        """Nothing runs here that could be waited for."""
-
-    def settle(self, *, failed: bool = False) -> None:
-        """Settle the message handed out last."""
-        message, self._in_hand = self._in_hand, None
-        if message is not None and not self.subscription.manual:
-            if failed:
-                self.subscription.refuse(message)
-            else:
-                self.subscription.accept(message)
-
-    def _claim(self) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise StreamConsumedError(
-                f"the stream of {self.subscription.spec.channel!r} is being iterated already; "
-                f"subscribe again for a second consumer"
-            )
-
-    def _take(self) -> Message | None:
-        subscription = self.subscription
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        if subscription.ended:
-            if subscription.error is not None:
-                raise subscription.error.with_traceback(None)
-            raise _EndedError
-        try:
-            message = self._in_hand = subscription.take()
-        except CodecError as error:
-            self._error = error
-            self._connection.engine.call(subscription.fail, error)
-            raise
-        return message
-
-    def next(self, timeout: float | None) -> Message:
-        """The next message; raises ``_EndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
-        self._claim()
-        try:
-            self.settle()
-            deadline = None if timeout is None else time.monotonic() + timeout
-            arrived = threading.Event()
-            while True:
-                arrived.clear()
-                self._arrived = arrived.set
-                message = self._take()
-                if message is not None:
-                    return message
-                left = None if deadline is None else deadline - time.monotonic()
-                if not arrived.wait(None if left is None else min(left, threading.TIMEOUT_MAX)) and left is not None:
-                    raise DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
-        finally:
-            self._busy.release()
-
-    async def anext(self) -> Message:
-        """The next message; raises ``_EndedError``. Cancelling loses none."""
-        self._claim()
-        try:
-            self.settle()
-            loop = asyncio.get_running_loop()
-            box = mailbox(loop)
-            arrived = asyncio.Event()
-
-            def wake() -> None:
-                box.post(arrived.set)
-
-            while True:
-                arrived.clear()
-                self._arrived = wake
-                message = self._take()
-                if message is not None:
-                    return message
-                await arrived.wait()
-        finally:
-            self._busy.release()
+    from messaging.promise import Promise
 
 
 class MessageStream(Observable[Message]):
@@ -306,8 +61,8 @@ class MessageStream(Observable[Message]):
         self._guard = threading.RLock()
         self._first: Subscription | None = open_subscription()
         self._primary = self._first
-        self._pushes: set[_Push] = set()
-        self._pull: _Pull | None = None
+        self._pushes: set[Push] = set()
+        self._pull: Pull | None = None
         self._closed = False
         self._paused = False
         self.ready: Promise[None] = self._primary.ready
@@ -344,7 +99,7 @@ class MessageStream(Observable[Message]):
             on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
         with self._guard:
             subscription = self._claim()
-            push = _Push(self._connection, subscription, on_next or _ignore, on_error, on_completed)
+            push = Push(self._connection, subscription, on_next or ignore, on_error, on_completed)
             self._pushes.add(push)
             if self._closed:  # by a finalizer, just now
                 push.stop()
@@ -372,12 +127,12 @@ class MessageStream(Observable[Message]):
 
     # --- iterators
 
-    def _puller(self) -> _Pull:
+    def _puller(self) -> Pull:
         with self._guard:
             if self._closed:
                 raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
             if self._pull is None:
-                self._pull = _Pull(self._connection, self._claim())
+                self._pull = Pull(self._connection, self._claim())
                 self._watch_over(self._pull.subscription)
             return self._pull
 
@@ -387,7 +142,7 @@ class MessageStream(Observable[Message]):
     def __next__(self) -> Message:
         try:
             return self._puller().next(None)
-        except (_EndedError, ClosedError):
+        except (StreamEndedError, ClosedError):
             raise StopIteration from None
 
     def __aiter__(self) -> Self:
@@ -396,7 +151,7 @@ class MessageStream(Observable[Message]):
     async def __anext__(self) -> Message:
         try:
             return await self._puller().anext()
-        except (_EndedError, ClosedError):
+        except (StreamEndedError, ClosedError):
             raise StopAsyncIteration from None
 
     def receive(self, timeout: float | None = None) -> Message:
@@ -408,7 +163,7 @@ class MessageStream(Observable[Message]):
         """
         try:
             return self._puller().next(timeout)
-        except _EndedError:
+        except StreamEndedError:
             raise ClosedError(f"the stream of {self._primary.spec.channel!r} has ended") from None
 
     # --- flow
@@ -509,20 +264,12 @@ class MessageStream(Observable[Message]):
         return f"<MessageStream of {self._primary.spec.channel!r}>"
 
 
-def _nothing() -> None:
-    """Nobody is asking."""
-
-
-def _ignore(_: Message) -> None:
-    """Do nothing: the observer of a stream subscribed without one, and the acknowledgement left to the consumer."""
-
-
 def _abandoned(connection: Connection, subscription: Subscription) -> None:
     """End what nobody can consume any more. An observer goes on by itself: it holds on to its subscription."""
-    if subscription.ended or isinstance(subscription.consumer, _Push):
+    if subscription.ended or isinstance(subscription.consumer, Push):
         return
-    forgotten = not isinstance(subscription.consumer, _Pull)
-    _remove(connection, subscription)
+    forgotten = not isinstance(subscription.consumer, Pull)
+    remove(connection, subscription)
     if forgotten:
         message = f"a stream of {subscription.spec.channel!r} was neither consumed nor closed"
         warnings.warn(message, ResourceWarning, stacklevel=2)

@@ -46,6 +46,8 @@ _FEATURES: Final = frozenset(
         Features.EXTENSION_OVERFLOW,
     }
 )
+#: how often a publisher that waits for room looks whether it still has to, seconds
+_ROOM_STEP: Final = 0.1
 #: payloads live in this process: a limit against mistakes, the same as RabbitMQ's
 _MAX_MESSAGE_SIZE: Final = 128 * 2**20
 
@@ -116,7 +118,7 @@ class MemoryAdapter(Adapter):
 
         client = self._client = Client(self.name, broker, dropped)
         client.will = self._will
-        broker.clients[self.name] = client
+        broker.clients.add(client)
         return False
 
     async def close(self) -> None:
@@ -125,20 +127,22 @@ class MemoryAdapter(Adapter):
             client.leave()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        broker = self._connected().broker
+        client = self._connected()
+        broker = client.broker
         touched: set[Queue] = set()
         for outgoing in batch:
             context = outgoing.context
             options = outgoing.options
             queues = broker.route(context)
             for queue in queues:
-                if queue.is_full():
+                while queue.is_full() and not outgoing.settled and not client.gone:
                     for each in touched:
                         each.dispatch()
-                    await queue.wait_for_room()
+                    # in steps: the deadline of the message, or the connection, may end meanwhile
+                    await queue.wait_for_room(_ROOM_STEP)
             if outgoing.settled:  # its deadline passed, here or in the outbox
                 continue
-            if self._client is None:
+            if client.gone:
                 outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
                 continue
             if not queues and not options.autocreate:

@@ -10,6 +10,7 @@ bounded: when it is full, whoever publishes to it waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
@@ -152,15 +153,15 @@ class Queue:
         """Whether publishers have to wait."""
         return self._length >= self.max_length
 
-    async def wait_for_room(self) -> None:
-        """Wait while the queue is full; forever, if nobody consumes: the core watches the deadlines."""
-        while self.is_full():
-            self._drop_expired()
-            if not self.is_full():
-                return
+    async def wait_for_room(self, timeout: float) -> None:
+        """Wait until there may be room, for at most ``timeout`` seconds."""
+        self._drop_expired()
+        if self.is_full():
             if self._room is None:
                 self._room = asyncio.Event()
-            await self._room.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._room.wait()
 
     def push(self, entry: Entry) -> None:
         """Append a message; :meth:`dispatch` hands it out."""
@@ -255,8 +256,7 @@ class Broker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: connected clients -> how to tell them that the broker dropped them
-        self.clients: dict[str, Client] = {}
+        self.clients: set[Client] = set()
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
         self._retained: dict[str, Entry] = {}
@@ -266,7 +266,8 @@ class Broker:
 
     def leave(self, client: Client) -> None:
         """A client is gone; the last one takes the broker with it."""
-        if self.clients.pop(client.name, None) is not None and not self.clients and _brokers.get(self.name) is self:
+        self.clients.discard(client)
+        if not self.clients and _brokers.get(self.name) is self:
             del _brokers[self.name]
 
     def disconnect(self, name: str) -> bool:
@@ -274,11 +275,10 @@ class Broker:
 
         On the engine's loop only. Returns whether there is such a client.
         """
-        client = self.clients.get(name)
-        if client is None:
-            return False
-        client.drop()
-        return True
+        found = [client for client in self.clients if client.name == name]
+        for client in found:
+            client.drop()
+        return bool(found)
 
     # --- subscribing
 
@@ -371,9 +371,12 @@ class Client:
         self.consumers: set[Consumer] = set()
         self.will: Outgoing | None = None
         self._lost = lost
+        #: disconnected, one way or the other
+        self.gone = False
 
     def leave(self) -> None:
         """Disconnect in good order: the will is forgotten."""
+        self.gone = True
         for consumer in self.consumers:
             self.broker.unsubscribe(consumer)
         self.consumers.clear()
@@ -381,6 +384,7 @@ class Client:
 
     def drop(self) -> None:
         """Lose the connection."""
+        self.gone = True
         will, self.will = self.will, None
         broker = self.broker
         for consumer in self.consumers:

@@ -88,7 +88,7 @@ class MqttAdapter(Adapter):
     lets it live that long. With 3.1.1 it is for all of them (there it is called clean session).
     """
 
-    provider = "paho-mqtt"
+    provider = "rx-messaging.mqtt"
     settings_type = MqttSettings
     can_reject = False
     has_credit = True

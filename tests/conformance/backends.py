@@ -18,6 +18,8 @@ from tests.proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.brokers import Broker
+
 _RUN: Final = secrets.token_hex(3)
 _numbers: Final = itertools.count(1)
 
@@ -49,15 +51,24 @@ class Backend:
     #: announced features by URL: found out once
     _announced: Final[dict[str, frozenset[str]]] = {}
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, url: str, broker: Broker | None = None) -> None:
+        """``broker``, if given, belongs to this backend."""
         self.name = name
         self.url = url
         self.services = ServiceRegistry()
+        self._broker = broker
         self._stack = ExitStack()
+        if broker is not None:
+            self._stack.callback(broker.close)
 
     def close(self) -> None:
         """Close every instance, newest first."""
         self._stack.close()
+
+    def restart(self) -> None:
+        """Stop the broker and start it again on the same data; for tests marked ``restart``."""
+        assert self._broker is not None
+        self._broker.restart()
 
     @property
     def features(self) -> frozenset[str]:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.conformance.backends import Backend, MemoryBackend
 
 if TYPE_CHECKING:
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
 
     from tests.brokers import Broker
 
-#: id -> the fixture that runs its broker, and the options that follow its URL
-_NETWORKED: Final = {
-    "mqtt311": ("mosquitto", "?version=3.1.1"),
-    "mqtt311-envelope": ("mosquitto", "?version=3.1.1&envelope=true"),
-    "mqtt5": ("mosquitto", "?version=5"),
-    "amqp": ("rabbitmq", ""),
+    Maker = Callable[[pytest.FixtureRequest], Backend]
+
+#: id -> its broker, and the options that follow its URL
+_NETWORKED: Final[dict[str, tuple[type[Broker], str]]] = {
+    "mqtt311": (Mosquitto, "?version=3.1.1"),
+    "mqtt311-envelope": (Mosquitto, "?version=3.1.1&envelope=true"),
+    "mqtt5": (Mosquitto, "?version=5"),
+    "amqp": (RabbitMQ, ""),
 }
 
 
@@ -32,33 +35,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "feature(*names): covers these features; for backends that announce them all")
     config.addinivalue_line("markers", "wire: needs a network that can be held back")
+    config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
 
 
-def _backends(config: pytest.Config) -> dict[str, Callable[[pytest.FixtureRequest], Backend]]:
-    def networked(name: str, fixture: str, options: str) -> Callable[[pytest.FixtureRequest], Backend]:
-        def make(request: pytest.FixtureRequest) -> Backend:
-            broker: Broker = request.getfixturevalue(fixture)
-            return Backend(name, broker.url + options)
+def _managed(name: str) -> Maker:
+    kind, options = _NETWORKED[name]
 
-        return make
+    def make(request: pytest.FixtureRequest) -> Backend:
+        if request.node.get_closest_marker("restart"):
+            require(kind.name)
+            own = kind()
+            own.start()
+            return Backend(name, own.url + options, own)
+        broker: Broker = request.getfixturevalue(kind.name)
+        return Backend(name, broker.url + options)
 
-    def outside(name: str, url: str) -> Callable[[pytest.FixtureRequest], Backend]:
-        return lambda _: Backend(name, url)
+    return make
 
-    # without the options when this directory is not named on the command line: pytest read it too early for that
+
+def _outside(name: str, url: str) -> Maker:
+    return lambda _: Backend(name, url)
+
+
+def _backends(config: pytest.Config) -> dict[str, Maker]:
+    # without the options when this directory is not named on the command line: pytest read it too late for that
     urls: list[str] = config.getoption("--backend-url", None) or []
     chosen: list[str] | None = config.getoption("--backend", None)
-    found: dict[str, Callable[[pytest.FixtureRequest], Backend]] = {"memory": lambda _: MemoryBackend("memory")}
-    found |= {name: networked(name, *how) for name, how in _NETWORKED.items()}
-    if urls and not chosen:
-        found.clear()
-    elif chosen:
+    found: dict[str, Maker] = {"memory": lambda _: MemoryBackend("memory")}
+    found |= {name: _managed(name) for name in _NETWORKED}
+    if chosen:
         if unknown := set(chosen) - set(found):
             raise pytest.UsageError(f"no backend {', '.join(sorted(unknown))}; there are {', '.join(found)}")
         found = {name: found[name] for name in found if name in chosen}
+    elif urls:
+        found.clear()
     for number, url in enumerate(urls, 1):
         name = f"{urlsplit(url).scheme}-{number}"
-        found[name] = outside(name, url)
+        found[name] = _outside(name, url)
     return found
 
 
@@ -67,6 +80,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = list(_backends(metafunc.config))
         if metafunc.definition.get_closest_marker("wire"):
             names = [name for name in names if name != "memory"]
+        if metafunc.definition.get_closest_marker("restart"):
+            names = [name for name in names if name in _NETWORKED]
         metafunc.parametrize("backend", names, indirect=True)
 
 

@@ -21,10 +21,23 @@ T = TypeVar("T")
 #: seconds any wait in a test may take
 PATIENCE: Final = 10.0
 
-#: ``@feature("retain")``: for backends that announce it
-feature = pytest.mark.feature
-#: for backends with a network that can be held back
-wire = pytest.mark.wire
+
+# Functions, since pytest may import this module before ``conftest.py`` has made these marks known.
+
+
+def feature(*names: str) -> pytest.MarkDecorator:
+    """``@feature("retain")``: for backends that announce it, and fails on those that do not mean it."""
+    return pytest.mark.feature(*names)
+
+
+def wire(test: Callable[..., None]) -> Callable[..., None]:
+    """For backends with a network that can be held back."""
+    return pytest.mark.wire(test)
+
+
+def restart(test: Callable[..., None]) -> Callable[..., None]:
+    """For backends whose broker the tests can restart; they get one of their own."""
+    return pytest.mark.restart(test)
 
 
 def eventually(condition: Callable[[], T], what: str = "condition") -> T:

@@ -21,6 +21,7 @@ from tests.conformance.helpers import (
     online,
     publish,
     receive,
+    restart,
     state,
     subscription_to,
     wire,
@@ -153,6 +154,22 @@ def test_a_queue_keeps_what_arrives_while_its_consumer_is_away(backend: Backend)
         link.down()
         publish(publisher, channel, payloads, **backend.reliable)
         link.up()
+        assert receive(stream, len(payloads)) == payloads
+
+
+@pytest.mark.slow
+@restart
+@feature(Features.EXTENSION_GUARANTEED_DELIVERY, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
+def test_guaranteed_delivery_outlives_the_broker(backend: Backend) -> None:
+    """Scenario 27 [S]: what the broker has taken responsibility for is on its disk."""
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    with m.subscribe(channel, queue=queue):
+        pass
+    payloads = [b"1", b"2", b"3"]
+    publish(m, channel, payloads, guaranteed_delivery=True)
+    backend.restart()
+    with m.subscribe(channel, queue=queue) as stream:
         assert receive(stream, len(payloads)) == payloads
 
 
