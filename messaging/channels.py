@@ -31,6 +31,17 @@ _FORBIDDEN: Final = re.compile(
 )
 
 
+def forbidden_character(text: str) -> str | None:
+    """What in ``text`` brokers drop a connection over, and where, in words; ``None`` if there is nothing."""
+    bad = _FORBIDDEN.search(text)
+    if bad is None:
+        return None
+    return (
+        f"U+{ord(bad.group()):04X} at index {bad.start()}; control characters, surrogates and noncharacters "
+        f"are not allowed"
+    )
+
+
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidChannelError(f"{what} must be a str, not {type(value).__name__}")
@@ -40,12 +51,9 @@ def _text(value: object, what: str) -> str:
 def _check_text(text: str, what: str) -> str:
     if not text:
         raise InvalidChannelError(f"{what} is empty; name at least one level, such as 'a/b'")
-    bad = _FORBIDDEN.search(text)
+    bad = forbidden_character(text)
     if bad is not None:
-        raise InvalidChannelError(
-            f"{what} {_shown(text)} holds U+{ord(bad.group()):04X} at index {bad.start()}; control characters, "
-            f"surrogates and noncharacters are not allowed"
-        )
+        raise InvalidChannelError(f"{what} {_shown(text)} holds {bad}")
     size = len(text.encode())
     if size > MAX_BYTES:
         raise InvalidChannelError(f"{what} {_shown(text)} is {size} bytes long in UTF-8; at most {MAX_BYTES} fit")

@@ -34,6 +34,11 @@ State = Literal["connecting", "connected", "reconnecting", "closed"]
 
 #: subscriptions opened at the same time after a reconnect
 _RESUBSCRIBE_AT_ONCE: Final = 32
+#: a connection that lasted this long does not count as another failed attempt, seconds
+_STABLE_SECONDS: Final = 5.0
+#: how long closing waits for the listeners of the registry, and for the adapter, seconds
+_TELL_SECONDS: Final = 5.0
+_ADAPTER_CLOSE_SECONDS: Final = 5.0
 
 
 class Connection:
@@ -62,6 +67,9 @@ class Connection:
         self._opening: set[Subscription] = set()
         #: counts connections
         self._generation = 0
+        #: loop time of the last one
+        self._connected_at = 0.0
+        self._retries = self._delays()
         self._will: Publication | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -109,6 +117,7 @@ class Connection:
             except Exception:  # a defect here must not be the end of all reconnecting
                 logger.exception("%s is not fully set up after connecting", self.adapter.name)
                 self.outbox.connected()
+                self.ready.resolve(None)
             await self._lost.wait()
             self.outbox.disconnected()
             self.state = "reconnecting"
@@ -116,8 +125,7 @@ class Connection:
             resumed = await self._reconnect()
 
     async def _connect_first(self) -> bool:
-        delays = self._delays()
-        while True:
+        for delay in self._delays():
             try:
                 return await self._open()
             except MessagingError as error:
@@ -125,10 +133,14 @@ class Connection:
                     raise
                 self.cause = error
                 logger.warning("%s cannot connect to %s yet: %s", self.adapter.name, self.adapter.url, error)
-            await asyncio.sleep(next(delays))
+            await asyncio.sleep(delay)
+        raise AssertionError("the delays never end")
 
     async def _reconnect(self) -> bool:
-        for delay in self._delays():
+        if self.engine.loop.time() - self._connected_at > _STABLE_SECONDS:
+            # a connection that ends as soon as it is made is no reason to hurry
+            self._retries = self._delays()
+        for delay in self._retries:
             await asyncio.sleep(delay)
             try:
                 return await self._open()
@@ -162,6 +174,7 @@ class Connection:
 
     async def _connected(self, resumed: bool) -> None:
         self._generation += 1
+        self._connected_at = self.engine.loop.time()
         self.state = "connected"
         self.on_connected()
         logger.info("%s is connected to %s", self.adapter.name, self.adapter.url)
@@ -226,7 +239,7 @@ class Connection:
         told = self.on_closed()
         if told is not None:
             with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not hold up the rest
-                await asyncio.wait_for(told, 5.0)
+                await asyncio.wait_for(told, _TELL_SECONDS)
 
     def forsake(self) -> None:
         """In a forked child, where no engine runs this: end everything, touch nothing of the parent's."""
@@ -238,7 +251,7 @@ class Connection:
 
     async def _close_adapter(self) -> None:
         try:
-            await asyncio.wait_for(self.adapter.close(), timeout=5.0)
+            await asyncio.wait_for(self.adapter.close(), _ADAPTER_CLOSE_SECONDS)
         except Exception:
             logger.exception("the adapter of %s failed to close", self.adapter.name)
 
@@ -300,6 +313,7 @@ class Connection:
     async def remove(self, subscription: Subscription, *, unsubscribe: bool = True) -> None:
         """Let the consumer finish the message in progress, unsubscribe, and complete."""
         self.subscriptions.discard(subscription)
+        subscription.leaving = True
         stopped = subscription.consumer.stop()
         if stopped is not None and not stopped.done():
             with contextlib.suppress(TimeoutError):  # an observer that hangs must not keep the broker waiting

@@ -117,6 +117,8 @@ class Subscription:
         #: verdicts that reached the loop; ``counters.delivered`` minus this is what the consumer holds
         self.settled_count = 0
         self.paused = False
+        #: nothing is taken in any more; then, the end
+        self.leaving = False
         self.ended = False
         self.error: MessagingError | None = None
         self._connection = connection
@@ -160,7 +162,7 @@ class Subscription:
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take messages in; see ``adapter.Sink``."""
-        if self.ended:
+        if self.ended or self.leaving:
             return  # unsubscribing: the adapter releases them
         self.counters.received += len(batch)
         buffer = self._buffer
@@ -169,74 +171,79 @@ class Subscription:
         elif len(buffer) + len(batch) <= self._capacity:
             buffer.extend(batch)
         else:
+            dropped: list[Any] = []
             for incoming in batch:
-                if len(buffer) < self._capacity or not self._overflows(incoming):
+                if len(buffer) < self._capacity or self._makes_room(incoming, dropped):
                     buffer.append(incoming)
                 if self._has_ended():
                     return
+            if dropped:
+                self._adapter.acknowledge(dropped)
         self.consumer.wake()
 
     def _admit(self, arrived: Sequence[Incoming]) -> None:
         """Acknowledge on arrival what finds room; what does not is held back, and holds the broker back."""
         withheld, buffer = self._withheld, self._buffer
         withheld.extend(arrived)
-        acknowledged = []
+        done: list[Any] = []
         while withheld:
             incoming = withheld[0]
-            if len(buffer) >= self._capacity:
-                if incoming.token is not None and self._policy(incoming) == "block":
-                    break
-                withheld.popleft()
-                if self._overflows(incoming):
-                    continue
-            else:
-                withheld.popleft()
+            if len(buffer) >= self._capacity and incoming.token is not None and self.spec.options.overflow == "block":
+                break
+            withheld.popleft()
             if incoming.token is not None:
-                acknowledged.append(incoming.token)
-            buffer.append(incoming)
-        if acknowledged:
-            self.counters.acknowledged += len(acknowledged)
-            self._adapter.acknowledge(acknowledged)
+                done.append(incoming.token)
+            if len(buffer) < self._capacity or self._makes_room(incoming, []):
+                buffer.append(incoming)
+                self.counters.acknowledged += incoming.token is not None
+        if done:
+            self._adapter.acknowledge(done)
 
     def _has_ended(self) -> bool:
         return self.ended
 
-    def _policy(self, incoming: Incoming) -> str:
-        policy = self.spec.options.overflow
-        if policy == "block" and incoming.token is None:
-            # nothing can hold back a message that is not acknowledged: the newest count most
-            return "drop_oldest"
-        return policy
+    def _may_go(self, incoming: Incoming) -> bool:
+        """Whether no broker waits for a verdict on a message."""
+        return incoming.token is None or (self._expect_stale and self._is_stale(incoming))
 
-    def _overflows(self, incoming: Incoming) -> bool:
-        """Apply the overflow policy to a full buffer; whether ``incoming`` is not to be appended."""
-        policy = self._policy(incoming)
+    def _makes_room(self, incoming: Incoming, dropped: list[Any]) -> bool:
+        """Apply the overflow policy to a full buffer.
+
+        Args:
+            incoming: what arrived.
+            dropped: gets the tokens of what is dropped, to be acknowledged.
+
+        Returns:
+            Whether ``incoming`` is to be appended.
+        """
+        policy = self.spec.options.overflow
         if policy == "block":
-            return False  # bounded by the protocol's credit
+            if incoming.token is not None:
+                return True  # bounded by the protocol's credit
+            # nothing holds back what is not acknowledged: the newest of those counts most, but none goes before others
+            policy = "drop_oldest" if self._buffer and self._may_go(self._buffer[0]) else "drop_latest"
         if policy == "fail":
             self.fail(
                 StreamOverflowError(
                     f"stream of {self.spec.channel!r} overflowed: its buffer holds {self._capacity} messages"
                 )
             )
-            return True
-        dropped: Incoming | None = incoming
+            return False
+        victim = incoming
         if policy == "drop_oldest":
             try:
-                dropped = self._buffer.popleft()
+                victim = self._buffer.popleft()
             except IndexError:  # the consumer was faster
-                dropped = None
-        if dropped is not None:
-            if self.counters.dropped == 0:
-                logger.warning(
-                    "stream of %r on %s overflows: dropping messages (%s); raise bufferSize or consume faster",
-                    self.spec.channel, self._adapter.name, policy,
-                )  # fmt: skip
-            self.counters.dropped += 1
-            # with autoAcknowledge what is in the buffer was acknowledged when it got there
-            if dropped.token is not None and (not self._auto or dropped is incoming):
-                self._adapter.acknowledge([dropped.token])
-        return policy == "drop_latest"
+                return True
+        if self.counters.dropped == 0:
+            logger.warning(
+                "stream of %r on %s overflows: dropping messages (%s); raise bufferSize or consume faster",
+                self.spec.channel, self._adapter.name, policy,
+            )  # fmt: skip
+        self.counters.dropped += 1
+        if victim.token is not None:
+            dropped.append(victim.token)
+        return victim is not incoming
 
     def fail(self, error: MessagingError) -> None:
         """End with ``error``; see ``adapter.Sink``."""
@@ -276,10 +283,10 @@ class Subscription:
         self._expect_stale = True
         for queue in (self._buffer, self._withheld):
             # from the end where the consumer takes: their order must not change under its hands
-            while len(queue) > self._capacity and self._is_stale(queue[-1]):
-                with contextlib.suppress(IndexError):
-                    queue.popleft()
-                    self.counters.dropped += not self._delivers_again
+            with contextlib.suppress(IndexError):
+                while len(queue) > self._capacity and self._may_go(queue[0]):
+                    gone = queue.popleft()
+                    self.counters.dropped += gone.token is None or not self._delivers_again
         for key, incoming in [*(self._held or {}).items()]:
             if self._is_stale(incoming) and self._held and self._held.pop(key, None) is not None:
                 self.settled_count += 1

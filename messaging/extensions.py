@@ -14,7 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging import channels
-from messaging.errors import InvalidChannelError, InvalidExtensionError, InvalidHeaderError, UnsupportedFeatureError
+from messaging.errors import (
+    ArgumentError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    InvalidHeaderError,
+    UnsupportedFeatureError,
+)
 from messaging.features import Features
 
 if TYPE_CHECKING:
@@ -196,6 +202,8 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     }
 )
 
+_QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts guaranteedDelivery; use '1' or leave it out"
+
 #: what received messages carry and nobody can ask for: ignored, so that a message can be passed on as it is
 RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered"})
 
@@ -218,6 +226,8 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
         UnsupportedFeatureError: a key is unknown or not announced by ``adapter``.
         InvalidExtensionError: a value has the wrong type or range; ``InvalidHeaderError`` for headers.
     """
+    if not isinstance(extensions, Mapping):
+        raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
     checked: dict[str, Any] = {}
     features = adapter.features
     for key, value in extensions.items():
@@ -256,9 +266,7 @@ def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishO
         if guaranteed and qos == "0":
             qos = "1"
     elif guaranteed and qos == "0":
-        raise InvalidExtensionError(
-            Features.EXTENSION_QOS, "'0' is send-and-forget and contradicts guaranteedDelivery; use '1' or leave it out"
-        )
+        raise InvalidExtensionError(Features.EXTENSION_QOS, _QOS_CONTRADICTION)
     return PublishOptions(
         qos=qos,
         guaranteed_delivery=guaranteed,
@@ -287,8 +295,11 @@ def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> Subscr
     default_prefetch = min(buffer_size, MAX_PREFETCH) if overflow == "block" else MAX_PREFETCH
     prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
     qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
-    if guaranteed and qos == "0" and "1" in adapter.qos_levels:
-        qos = "1"
+    if guaranteed and qos == "0":
+        if Features.EXTENSION_QOS in values:
+            raise InvalidExtensionError(Features.EXTENSION_QOS, _QOS_CONTRADICTION)
+        if "1" in adapter.qos_levels:
+            qos = "1"
     if qos == "0" and overflow == "block" and overflow_chosen:
         raise UnsupportedFeatureError(
             f"{Features.EXTENSION_OVERFLOW}=block",

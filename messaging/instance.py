@@ -178,12 +178,15 @@ class Messaging:
         self._features = self._adapter.features
         self._registrations = self._register_services()
         self._closing: Promise[None] | None = None
+        #: the thread that takes the services out of the registry, while it does
+        self._unregistering: int | None = None
         self._close_lock = threading.Lock()  # guards _closing
         self._contexts: dict[Any, MessageContext] = {}
         connection.on_connected = self._connected
         connection.on_closed = self._closed
         connection.engine.call(connection.start)
         _open.add(self)
+        workers().hold()
 
     # --- services
 
@@ -258,9 +261,12 @@ class Messaging:
         done: Promise[None] = Promise(f"unregistering the services of {self.name!r}")
 
         def unregister() -> None:  # listeners of the registry are user code
+            self._unregistering = threading.get_ident()
             try:
                 self._unregister()
             finally:
+                self._unregistering = None
+                workers().release()
                 self._connection.engine.call(done.resolve, None)
 
         workers().submit(unregister)
@@ -345,7 +351,8 @@ class Messaging:
         event loop, or inside an observer, it does not wait: ``await aclose()`` does.
         """
         closing = self._close(timeout)
-        if may_block() and not in_observer():
+        # a listener of the registry that closes is waited for by the very closing
+        if may_block() and not in_observer() and threading.get_ident() != self._unregistering:
             closing.result()
 
     async def aclose(self, timeout: float | None = None) -> None:
@@ -401,7 +408,7 @@ class Messaging:
 def _close_all() -> None:
     """At exit: what was accepted is sent even by a program that forgot to close."""
     for instance in [*_open]:
-        with contextlib.suppress(MessagingError):
+        with contextlib.suppress(MessagingError, RuntimeError):  # no more threads can be started: go on
             instance.close()
 
 

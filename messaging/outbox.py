@@ -306,6 +306,8 @@ class Outbox:
                 self._batch = []
                 if self._blocked_publishers:
                     self._offer_room()
+                # an adapter that never has to wait must not keep the loop from everybody else
+                await asyncio.sleep(0)
 
     async def _send_batch(self) -> None:
         batch = self._batch
@@ -421,13 +423,16 @@ class Outbox:
         self._sweeper = None
         now = time.monotonic()
         shortest = self._timeout
+        expired = False
         for entry in self._outstanding():
             if entry.settled:
                 continue
             left = entry.deadline - now
             if left > 0:
                 shortest = min(shortest, left)
-            elif entry.was_sent:
+                continue
+            expired = True
+            if entry.was_sent:
                 self._settle(
                     entry,
                     OutcomeUnknownError(
@@ -437,8 +442,12 @@ class Outbox:
             else:
                 state = "no connection" if not self._connected else "the broker takes no more messages"
                 self._settle(entry, DeadlineError(f"{entry.promise.what}: not sent before its deadline: {state}"))
-        while self._waiting and self._waiting[0].settled:
-            self._waiting.popleft()
+        if expired:
+            # also behind those that still have time: what is settled counts no more, so it must not stay either
+            with self._lock:
+                live = [entry for entry in self._waiting if not entry.settled]
+                self._waiting.clear()
+                self._waiting.extend(live)
         self._again = [entry for entry in self._again if not entry.settled]
         if self._blocked_publishers:
             self._offer_room()

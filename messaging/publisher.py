@@ -23,7 +23,7 @@ from messaging.errors import (
 )
 from messaging.extensions import PublishOptions, publish_options
 from messaging.features import Features
-from messaging.message import Message, MessageContext
+from messaging.message import NO_EXTENSIONS, Message, MessageContext
 from messaging.outbox import Publication
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class MessagePublisher:
             raise InvalidChannelError(f"channel must be a str, not {type(channel).__name__}")
         stamp = self._stamp
         # contexts with nothing but a channel are all alike: one check serves them
-        plain = not context._extensions and context._values_beside_channel() == _UNSET
+        plain = context._extensions is NO_EXTENSIONS and context._values_beside_channel() == _UNSET
         key = (channel, context._channel_extension) if plain else None
         options = self._plans.get(key) if key is not None else None
         if options is None:
@@ -170,7 +170,7 @@ class MessagePublisher:
             value = getattr(context, name)
             if value is None:
                 continue
-            _check_text(name, value)
+            check_text(name, value)
             if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
                 raise UnsupportedFeatureError(
                     Features.MESSAGE_PROPERTIES, self._adapter.name, f"{name} would not reach the subscriber"
@@ -200,7 +200,8 @@ def _as_bytes(payload: object) -> bytes:
     return bytes(payload)
 
 
-def _check_text(name: str, value: object) -> None:
+def check_text(name: str, value: object) -> None:
+    """Refuse what no protocol can carry as text; raises ``ArgumentError``."""
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
     try:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from messaging import channels
 from messaging.adapter import SubscriptionSpec
 from messaging.builder import as_context
+from messaging.codecs import check_model
 from messaging.delivery import Consumption, OnInvalid, Subscription
 from messaging.errors import ArgumentError, ClosedError, InvalidChannelError, UnsupportedFeatureError
 from messaging.extensions import subscribe_options
 from messaging.features import Features
 from messaging.message import MessageContext
+from messaging.publisher import check_text
 from messaging.stream import MessageStream
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class MessageSubscription:
             InvalidChannelError: no channel, or a malformed pattern.
             InvalidExtensionError: an extension has the wrong type or range.
             UnsupportedFeatureError: something the instance does not announce.
+            ArgumentError: ``model`` is no type pydantic can validate.
             ClosedError: the instance is closed.
         """
         if isinstance(channel_or_context, str):
@@ -60,6 +63,7 @@ class MessageSubscription:
         else:
             context = as_context(channel_or_context)
         spec = self._check(context)
+        check_model(model)
         if on_invalid not in ("raise", "skip", "dead_letter"):
             raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
         if on_invalid == "dead_letter" and spec.options.dead_letter_channel is None:
@@ -84,8 +88,10 @@ class MessageSubscription:
         channels.check_pattern(context._channel)
         if channels.has_wildcard(context._channel) and Features.WILDCARDS not in adapter.features:
             raise UnsupportedFeatureError(Features.WILDCARDS, adapter.name)
-        if context._channel_extension is not None and Features.ROUTING_KEY not in adapter.features:
-            raise UnsupportedFeatureError(Features.ROUTING_KEY, adapter.name)
+        if context._channel_extension is not None:
+            if Features.ROUTING_KEY not in adapter.features:
+                raise UnsupportedFeatureError(Features.ROUTING_KEY, adapter.name)
+            check_text("channel_extension", context._channel_extension)
         if context._acknowledgement is not None and Features.ACKNOWLEDGE not in adapter.features:
             raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
         spec = SubscriptionSpec(

@@ -7,6 +7,7 @@ is bounded by the number of streams that are busy at once, and a blocked observe
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -23,41 +24,76 @@ IDLE_SECONDS: Final = 1.0
 class _Worker:
     __slots__ = ("job", "wake")
 
-    def __init__(self) -> None:
+    def __init__(self, job: Callable[[], object]) -> None:
         self.wake = threading.Lock()  # held by the worker while it waits: acquiring it again is the wait
         self.wake.acquire()
-        self.job: Callable[[], object] | None = None
+        self.job: Callable[[], object] | None = job
 
 
 class Workers:
-    """A pool of daemon threads. Thread safe."""
+    """A pool of daemon threads. Thread safe.
+
+    Threads leave when they are idle, but the last one stays as long as somebody may have work (:meth:`hold`): when no
+    other can be started, at the end of the interpreter or of the system's patience, it runs what they would have run,
+    one job after the other.
+    """
 
     def __init__(self) -> None:
         #: most recently idle last: the warmest thread gets the next job, the coldest ones leave
         self._idle: deque[_Worker] = deque()
+        self._backlog: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()  # guards _holders
+        self._holders = 0
+
+    def hold(self) -> None:
+        """Have a thread ready until :meth:`release`."""
+        with self._lock:
+            self._holders += 1
+            first = self._holders == 1
+        if first and not self._idle:
+            self.submit(_nothing)
+
+    def release(self) -> None:
+        """Undo one :meth:`hold`."""
+        with self._lock:
+            self._holders -= 1
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run ``job`` on a thread now. It must not raise; if it does, that is logged."""
+        """Run ``job`` on a thread now. It must not raise; if it does, that is logged.
+
+        Raises:
+            RuntimeError: no thread can be started and nobody holds one.
+        """
         try:
             worker = self._idle.pop()
         except IndexError:
-            worker = _Worker()
-            worker.job = job
-            threading.Thread(target=self._work, args=(worker,), name="messaging-worker", daemon=True).start()
+            self._start(job)
         else:
             worker.job = job
             worker.wake.release()
+
+    def _start(self, job: Callable[[], object]) -> None:
+        worker = _Worker(job)
+        try:
+            threading.Thread(target=self._work, args=(worker,), name="messaging-worker", daemon=True).start()
+        except RuntimeError:
+            if not self._holders:
+                raise
+            self._backlog.append(job)
+            # a thread may have become idle just now, and not have seen it
+            with contextlib.suppress(IndexError):
+                self._idle.pop().wake.release()
 
     def _work(self, worker: _Worker) -> None:
         while True:
             job = worker.job
             worker.job = None
             if job is not None:
-                try:
-                    job()
-                except BaseException:  # a job guards its user code itself: this is a defect
-                    logger.exception("worker job failed")
+                self._run(job)
                 job = None
+            while self._backlog:
+                with contextlib.suppress(IndexError):
+                    self._run(self._backlog.popleft())
             self._idle.append(worker)
             if not worker.wake.acquire(timeout=IDLE_SECONDS):
                 try:
@@ -66,7 +102,19 @@ class Workers:
                     # popped by submit() just now: the job is coming
                     worker.wake.acquire()
                 else:
-                    return
+                    if not self._holders or self._idle:
+                        return
+
+    @staticmethod
+    def _run(job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException:  # a job guards its user code itself: this is a defect
+            logger.exception("worker job failed")
+
+
+def _nothing() -> None:
+    """The job of a thread that is to be ready."""
 
 
 class Lanes:

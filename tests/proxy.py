@@ -23,6 +23,7 @@ T = TypeVar("T")
 HOST: Final = "127.0.0.1"
 #: seconds any command to the proxy may take
 PATIENCE: Final = 10.0
+_QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, no time to linger
 
 
@@ -48,6 +49,9 @@ class _Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self.peer is not None
+        if self.transport is not None and _QUICKACK is not None:
+            # or a broker with Nagle's algorithm waits 40 ms for each acknowledgement
+            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         if self.peer.transport is not None:
             self.peer.transport.write(data)
 

@@ -134,6 +134,7 @@ class Queue:
         self.patterns: dict[tuple[str, str | None], Callable[[MessageContext], bool]] = {}
         self._ready: dict[int, deque[Entry]] = {0: deque()}
         self._length = 0
+        self._dispatching = self._dispatch_again = False
         self._room: asyncio.Event | None = None
 
     def __len__(self) -> int:
@@ -194,7 +195,25 @@ class Queue:
     # --- emptying
 
     def dispatch(self) -> None:
-        """Hand out what the consumers have credit for: highest priority first, consumers in turns."""
+        """Hand out what the consumers have credit for: highest priority first, consumers in turns.
+
+        A sink may acknowledge at once, and so get here again: then there is another round, rather than a recursion.
+        """
+        if self._dispatching:
+            self._dispatch_again = True
+            return
+        self._dispatching = True
+        try:
+            self._dispatch_again = True
+            while self._dispatch_again:
+                self._dispatch_again = False
+                self._dispatch_once()
+        finally:
+            self._dispatching = False
+        if self._room is not None and not self.is_full():
+            self._announce_room()
+
+    def _dispatch_once(self) -> None:
         consumers = self.consumers
         for ready in self._ready.values():
             if len(consumers) == 1:
@@ -203,10 +222,8 @@ class Queue:
                 self._hand_out_in_turns(ready)
             if ready:
                 break
-        for consumer in consumers:
+        for consumer in tuple(consumers):
             consumer.flush()
-        if self._room is not None and not self.is_full():
-            self._announce_room()
 
     def _hand_out(self, ready: deque[Entry], consumer: Consumer) -> None:
         unsettled, prefetch, take = consumer.unsettled, consumer.prefetch, consumer.take

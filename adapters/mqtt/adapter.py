@@ -166,10 +166,10 @@ class MqttAdapter(Adapter):
         limit = self._max_packet - _LEAST_HEADER
         return min(limit, self.settings.max_message_size or limit)
 
-    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:  # noqa: ARG002
-        """Headers must not have the names of our user properties."""
+    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
+        """Properties must be what brokers and receivers take as it is meant."""
         if self.settings.v5:
-            mapping.check_headers(options.headers)
+            mapping.check_texts(context, options.headers)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """The filter must fit, with the queue before it."""

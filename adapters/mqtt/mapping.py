@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.mqtt import envelope, packets
 from adapters.mqtt.packets import Properties
-from messaging.errors import InvalidHeaderError, PayloadTooLargeError
+from messaging import channels
+from messaging.errors import ArgumentError, InvalidHeaderError, PayloadTooLargeError
 from messaging.features import Features
 
 if TYPE_CHECKING:
@@ -73,12 +74,22 @@ class Codec(Protocol):
         ...
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse headers that MQTT 5 receivers would take for something else.
+def check_texts(context: MessageContext, headers: Mapping[str, str]) -> None:
+    """Refuse what an MQTT 5 broker would end the connection over (MQTT 1.5.4), or a receiver take for something else.
 
     Raises:
-        InvalidHeaderError: naming the header.
+        ArgumentError: a property of the context holds a control character or a noncharacter.
+        InvalidHeaderError: a header does, or has the name of a user property of ours.
     """
+    for what, text in (("content_type", context.content_type), ("content_encoding", context.content_encoding)):
+        bad = channels.forbidden_character(text or "")
+        if bad is not None:
+            raise ArgumentError(f"{what} holds {bad} in MQTT")
+    for name, value in headers.items():
+        for what, text in (("name of header", name), ("value of header", value)):
+            bad = channels.forbidden_character(text)
+            if bad is not None:
+                raise InvalidHeaderError(Features.EXTENSION_HEADERS, f"the {what} {name!r} holds {bad} in MQTT")
     for name in (CONTENT_ENCODING, MESSAGE_ID):
         if name in headers:
             raise InvalidHeaderError(

@@ -29,6 +29,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.codecs.encodings import MAX_DECODED_SIZE, NONE, compress, decompress, parse_encodings
+from messaging.codecs.models import check_model
 from messaging.codecs.registry import ENTRY_POINT_GROUP, Codec, Codecs
 from messaging.errors import DecodeError, EncodeError, MessagingError
 
@@ -39,6 +40,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "MAX_DECODED_SIZE",
     "Codec",
+    "check_model",
     "codec_for",
     "content_types",
     "decode",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from messaging.errors import DecodeError
+from messaging.errors import ArgumentError, DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +83,20 @@ def describe(error: ValidationError) -> str:
 def shorten(text: str, length: int = _SHOWN_LENGTH) -> str:
     """``text``, cut to ``length`` characters."""
     return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def check_model(model: Any) -> None:
+    """Refuse, before the first message does, what pydantic cannot validate.
+
+    Raises:
+        ArgumentError: ``model`` is no type, or refers to one that is not defined.
+    """
+    if model is None:
+        return
+    try:
+        _validator(model)
+    except DecodeError as error:
+        raise ArgumentError(str(error)) from None
 
 
 def _validator(model: Any) -> SchemaValidator:

@@ -29,6 +29,7 @@ from threading import Lock
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError
+from messaging.forking import hold_over_fork
 from messaging.services.filter import LdapFilter, cached_filter
 from messaging.services.properties import ServiceProperties
 
@@ -459,6 +460,7 @@ def _filter(given: str | LdapFilter | None) -> LdapFilter | None:
 
 
 _default: Final = ServiceRegistry()
+hold_over_fork(_default._lock)
 
 
 def default_registry() -> ServiceRegistry:

@@ -49,7 +49,7 @@ class Backend:
     """
 
     #: announced features by URL: found out once
-    _announced: Final[dict[str, frozenset[str]]] = {}
+    announced: Final[dict[str, frozenset[str]]] = {}
 
     def __init__(self, name: str, url: str, broker: Broker | None = None) -> None:
         """``broker``, if given, belongs to this backend."""
@@ -73,10 +73,10 @@ class Backend:
     @property
     def features(self) -> frozenset[str]:
         """See the class."""
-        if self.name not in self._announced:
+        if self.name not in self.announced:
             with messaging.connect(self.url, services=self.services) as m:
-                self._announced[self.name] = m.features
-        return self._announced[self.name]
+                self.announced[self.name] = m.features
+        return self.announced[self.name]
 
     @property
     def reliable(self) -> dict[str, Any]:

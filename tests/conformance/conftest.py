@@ -107,7 +107,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """A skipped test whose features are announced is a failed one."""
     report = yield
     name: Any = getattr(item, "callspec", None) and item.callspec.params.get("backend")  # type: ignore[attr-defined]
-    announced = Backend._announced.get(name)
+    announced = Backend.announced.get(name)
     if report.skipped and announced is not None and _claimed(item) <= announced:
         report.outcome = "failed"
         report.longrepr = f"skipped, although {name} announces everything it covers: {report.longrepr}"

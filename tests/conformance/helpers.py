@@ -32,12 +32,14 @@ def feature(*names: str) -> pytest.MarkDecorator:
 
 def wire(test: Callable[..., None]) -> Callable[..., None]:
     """For backends with a network that can be held back."""
-    return pytest.mark.wire(test)
+    marked: Callable[..., None] = pytest.mark.wire(test)
+    return marked
 
 
 def restart(test: Callable[..., None]) -> Callable[..., None]:
     """For backends whose broker the tests can restart; they get one of their own."""
-    return pytest.mark.restart(test)
+    marked: Callable[..., None] = pytest.mark.restart(test)
+    return marked
 
 
 def eventually(condition: Callable[[], T], what: str = "condition") -> T:

@@ -268,9 +268,11 @@ def test_what_was_acknowledged_automatically_does_not_come_again(backend: Backen
         def fail(_: Message) -> None:
             raise ZeroDivisionError
 
-        inbox = Inbox(m.subscribe(channel, queue=queue, auto_acknowledge=auto), fail)
+        failing = backend.connect()
+        inbox = Inbox(failing.subscribe(channel, queue=queue, auto_acknowledge=auto), fail)
         publish(m, channel, [b"1"], **backend.reliable)
         inbox.wait_error()
+        failing.close()
         with m.subscribe(channel, queue=queue) as stream:
             publish(m, channel, [b"sentinel"], **backend.reliable)
             assert receive(stream, len(expected)) == expected

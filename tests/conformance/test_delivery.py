@@ -107,6 +107,33 @@ def test_retained_messages_of_a_pattern(backend: Backend) -> None:
         publish(m, name, [b""], retain=True)
 
 
+@feature(Features.EXTENSION_RETAIN, Features.WILDCARDS)
+def test_a_retained_message_is_for_the_newcomer_only(backend: Backend) -> None:
+    """Also where the newcomer's pattern overlaps with that of a stream which has it, or is the same."""
+    m = backend.connect()
+    base = backend.channel("r")
+    publish(m, f"{base}/a", [b"kept"], retain=True)
+    with m.subscribe(f"{base}/#") as first:
+        assert receive(first, 1) == [b"kept"]
+        for pattern in (f"{base}/a", f"{base}/+", f"{base}/#"):
+            with m.subscribe(pattern) as newcomer:
+                assert receive(newcomer, 1) == [b"kept"]
+                nothing_more(m, f"{base}/a", newcomer)
+            assert receive(first, 1) == [b"sentinel"]
+    publish(m, f"{base}/a", [b""], retain=True)
+
+
+@feature(Features.EXTENSION_RETAIN, Features.EXTENSION_QUEUE)
+def test_a_queue_gets_no_retained_messages(backend: Backend) -> None:
+    """Each consumer that joins would have the queue process them again (MQTT 5, 4.8.2)."""
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    publish(m, channel, [b"kept"], retain=True)
+    with m.subscribe(channel, queue=queue) as stream:
+        nothing_more(m, channel, stream)
+    publish(m, channel, [b""], retain=True)
+
+
 @feature(Features.EXTENSION_RETAIN, Features.MESSAGE_PROPERTIES)
 def test_a_retained_message_keeps_its_context(backend: Backend) -> None:
     m = backend.connect()

@@ -99,6 +99,38 @@ def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend) -> No
         assert receive(stream, 1) == [b"1"]
 
 
+def test_subscribing_and_closing_while_the_link_breaks(backend: Backend) -> None:
+    """Whatever was under way when it broke: what is open in the end works, and nothing else is left."""
+    m, link = backend.connect_severable()
+    channels = [backend.channel(str(number)) for number in range(4)]
+    failures: list[BaseException] = []
+    calm = threading.Event()
+
+    def work(channel: str) -> None:
+        try:
+            while not calm.is_set():
+                with m.subscribe(channel):
+                    pass
+            online(m)
+            with m.subscribe(channel, **backend.reliable) as stream:
+                publish(m, channel, [b"1", b"2"], **backend.reliable)
+                assert receive(stream, 2) == [b"1", b"2"]
+        except BaseException as error:  # noqa: BLE001  # shown by the test's thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(channel,)) for channel in channels]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        online(m)
+        link.sever()
+    calm.set()
+    for thread in threads:
+        thread.join(3 * PATIENCE)
+    assert not failures
+    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
+
+
 def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
     """Scenario 23 [S]: queued, not lost."""
     m, link = backend.connect_severable()

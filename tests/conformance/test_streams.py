@@ -57,27 +57,43 @@ def test_receive_waits_no_longer_than_told(backend: Backend) -> None:
 
 def test_closing_a_stream_wakes_whoever_waits_for_a_message(backend: Backend) -> None:
     m = backend.connect()
-    stream = m.subscribe(backend.channel())
-    stream.ready.result(PATIENCE)
-    ended: list[list[Message]] = []
-    waiting = threading.Thread(target=lambda: ended.append(list(stream)))
-    waiting.start()
-    eventually(lambda: stream._pull is not None, "the thread waits")
-    stream.close().result(PATIENCE)
+    channel = backend.channel()
+    stream = m.subscribe(channel)
+    seen: list[bytes] = []
+    ended = threading.Event()
+
+    def consume() -> None:
+        seen.extend(message.payload for message in stream)
+        ended.set()
+
+    waiting = threading.Thread(target=consume)
+    with stream:
+        waiting.start()
+        publish(m, channel, [b"1"])
+        eventually(lambda: stream.counters.delivered == 1, "it has the first, and waits for the next")
+    assert ended.wait(PATIENCE)
     waiting.join(PATIENCE)
-    assert ended == [[]]
+    assert seen == [b"1"]
 
 
 def test_a_stream_has_one_iterator(backend: Backend) -> None:
     m = backend.connect()
-    with m.subscribe(backend.channel()) as stream:
-        waiting = threading.Thread(target=lambda: list(stream))
-        waiting.start()
-        eventually(lambda: stream._pull is not None and stream._pull._busy.locked(), "the thread waits")
-        with pytest.raises(StreamConsumedError):
+    outcomes: list[str] = []
+
+    def ask() -> None:
+        try:
             stream.receive(PATIENCE)
-        stream.close()
-        waiting.join(PATIENCE)
+        except (StreamConsumedError, ClosedError) as error:
+            outcomes.append(type(error).__name__)
+
+    with m.subscribe(backend.channel()) as stream:
+        waiting = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        eventually(lambda: outcomes == ["StreamConsumedError"] * 2, "one waits, the others are refused")
+    for thread in waiting:
+        thread.join(PATIENCE)
+    assert outcomes[2:] == ["ClosedError"]
 
 
 def test_a_subscription_is_ready_when_the_context_is_entered(backend: Backend) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from messaging import (
@@ -224,6 +226,32 @@ def test_many_subscriptions_come_and_go(backend: Backend) -> None:
         with m.subscribe(f"{channel}/{number % 5}") as stream:
             publish(m, f"{channel}/{number % 5}", [str(number).encode()])
             assert receive(stream, 1) == [str(number).encode()]
+    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
+
+
+def test_threads_subscribe_and_close_on_one_channel(backend: Backend) -> None:
+    """One's unsubscribing never takes away what another one has just been confirmed."""
+    m = backend.connect()
+    channel = backend.channel()
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(10):
+                own = b"%d %d" % (number, turn)
+                with m.subscribe(channel, **backend.reliable) as stream:
+                    publish(m, channel, [own], **backend.reliable)
+                    while stream.receive(PATIENCE).payload != own:
+                        pass
+        except BaseException as error:  # noqa: BLE001  # shown by the test's thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * PATIENCE)
+    assert not failures
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
 
 

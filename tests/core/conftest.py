@@ -60,7 +60,7 @@ def _no_defects(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     died = [
         record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else "")
         for when in ("setup", "call")
-        for record in caplog.get_records(when)  # type: ignore[arg-type]
+        for record in caplog.get_records(when)
         if (record.name in ("messaging.engine", "messaging.workers", "asyncio") and record.levelno >= logging.ERROR)
         or "nobody looked" in record.getMessage()
     ]

@@ -363,9 +363,7 @@ def test_a_handler_that_raises_rejects_and_the_subscription_lives(
     assert "acknowledge handler of 'a' raised; the message is rejected" in caplog.text
 
 
-def test_a_handler_that_acts_and_then_raises_has_acted(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_a_handler_that_acts_and_then_raises_has_acted(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     def act(handler: AcknowledgeHandler) -> None:
         handler.acknowledge()
         raise ValueError("afterwards")

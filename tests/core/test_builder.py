@@ -55,9 +55,7 @@ def test_every_getter_returns_what_was_set() -> None:
         .extension_entry("qos", "1")
         .build_context()
     )
-    assert values(context) == dict(
-        zip(GETTERS, ("a/b", "key", "text/plain", "gzip", "id", "r"), strict=True)
-    )
+    assert values(context) == dict(zip(GETTERS, ("a/b", "key", "text/plain", "gzip", "id", "r"), strict=True))
     assert context.extensions == {"qos": "1"}
 
 
@@ -92,7 +90,7 @@ def test_changing_what_was_handed_in_has_no_effect() -> None:
     """Scenario 3 [S][B], at any depth."""
     headers = {"a": "b"}
     nested: dict[str, Any] = {"inner": {"list": [1]}, "set": {1}, "bytes": bytearray(b"x")}
-    given = {"headers": headers, "custom": nested, "list": [[1]]}
+    given: dict[str, Any] = {"headers": headers, "custom": nested, "list": [[1]]}
     builder = MessageContextBuilder().extensions(given)
     context = builder.build_context()
     headers["a"] = headers["c"] = "changed"
@@ -100,7 +98,7 @@ def test_changing_what_was_handed_in_has_no_effect() -> None:
     nested["set"].add(2)
     nested["bytes"].extend(b"y")
     nested["new"] = 1
-    given["list"][0].append(2)  # type: ignore[index]
+    given["list"][0].append(2)
     given["new"] = 1
     assert set(context.extensions) == {"headers", "custom", "list"}
     assert context.extensions["headers"] == {"a": "b"}

@@ -132,14 +132,15 @@ def test_a_dto_in_hand_does_not_change(broker: FakeBroker, connect: Connect) -> 
 
 def test_the_adapter_is_told_how_much_may_be_sent_ahead(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, buffer_size=77)
-    for extensions, expected in [
+    cases: list[tuple[dict[str, Any], int]] = [
         ({}, 77),
         ({"bufferSize": 5}, 5),
         ({"prefetch": 9}, 9),
         ({"guaranteedOrdering": True}, 1),
         ({"overflow": "drop_oldest"}, 65_535),
         ({"overflow": "drop_oldest", "prefetch": 3}, 3),
-    ]:
+    ]
+    for extensions, expected in cases:
         stream = manual(m, **extensions)
         assert broker.live[-1].spec.options.prefetch == expected
         stream.close().result(PATIENCE)
@@ -269,9 +270,7 @@ def test_asking_for_block_where_nothing_can_hold_back_is_refused(broker: FakeBro
 
 
 @pytest.mark.parametrize("qos0", [True, False])
-@pytest.mark.parametrize(
-    ("policy", "kept"), [("drop_oldest", [b"7", b"8", b"9"]), ("drop_latest", [b"0", b"1", b"2"])]
-)
+@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"7", b"8", b"9"]), ("drop_latest", [b"0", b"1", b"2"])])
 def test_dropping_policies_drop_what_they_say_and_count(
     broker: FakeBroker, connect: Connect, slow: Slow, policy: str, kept: list[bytes], qos0: bool
 ) -> None:
@@ -366,9 +365,7 @@ def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker
     stream.close().result(PATIENCE)
 
 
-@pytest.mark.parametrize(
-    ("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])]
-)
+@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
 def test_auto_acknowledge_acknowledges_what_it_drops(
     broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]
 ) -> None:
@@ -561,9 +558,27 @@ def test_stale_messages_kept_over_losses_are_bounded_and_counted(broker: FakeBro
     stream.close().result(PATIENCE)
 
 
+def test_stale_messages_of_a_stream_of_mixed_quality_are_bounded(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, bufferSize=4)
+    for round_ in range(10):
+        broker.deliver(*numbered(4, round_ * 5))
+        broker.deliver(*numbered(1, round_ * 5 + 4), qos0=True)
+        broker.lose()
+        broker.wait_open(round_ + 2)
+        broker.wait_subscribed()
+        m.publish("b", b"").result(PATIENCE)
+        assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= 10
+    left = m.runtime.get_runtime_dto().subscriptions[0].buffered
+    assert receive(stream, left) == numbered(50)[-left:]
+    assert stream.counters.dropped == 50 - left
+    stream.close().result(PATIENCE)
+
+
 def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: Connect) -> None:
     """They are acknowledged: the broker has forgotten them, so they are here or nowhere."""
-    for queue in ({}, {"queue": "jobs"}):
+    cases: list[dict[str, Any]] = [{}, {"queue": "jobs"}]
+    for queue in cases:
         m = connect(broker)
         stream = m.subscribe("a", auto_acknowledge=True, **queue)
         stream.ready.result(PATIENCE)

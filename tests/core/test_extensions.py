@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -26,6 +27,7 @@ from messaging.extensions import (
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     RECEIVED_ONLY,
+    PublishOptions,
     check_extensions,
     known,
     publish_options,
@@ -54,7 +56,7 @@ class Stand:
 
 
 def stand(*arguments: Any, **settings: Any) -> Adapter:
-    return cast(Adapter, Stand(*arguments, **settings))
+    return cast("Adapter", Stand(*arguments, **settings))
 
 
 BOOLEANS = [
@@ -88,26 +90,25 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("overflow", "fail", "fail"),
     ("fakeColour", "red", "RED"),
 ]
-BAD: list[tuple[str, Any]] = [
-    *((key, value) for key in BOOLEANS for value in (1, 0, "true", "maybe", None, [])),
-    *(("qos", value) for value in ("3", "", "one", 5, -1, 1.0, True, None, b"1", [], "１")),
-    *(
-        (key, value)
+BAD: dict[str, list[Any]] = {
+    **{key: [1, 0, "true", "maybe", None, []] for key in BOOLEANS},
+    "qos": ["3", "", "one", 5, -1, 1.0, True, None, b"1", [], "\N{FULLWIDTH DIGIT ONE}"],
+    **{
+        key: [0, -1, float("nan"), float("inf"), "1", None, True, 10**400, 1e200, Decimal(1), 1j]
         for key in ("timeToLive", "timeout")
-        for value in (0, -1, float("nan"), float("inf"), "1", None, True, 10**400, 1e200, Decimal(1), 1j)
-    ),
-    *(("priority", value) for value in (-1, 10, 1.0, "1", None, True)),
-    *(
-        ("headers", value)
-        for value in (None, [], "a", {"a": 1}, {1: "a"}, {"": "a"}, {"a\x00": "b"}, {"a": "\x00"}, {"a": "\ud800"}, {b"a": b"b"})
-    ),
-    *(("queue", value) for value in ("", "a/b", "a+", "#", "a\x00", "x" * 201, 1, None, b"q", [])),
-    *(("deadLetterChannel", value) for value in ("", "+", "a/#", "a\x00", 1, None, [], {}, b"a")),
-    *((key, value) for key in ("maxDeliveries", "bufferSize", "prefetch") for value in (0, -1, 1.0, "1", None, True)),
-    ("prefetch", 65_536),
-    *(("overflow", value) for value in ("", "drop", "BLOCK", None, 1, [], {})),
-    ("fakeColour", "blue"),
-]
+    },
+    "priority": [-1, 10, 1.0, "1", None, True],
+    "headers": [
+        *(None, [], "a", {"a": 1}, {1: "a"}, {"": "a"}, {b"a": b"b"}),
+        *({"a\x00": "b"}, {"a": "\x00"}, {"a": "\ud800"}),
+    ],
+    "queue": ["", "a/b", "a+", "#", "a\x00", "x" * 201, 1, None, b"q", []],
+    "deadLetterChannel": ["", "+", "a/#", "a\x00", 1, None, [], {}, b"a"],
+    **{key: [0, -1, 1.0, "1", None, True] for key in ("maxDeliveries", "bufferSize")},
+    "prefetch": [0, -1, 1.0, "1", None, True, 65_536],
+    "overflow": ["", "drop", "BLOCK", None, 1, [], {}],
+    "fakeColour": ["blue", []],
+}
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), GOOD)
@@ -118,7 +119,9 @@ def test_good_values_are_taken(key: str, value: Any, expected: Any) -> None:
     assert type(checked[key]) is type(expected) or isinstance(checked[key], Mapping)
 
 
-@pytest.mark.parametrize(("key", "value"), BAD, ids=lambda value: f"{value!r:.20}")
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key in BAD for value in BAD[key]], ids=lambda value: f"{value!r:.20}"
+)
 def test_bad_values_name_their_key(key: str, value: Any) -> None:
     """Scenario 92 [S]."""
     with pytest.raises(InvalidExtensionError, match=f"extension '{key}'") as caught:
@@ -180,18 +183,12 @@ def test_what_only_received_messages_carry_is_ignored() -> None:
 def test_absent_booleans_are_off() -> None:
     """Scenario 93 [S]."""
     publishing = publish_options({}, stand())
-    assert not (
-        publishing.guaranteed_delivery
-        or publishing.guaranteed_ordering
-        or publishing.last_will
-        or publishing.retain
-        or publishing.headers
-        or publishing.time_to_live
-        or publishing.priority
-    )
+    assert publishing == PublishOptions(qos="1")
+    for name in ("guaranteed_delivery", "guaranteed_ordering", "last_will", "retain"):
+        assert getattr(publishing, name) is False
     subscribing = subscribe_options({}, stand())
-    assert not (subscribing.auto_acknowledge or subscribing.guaranteed_ordering)
-    assert subscribing.max_deliveries is subscribing.dead_letter_channel is subscribing.queue is None
+    assert subscribing.auto_acknowledge is subscribing.guaranteed_ordering is False
+    assert (subscribing.max_deliveries, subscribing.dead_letter_channel, subscribing.queue) == (None, None, None)
     assert publishing.autocreate
     assert subscribing.autocreate
 
@@ -308,12 +305,8 @@ def test_arbitrary_values_raise_nothing_but_the_declared_errors(
 ) -> None:
     here = stand(frozenset(announced))
     for compile_ in (publish_options, subscribe_options):
-        try:
-            options = compile_(extensions, here)
-        except (InvalidExtensionError, UnsupportedFeatureError) as error:
-            assert len(str(error)) < 5000
-        else:
-            assert options.qos in ("0", "1")
+        with contextlib.suppress(InvalidExtensionError, UnsupportedFeatureError):
+            assert compile_(extensions, here).qos in ("0", "1")
 
 
 @pytest.mark.parametrize("key", [*CHECKS, "fakeColour"])

@@ -77,7 +77,9 @@ def test_bad_configuration_is_typed_and_says_what(
     assert not _names.get(registry)
 
 
-def test_a_missing_url_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry) -> None:
+def test_a_missing_url_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry
+) -> None:
     monkeypatch.setenv("MESSAGING_URL", "memory://from-environment?name=env")
     monkeypatch.setenv("MESSAGING_TIMEOUT", "3")
     with messaging.connect(services=registry) as m:
@@ -128,7 +130,7 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
 def test_a_name_is_unique_in_its_registry(connect: Connect, registry: ServiceRegistry) -> None:
     """Scenario 102 [S]."""
     first = connect(name="one")
-    with pytest.raises(DuplicateNameError, match="'one'.*name="):
+    with pytest.raises(DuplicateNameError, match=r"'one'.*name="):
         connect(name="one")
     with pytest.raises(DuplicateNameError):
         connect("memory://x?name=one")
@@ -379,7 +381,7 @@ def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker:
 
 def test_an_instance_that_is_forgotten_goes_on_until_the_end(broker: FakeBroker, connect: Connect) -> None:
     """Its observers may be all that matters; closing at exit is the last resort."""
-    m = messaging.connect(broker.url, services=ServiceRegistry(), **QUICK)  # type: ignore[arg-type]
+    m = messaging.connect(broker.url, services=ServiceRegistry(), **QUICK)
     seen: list[bytes] = []
     m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
     close = m.close

@@ -6,10 +6,10 @@ import asyncio
 import collections
 import gc
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +51,7 @@ class Left:
         self.objects = ours()
         self.threads = {thread for thread in threading.enumerate() if thread.name != "messaging-worker"}
         self.tasks = len(on_loop(lambda: asyncio.all_tasks(engine().loop)))
-        self.files = len(os.listdir("/proc/self/fd"))
+        self.files = len([*Path("/proc/self/fd").iterdir()])
         self.services = len(default_registry().find())
         self.names = sum(len(names) for names in _names.values())
         self.brokers = len(memory._brokers)
@@ -91,10 +91,10 @@ def check(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> None
 @pytest.mark.timeout(120)
 def test_a_thousand_rounds_leave_nothing_behind() -> None:
     def one_round(number: int) -> None:
-        with messaging.connect(f"memory://leak{number % 3}", name="the same every time") as m:
-            with m.subscribe("a/+") as stream:
-                m.publish("a/b", b"1").result(10)
-                assert stream.receive(10).payload == b"1"
+        url = f"memory://leak{number % 3}"
+        with messaging.connect(url, name="the same every time") as m, m.subscribe("a/+") as stream:
+            m.publish("a/b", b"1").result(10)
+            assert stream.receive(10).payload == b"1"
 
     check(one_round, ROUNDS)
 
@@ -113,12 +113,11 @@ def test_rounds_with_observers_leave_nothing_behind() -> None:
 
 def test_rounds_on_event_loops_leave_nothing_behind() -> None:
     async def main() -> None:
-        async with messaging.connect("memory://leak") as m:
-            async with m.subscribe("a") as stream:
-                await m.publish("a", b"1")
-                async for message in stream:
-                    assert message.payload == b"1"
-                    break
+        async with messaging.connect("memory://leak") as m, m.subscribe("a") as stream:
+            await m.publish("a", b"1")
+            async for message in stream:
+                assert message.payload == b"1"
+                break
 
     check(lambda _: asyncio.run(main()), 150)
 

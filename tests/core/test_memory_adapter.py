@@ -322,7 +322,7 @@ def test_many_threads_many_streams_nothing_lost(connect: Connect) -> None:
     seen: list[list[bytes]] = [[] for _ in range(5)]
     streams = [m.subscribe("a/#", buffer_size=64) for _ in seen]
     for number, stream in enumerate(streams):
-        stream.subscribe(lambda message, number=number: seen[number].append(message.payload))  # type: ignore[misc]
+        stream.subscribe(lambda message, number=number: seen[number].append(message.payload))
     barrier = threading.Barrier(4)
 
     def publish(thread: int) -> None:

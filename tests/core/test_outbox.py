@@ -801,10 +801,10 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
             assert len(scripted.sent) == marker
         now = [sequence for sequence, _ in scripted.sent[marker:]]
         assert now == sorted(now), "sent out of order"
-        held = {entry.sequence for entry in scripted.held}
+        with_the_adapter = {entry.sequence for entry in scripted.held}
         outstanding = {entry.sequence for entry in entries} - set(expected)
         if connected:
-            assert outstanding <= held, "neither sent nor settled"
+            assert outstanding <= with_the_adapter, "neither sent nor settled"
         assert outbox.pending == len(outstanding)
     on_loop(outbox.close)
     for entry in entries:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 import traceback
 from collections.abc import Callable
@@ -75,7 +74,7 @@ def test_none_is_an_outcome() -> None:
 
 def test_a_wait_that_is_too_short_fails_and_leaves_the_promise_alone() -> None:
     promise: Promise[int] = Promise("the thing")
-    with pytest.raises(DeadlineError, match="the thing within 0.01 s"):
+    with pytest.raises(DeadlineError, match=r"the thing within 0\.01 s"):
         promise.result(0.01)
     with pytest.raises(DeadlineError):
         promise.exception(0)
@@ -326,7 +325,7 @@ def test_an_outcome_after_the_waiting_loop_closed_harms_nobody() -> None:
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.ensure_future(promise), 0.01)  # type: ignore[arg-type]
+            await asyncio.wait_for(asyncio.ensure_future(promise), 0.01)
 
     asyncio.run(give_up())
     on_loop(promise.resolve, 1)

@@ -105,9 +105,9 @@ def test_no_channel_anywhere_is_an_error(broker: FakeBroker, connect: Connect) -
     """Scenario 22 [S][G]: never a silent no-op."""
     m = connect(broker)
     message = Message(b"1", MessageContext(content_type="text/plain"))
-    for publish in (lambda: m.publisher.publish(message), lambda: m.publisher.publish(message, MessageContext())):
+    for override in (None, MessageContext()):
         with pytest.raises(InvalidChannelError, match="neither the message's context nor the call names one"):
-            publish()
+            m.publisher.publish(message, override)
     assert "publish" not in broker.calls
 
 
@@ -162,12 +162,13 @@ def test_a_payload_is_bytes(broker: FakeBroker, connect: Connect, payload: Any) 
 def test_a_bad_channel_is_refused(broker: FakeBroker, connect: Connect, channel: str) -> None:
     m = connect(broker)
     message = Message(b"1", MessageContext("a"))
-    for publish in (
+    calls: list[Callable[[], object]] = [
         lambda: m.publish(channel, b"1"),
         lambda: m.publisher.publish(message, channel),
         lambda: m.publisher.publish(message, MessageContext(channel)),
         lambda: m.publisher.publish(Message(b"1", MessageContext(channel))),
-    ):
+    ]
+    for publish in calls:
         with pytest.raises(InvalidChannelError):
             publish()
     with pytest.raises(ArgumentError):
@@ -255,7 +256,7 @@ def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, conn
         if context.channel == "too/long":
             raise ArgumentError("too long once translated")
 
-    broker.adapter.check_publish = check  # type: ignore[method-assign, assignment]
+    broker.adapter.check_publish = check  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(ArgumentError, match="too long"):
             m.publish("too/long", b"1")
@@ -358,7 +359,7 @@ def test_the_promise_names_what_it_is_of_and_does_not_keep_the_payload(broker: F
 
 def test_everything_that_is_refused_is_a_messaging_error(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
-    for publish in (
+    calls: list[Callable[[], object]] = [
         lambda: m.publish("", b""),
         lambda: m.publish("a", object()),
         lambda: m.publish("a", b"", qos="x"),
@@ -368,7 +369,8 @@ def test_everything_that_is_refused_is_a_messaging_error(broker: FakeBroker, con
         lambda: m.publish("a", b"", channel_extension=7),
         lambda: m.publish(7, b""),  # type: ignore[arg-type]
         lambda: m.publish(["a"], b""),  # type: ignore[arg-type]
-    ):
+    ]
+    for publish in calls:
         with pytest.raises(MessagingError):
             publish()
     assert broker.calls == ["open"]

@@ -62,7 +62,7 @@ def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare
 def test_a_redelivery_keeps_what_the_message_said(bare: FakeBroker, connect: Connect) -> None:
     m = connect(bare)
     stream = manual(m)
-    context = {
+    context: dict[str, Any] = {
         "channel_extension": "key",
         "content_type": "text/plain",
         "content_encoding": "gzip",

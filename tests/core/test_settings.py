@@ -15,7 +15,7 @@ from messaging.settings import Settings, TlsSettings, load_settings
 from messaging.url import parse_url
 from tests.core.fake import FakeSettings
 
-SECRET = "hunter2-pl4nted"  # noqa: S105
+SECRET = "hunter2-pl4nted"
 
 
 def load(url: str = "fake://x", **keywords: Any) -> FakeSettings:
@@ -30,7 +30,7 @@ def test_defaults_are_those_documented() -> None:
     assert (defaults.name, defaults.client_id, defaults.username, defaults.password) == (None, None, None, None)
     assert (defaults.retry_connect, defaults.overflow, defaults.buffer_size) == (False, "block", 1024)
     assert all(field.description for field in Settings.model_fields.values())
-    assert not TlsSettings().allow_insecure
+    assert TlsSettings.model_fields["allow_insecure"].default is False
 
 
 def test_a_keyword_wins_over_the_url_which_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,33 +111,33 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     [("colur", "did you mean 'colour'"), ("time_out", "did you mean 'timeout'"), ("zzz", "known: ")],
 )
 def test_an_unknown_option_suggests_the_near_one(option: str, hint: str) -> None:
-    for case in ({"url": f"fake://x?{option}=1"}, {option: 1}):
+    cases: list[dict[str, Any]] = [{"url": f"fake://x?{option}=1"}, {option: 1}]
+    for case in cases:
         with pytest.raises(InvalidOptionError, match=f"unknown option '{option}' for fake://.*{hint}") as caught:
-            load(**case)  # type: ignore[arg-type]
+            load(**case)
         assert caught.value.option == option
         assert isinstance(caught.value, ConfigurationError)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *(("timeout", value) for value in (0, -1, "soon", "nan", "inf", float("inf"), 1e200, None, [])),
-        *(("connect_timeout", value) for value in (0, "x")),
-        *(("reconnect_min", value) for value in (0, -0.1)),
-        *(("outbox_size", value) for value in (0, -1, "many", 1.5)),
-        *(("outbox_bytes", value) for value in (0, "1k")),
-        *(("buffer_size", value) for value in (0,)),
-        *(("prefetch", value) for value in (0, 65_536, "x")),
-        *(("overflow", value) for value in ("drop", "", 1)),
-        *(("name", value) for value in ("", "a\nb", "a\x00", "x" * 201, 7)),
-        *(("client_id", value) for value in ("x" * 201, 7)),
-        *(("retry_connect", value) for value in ("perhaps", 2)),
-        *(("max_message_size", value) for value in (0, "big")),
-        ("password", 7),
-        ("labels", "not json"),
-        ("labels", 7),
-    ],
-)
+BAD: dict[str, list[Any]] = {
+    "timeout": [0, -1, "soon", "nan", "inf", float("inf"), 1e200, None, []],
+    "connect_timeout": [0, "x"],
+    "reconnect_min": [0, -0.1],
+    "outbox_size": [0, -1, "many", 1.5],
+    "outbox_bytes": [0, "1k"],
+    "buffer_size": [0],
+    "prefetch": [0, 65_536, "x"],
+    "overflow": ["drop", "", 1],
+    "name": ["", "a\nb", "a\x00", "x" * 201, 7],
+    "client_id": ["x" * 201, 7],
+    "retry_connect": ["perhaps", 2],
+    "max_message_size": [0, "big"],
+    "password": [7],
+    "labels": ["not json", 7],
+}
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option in BAD for value in BAD[option]])
 def test_a_value_that_does_not_fit_names_its_option_and_not_the_value(option: str, value: Any) -> None:
     with pytest.raises(InvalidOptionError, match=f"option '{option}': ") as caught:
         load(**{option: value})
@@ -172,7 +172,9 @@ def test_settings_cannot_be_changed_and_do_not_show_the_password() -> None:
 @given(option=st.sampled_from(sorted(FakeSettings.model_fields)), value=st.text(max_size=8) | st.integers() | st.none())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_is_taken_or_an_invalid_option(option: str, value: Any) -> None:
+    refused = ""
     try:
         load(**{option: value})
     except InvalidOptionError as error:
-        assert error.option == option
+        refused = error.option
+    assert refused in ("", option)

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from messaging.errors import InvalidUrlError, MessagingError
 from messaging.url import BrokerUrl, is_secret_option, parse_url
 
-SECRET = "hunter2-pl4nted"  # noqa: S105
+SECRET = "hunter2-pl4nted"
 
 SCHEMES = st.from_regex(r"[a-z][a-z0-9+.-]{0,8}", fullmatch=True)
 HOSTS = st.one_of(
@@ -76,11 +76,12 @@ def test_what_is_shown_parses_to_the_same_url_but_for_its_secrets(url: BrokerUrl
 
 @given(st.text(max_size=60))
 def test_any_text_parses_or_is_an_invalid_url(text: str) -> None:
+    said = ""
     try:
         parse_url(text)
     except InvalidUrlError as error:
-        assert len(str(error)) < 300
-        str(error).encode()
+        said = str(error)
+    assert len(said.encode()) < 300
 
 
 @given(
@@ -148,7 +149,7 @@ def test_a_planted_password_never_appears(prefix: str, user: str, host: str, suf
         ("mqtt://host:x", "port must be a number"),
         ("mqtt://host:0", "port must be a number from 1 to 65535"),
         ("mqtt://host:65536", "port must be a number from 1 to 65535"),
-        ("mqtt://host:١", "port must be a number"),
+        ("mqtt://host:\N{ARABIC-INDIC DIGIT ONE}", "port must be a number"),
         ("mqtt://host:1883000000", "port must be a number"),
         ("mqtt://::1", "brackets"),
         ("mqtt://[::1", "']' is missing"),

@@ -135,7 +135,12 @@ def test_a_job_that_raises_is_logged_and_its_thread_goes_on(
 def test_threads_are_daemons_and_named(pool: Workers) -> None:
     found: list[threading.Thread] = []
     done = threading.Event()
-    pool.submit(lambda: (found.append(threading.current_thread()), done.set()))
+
+    def job() -> None:
+        found.append(threading.current_thread())
+        done.set()
+
+    pool.submit(job)
     assert done.wait(PATIENCE)
     assert found[0].daemon
     assert found[0].name == "messaging-worker"
