@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from messaging.engine import of_library
 from messaging.errors import (
     ClosedError,
     ConnectFailedError,
@@ -64,7 +65,7 @@ class Connection:
         #: called on the loop after each connection, and once when there will be none any more
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
-        self._opening: set[Subscription] = set()
+        self._opening: dict[Subscription, asyncio.Task[Any] | None] = {}
         #: counts connections
         self._generation = 0
         #: loop time of the last one
@@ -163,7 +164,7 @@ class Connection:
         timeout = self.settings.connect_timeout
         try:
             async with asyncio.timeout(timeout):
-                return await self.adapter.open(self._on_lost)
+                return await of_library(self.adapter.open(self._on_lost))
         except TimeoutError:
             raise ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
         except MessagingError:
@@ -229,6 +230,9 @@ class Connection:
         for subscription in [*self.subscriptions]:
             subscription.complete()
         self.subscriptions.clear()
+        for task in self._opening.values():
+            if task is not None:
+                task.cancel()
         self.outbox.close()
         await self._close_adapter()
         await self._tell_closed()
@@ -273,7 +277,7 @@ class Connection:
     async def _subscribe(self, subscription: Subscription) -> None:
         if subscription in self._opening or subscription not in self.subscriptions:
             return
-        self._opening.add(subscription)
+        self._opening[subscription] = asyncio.current_task()
         try:
             await self._subscribe_once_or_again(subscription)
         except MessagingError as error:
@@ -286,14 +290,14 @@ class Connection:
             failure.__cause__ = error
             subscription.fail(failure)
         finally:
-            self._opening.discard(subscription)
+            del self._opening[subscription]
 
     async def _subscribe_once_or_again(self, subscription: Subscription) -> None:
         """Subscribe; again, if there was another connection before the adapter had an answer from the last one."""
         while subscription in self.subscriptions:
             generation = self._generation
             try:
-                handle = await self.adapter.subscribe(subscription.spec, subscription)
+                handle = await of_library(self.adapter.subscribe(subscription.spec, subscription))
             except ConnectionLostError:
                 if generation == self._generation:
                     return  # the next connection subscribes
@@ -328,7 +332,7 @@ class Connection:
         """Have the adapter unsubscribe; whatever goes wrong is logged."""
         try:
             async with asyncio.timeout(self.settings.close_timeout):
-                await self.adapter.unsubscribe(handle)
+                await of_library(self.adapter.unsubscribe(handle))
         except (ConnectionLostError, TimeoutError) as error:
             logger.info("%s could not tell the broker of an unsubscription: %s", self.adapter.name, error)
         except Exception:
@@ -339,6 +343,8 @@ class Connection:
         # cleared before the queue is read: whoever appends after this line signals again
         self._signalled = False
         to_flush = self._to_flush
+        if self.state == "closed":
+            to_flush.clear()  # the adapter is closed too
         for _ in range(len(to_flush)):
             to_flush.popleft().flush()
 
@@ -354,11 +360,14 @@ class Connection:
         will, self._will = self._will, None
         if will is None or will.settled:
             return
+        generation = self._generation
         try:
             async with asyncio.timeout(self.settings.connect_timeout):
-                await self.adapter.set_will(will)
+                await of_library(self.adapter.set_will(will))
         except (ConnectionLostError, TimeoutError):
             self._will = will  # handed over with the next connection, until its deadline
+            if generation != self._generation and self.state == "connected" and not self._lost.is_set():
+                self.engine.spawn(self._hand_over_will())  # which is there already
         except MessagingError as error:
             will.fail(error)
         except Exception as error:

@@ -98,6 +98,7 @@ class Push(rx.DisposableBase):
             try:
                 on_next(message)
             except BaseException as error:  # noqa: BLE001  # whatever an observer raises ends this stream only
+                subscription.leave()
                 if not subscription.manual:
                     subscription.refuse(message)
                 self._observer_raised(error)

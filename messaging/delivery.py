@@ -143,6 +143,8 @@ class Subscription:
         #: verdicts on their way to the loop: tokens to acknowledge, messages to have delivered again
         self._acknowledged: deque[Any] = deque()
         self._rejected: deque[Incoming] = deque()
+        #: accepted after all: their rejections count no more
+        self._forgotten: deque[Incoming] = deque()
         self._flush_requested = False
         self._admitting = False
         self._redelivery = redelivery.Redelivery(
@@ -340,9 +342,7 @@ class Subscription:
                 incoming._settler = self
                 incoming._state = _RECEIVED
             message = Message(incoming.payload, incoming, self._model)
-            if (self._model is None or self._valid(message, incoming)) and (
-                self._direct is None or self._direct.run(message, incoming)
-            ):
+            if (self._model is None and self._direct is None) or self._enters(message, incoming):
                 self.counters.delivered += 1
                 return message
         return None
@@ -364,6 +364,16 @@ class Subscription:
         if not self.ended:
             self._admit(())
             self.consumer.wake()
+
+    def _enters(self, message: Message, incoming: Incoming) -> bool:
+        """Validate, and acknowledge directly."""
+        try:
+            return (self._model is None or self._valid(message, incoming)) and (
+                self._direct is None or self._direct.run(message, incoming)
+            )
+        except BaseException:  # an interrupt, say: nobody has the message in hand
+            incoming._settle(False)
+            raise
 
     def _valid(self, message: Message, incoming: Incoming) -> bool:
         try:
@@ -411,13 +421,22 @@ class Subscription:
             self._request_flush()
 
     def _accepted(self, incoming: Incoming) -> None:
-        self._acknowledged.append(incoming.token)
         if self._redelivery.rejections:
-            self._connection.engine.call(self._redelivery.forget, incoming)
+            self._forgotten.append(incoming)
+        self._acknowledged.append(incoming.token)
 
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
         message._context._settle(False)  # type: ignore[attr-defined]  # an Incoming: take() made it so
+
+    def leave(self) -> None:
+        """Take in nothing more: the consumer is about to go, and a rejected message must not come back to it."""
+        self.leaving = True
+        self._connection.engine.call(self._hold_back)
+
+    def _hold_back(self) -> None:
+        if self.handle is not None:
+            self._adapter.pause(self.handle)
 
     def _settled_in_vain(self) -> None:
         self.settled_count += 1
@@ -439,11 +458,15 @@ class Subscription:
             self.settled_count += len(tokens)
             self.counters.acknowledged += len(tokens)
             self._adapter.acknowledge(tokens)
-        refused = self._rejected
-        for _ in range(len(refused)):
-            self._redelivery.reject(refused.popleft())
-            # only now may the next one be taken: what was put back goes first
-            self.settled_count += 1
+        for _ in range(len(self._forgotten)):
+            self._redelivery.forget(self._forgotten.popleft())
+        for _ in range(len(self._rejected)):
+            self._redelivery.reject(self._rejected.popleft(), self._given_back)
+        self.proceed()
+
+    def _given_back(self) -> None:
+        # only now may the next one be taken: what was put back goes first
+        self.settled_count += 1
         self.proceed()
 
     def proceed(self) -> None:

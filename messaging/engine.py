@@ -16,10 +16,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from messaging.errors import DeadlineError, MessagingError
+from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.promise import Promise
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,21 @@ def wait_for(promise: Promise[T], timeout: float, what: str) -> T:
         if promise.done():
             raise
         raise DeadlineError(f"{what} took longer than {timeout:g} s") from error
+
+
+async def of_library(call: Awaitable[T]) -> T:
+    """Await a call of an adapter.
+
+    Libraries cancel futures of their own when a connection breaks; whoever awaits one then gets a ``CancelledError``
+    that nobody meant for this task, and that would end it without a word.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionLostError("the call was cancelled by the library below") from None
 
 
 class Mailbox:

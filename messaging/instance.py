@@ -24,6 +24,7 @@ from messaging.consumers import in_observer
 from messaging.engine import engine, may_block
 from messaging.errors import (
     AdapterClashError,
+    ArgumentError,
     ConfigurationError,
     DuplicateNameError,
     MessagingError,
@@ -93,6 +94,8 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
         url = os.environ.get(URL_VARIABLE)
         if not url:
             raise ConfigurationError(f"no broker URL: give one to connect(), or set {URL_VARIABLE}")
+    if services is not None and not isinstance(services, ServiceRegistry):
+        raise ArgumentError(f"services must be a ServiceRegistry, not {type(services).__name__}")
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
     instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
@@ -364,10 +367,11 @@ class Messaging:
             if self._closing is None:
                 seconds = self._settings.close_timeout if timeout is None else timeout
                 connection = self._connection
-                for subscription in connection.subscriptions.copy():
-                    subscription.consumer.stop()  # now, rather than when the loop comes to it
                 self._closing = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
-            return self._closing
+            closing = self._closing
+        for subscription in self._connection.subscriptions.copy():
+            subscription.consumer.stop()  # now, rather than when the loop comes to it
+        return closing
 
     def _forsake(self) -> None:
         """In a forked child: there is nothing to close and nobody to do it."""
@@ -407,9 +411,12 @@ class Messaging:
 
 def _close_all() -> None:
     """At exit: what was accepted is sent even by a program that forgot to close."""
+    closing = []
     for instance in [*_open]:
-        with contextlib.suppress(MessagingError, RuntimeError):  # no more threads can be started: go on
-            instance.close()
+        with contextlib.suppress(RuntimeError):  # no more threads can be started: go on
+            closing.append(instance._close(None))
+    for each in closing:
+        each.exception()
 
 
 def _after_fork() -> None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.engine import may_block
+from messaging.engine import may_block, of_library
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -154,6 +154,7 @@ class Outbox:
         self._room = threading.Condition(self._lock)
         self._blocked_publishers = 0
         self._room_step = max(1, max_messages // 8)
+        self._room_step_bytes = max(1, max_bytes // 8)
         #: nothing more is accepted; what was is still sent
         self._refusing = False
         #: nothing more is sent
@@ -162,7 +163,7 @@ class Outbox:
         self._waiting: deque[Publication] = deque()
         self._signalled = False
         # --- the rest belongs to the loop
-        self._settled_messages = self._settled_bytes = 0
+        self._settled_messages = self._settled_bytes = self._offered_bytes = 0
         self._connected = False
         self._batch: list[Publication] = []
         self._in_flight: dict[int, Publication] = {}
@@ -170,6 +171,8 @@ class Outbox:
         self._wakeup = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_at = 0.0
+        #: the timeout whose twentieth is the step
+        self._shortest = timeout
         self._sender: asyncio.Task[Any] | None = None
         self.failed = 0
 
@@ -314,7 +317,7 @@ class Outbox:
         if not batch:
             return
         try:
-            await self._adapter.publish(batch)
+            await of_library(self._adapter.publish(batch))
         except MessagingError as error:
             self._fail_unsettled(batch, error)
             # the loss this speaks of is reported in a moment; until then, do not spin
@@ -351,12 +354,16 @@ class Outbox:
         if self._in_flight:
             self._in_flight.pop(entry.sequence, None)
         # publishers that wait are woken for a good many messages at once, not for each
-        if self._blocked_publishers and self._settled_messages % self._room_step == 0:
+        if self._blocked_publishers and (
+            self._settled_messages % self._room_step == 0
+            or self._settled_bytes - self._offered_bytes >= self._room_step_bytes
+        ):
             self._offer_room()
         if self._drained is not None and not self.pending and not self._drained.done():
             self._drained.set_result(None)
 
     def _offer_room(self) -> None:
+        self._offered_bytes = self._settled_bytes
         with self._lock:
             self._room.notify_all()
 
@@ -369,7 +376,9 @@ class Outbox:
 
     def adopt(self, will: Publication) -> None:
         """Watch over a will like over a message in flight. On the loop."""
-        if not will.settled:
+        if self._closed:
+            self._settle(will, will.unfinished("the instance was closed"))
+        elif not will.settled:
             will.is_waiting = False
             self._in_flight[will.sequence] = will
 
@@ -377,6 +386,8 @@ class Outbox:
         """Keep ``entry`` to be sent again after reconnecting; ``False`` if that is not to be."""
         if self._closed:
             return False
+        if entry.is_waiting:
+            return True  # given back before
         if entry.options.last_will:
             return True  # the connection hands it over again: it must never be sent as a message
         self._in_flight.pop(entry.sequence, None)
@@ -406,8 +417,8 @@ class Outbox:
     def _outstanding(self) -> Iterable[Publication]:
         return (*self._waiting, *self._batch, *self._in_flight.values(), *self._again)
 
-    def _arm(self, timeout: float | None = None) -> None:
-        step = min(max((timeout or self._timeout) / 20, 0.01), 0.25)
+    def _arm(self) -> None:
+        step = min(max(self._shortest / 20, 0.01), 0.25)
         at = self._engine.loop.time() + step
         if self._sweeper is None or at < self._sweep_at:
             if self._sweeper is not None:
@@ -416,8 +427,10 @@ class Outbox:
             self._sweeper = self._engine.loop.call_at(at, self._sweep)
 
     def hurry(self, timeout: float) -> None:
-        """Look after deadlines more often than usual: something with this ``timeout`` was accepted."""
-        self._engine.call(self._arm, timeout)
+        """Look after deadlines more often from now on: something with this ``timeout`` comes. From any thread."""
+        if timeout < self._shortest:
+            self._shortest = timeout
+            self._engine.call(self._arm)
 
     def _sweep(self) -> None:
         self._sweeper = None
@@ -451,5 +464,6 @@ class Outbox:
         self._again = [entry for entry in self._again if not entry.settled]
         if self._blocked_publishers:
             self._offer_room()
+        self._shortest = shortest
         if self.pending:
-            self._arm(shortest)
+            self._arm()

@@ -38,8 +38,13 @@ INVALID: Final = "invalid"
 
 #: messages whose deliveries are counted here at the same time; the ones not seen for longest are forgotten first
 _COUNTED: Final = 65_536
-#: pause before a dead letter that could not be published is tried again, seconds
-_RETRY_SECONDS: Final = 1.0
+#: deliveries in vain after which another one waits: for a moment first, then twice as long each time, seconds
+_AT_ONCE: Final = 4
+_FIRST_DELAY: Final = 0.001
+_LONGEST_DELAY: Final = 1.0
+#: pause before a dead letter that could not be published is tried again: doubled each time, seconds
+_FIRST_RETRY: Final = 1.0
+_LONGEST_RETRY: Final = 60.0
 
 
 class Redelivery:
@@ -75,23 +80,33 @@ class Redelivery:
         #: one, by content. With competing consumers each counts its own.
         self.rejections: OrderedDict[object, int] = OrderedDict()
 
-    def reject(self, incoming: Incoming) -> None:
-        """Have a rejected message delivered again, or bury it."""
+    def reject(self, incoming: Incoming, given_back: Callable[[], object]) -> None:
+        """Have a rejected message delivered again, or bury it; ``given_back`` is called once that is on its way."""
         self._counters.rejected += 1
         limit = self._options.max_deliveries
+        deliveries = self._deliveries(incoming)
         if limit is None and self._options.dead_letter_channel is not None:
             self.bury(incoming, REJECTED)
+        elif limit is not None and deliveries >= limit:
+            self.bury(incoming, MAX_DELIVERIES, deliveries)
+        elif deliveries > _AT_ONCE:
+            # a message that is always rejected must not keep broker and process busy with nothing else
+            delay = min(_FIRST_DELAY * 2.0 ** (deliveries - _AT_ONCE), _LONGEST_DELAY)
+            self._engine.loop.call_later(delay, self._give_back, incoming, deliveries, given_back)
             return
-        if limit is not None:
-            deliveries = self._deliveries(incoming)
-            if deliveries >= limit:
-                self.bury(incoming, MAX_DELIVERIES, deliveries)
-                return
-        if self._adapter.can_reject:
-            self._adapter.reject([incoming.token])
-        elif not self._has_ended():
-            self._counters.redelivered += 1
-            self._put_back(_again(incoming, self._deliveries(incoming) + 1))
+        else:
+            self._give_back(incoming, deliveries, given_back)
+            return
+        given_back()
+
+    def _give_back(self, incoming: Incoming, deliveries: int, given_back: Callable[[], object]) -> None:
+        if not self._has_ended():
+            if self._adapter.can_reject:
+                self._adapter.reject([incoming.token])
+            else:
+                self._counters.redelivered += 1
+                self._put_back(_again(incoming, deliveries + 1))
+        given_back()
 
     def bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
         """Publish to the dead-letter channel, then acknowledge."""
@@ -110,6 +125,7 @@ class Redelivery:
             done()
             return
         context = dead_letter_context(incoming, channel, reason, deliveries, self._adapter)
+        pause = _FIRST_RETRY
 
         def publish() -> None:
             try:
@@ -128,10 +144,12 @@ class Redelivery:
                 failed(error)
 
         def failed(error: MessagingError) -> None:
+            nonlocal pause
             logger.error("dead letter of %r did not reach %r: %s", incoming._channel, channel, error)
             # not acknowledged, so not lost: the broker still has it when this stream has ended
             if not self._has_ended() and not isinstance(error, ClosedError):
-                self._engine.loop.call_later(_RETRY_SECONDS, publish)
+                self._engine.loop.call_later(pause, publish)
+                pause = min(pause * 2, _LONGEST_RETRY)
 
         publish()
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import Field, SecretStr, StringConstraints, ValidationError
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from messaging.channels import MAX_BYTES, forbidden_character
 from messaging.errors import InvalidOptionError
 from messaging.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
 
@@ -27,7 +28,25 @@ ENVIRONMENT_PREFIX: Final = "MESSAGING_"
 URL_VARIABLE: Final = "MESSAGING_URL"
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+def _text(value: str) -> str:
+    bad = forbidden_character(value)
+    if bad is not None:
+        raise ValueError(f"holds {bad}")
+    if len(value.encode()) > MAX_BYTES:
+        raise ValueError(f"is longer than {MAX_BYTES} bytes in UTF-8")
+    return value
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    _text(value.get_secret_value())
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
 
 
 class Settings(BaseSettings):
@@ -38,11 +57,11 @@ class Settings(BaseSettings):
     )
 
     name: Name | None = Field(None, description="osgi.messaging.name; generated and unique if not given")
-    client_id: Annotated[str, StringConstraints(max_length=200)] | None = Field(
+    client_id: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
         None, description="how this client calls itself at the broker; generated if not given"
     )
-    username: str | None = Field(None, description="user name, if the URL has none")
-    password: SecretStr | None = Field(None, description="password, if the URL has none")
+    username: Text | None = Field(None, description="user name, if the URL has none")
+    password: Secret | None = Field(None, description="password, if the URL has none")
     timeout: Seconds = Field(
         30.0, description="deadline of a publish or request: waiting, sending and confirm, seconds"
     )
@@ -127,7 +146,9 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
         first = error.errors(include_input=False, include_context=False, include_url=False)[0]
         option = str(first["loc"][0]) if first["loc"] else "?"
         source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
-        raise InvalidOptionError(option, f"option {option!r}{source}: {first['msg']}") from None
+        raise InvalidOptionError(
+            option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None
     except SettingsError as error:  # names the field, but not the variable; its cause holds the value
         named = re.search(r'field "(\w+)"', str(error))
         option = named.group(1) if named else "?"

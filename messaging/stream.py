@@ -177,13 +177,15 @@ class MessageStream(Observable[Message]):
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
-        self._paused = paused
-        subscriptions = self._subscriptions()
+        with self._guard:
+            self._paused = paused
+            subscriptions = self._subscriptions()
+            for subscription in subscriptions:  # now, rather than when the loop comes to it
+                subscription.paused = paused
 
         def apply() -> None:
             adapter = self._connection.adapter
             for subscription in subscriptions:
-                subscription.paused = paused
                 if subscription.handle is not None:
                     (adapter.pause if paused else adapter.resume)(subscription.handle)
                 if not paused:

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import SecretStr
 
+from messaging.channels import forbidden_character
 from messaging.errors import InvalidUrlError
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*\Z")
@@ -173,6 +174,7 @@ def _decoded(raw: str, scheme: str, what: str) -> str:
         text = unquote_to_bytes(raw).decode()
     except UnicodeDecodeError:
         raise InvalidUrlError(f"{scheme} URL: the {what} is not UTF-8 after percent-decoding") from None
-    if "\x00" in text:
-        raise InvalidUrlError(f"{scheme} URL: the {what} holds a NUL character")
+    bad = forbidden_character(text)
+    if bad is not None:
+        raise InvalidUrlError(f"{scheme} URL: the {what} holds {bad}")
     return text

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
 from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec
-from messaging.errors import ConfigurationError, ConnectionLostError, MessagingError, PublishRefusedError
+from messaging.errors import ConnectionLostError, InvalidUrlError, MessagingError, PublishRefusedError
 from messaging.features import Features
 from messaging.settings import Settings
 
@@ -73,7 +73,7 @@ class MemoryAdapter(Adapter):
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         super().__init__(url, settings, name)
         if url.port is not None or url.username is not None or url.path:
-            raise ConfigurationError(f"{url}: a memory URL is just memory://name, without user, port or path")
+            raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
         #: outlives a reconnect
         self._will: Outgoing | None = None

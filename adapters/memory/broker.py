@@ -135,6 +135,8 @@ class Queue:
         self._ready: dict[int, deque[Entry]] = {0: deque()}
         self._length = 0
         self._dispatching = self._dispatch_again = False
+        #: whether there may be messages with a time-to-live
+        self._mortal = False
         self._room: asyncio.Event | None = None
 
     def __len__(self) -> int:
@@ -174,6 +176,8 @@ class Queue:
             self._ready = dict(sorted({**self._ready, priority: ready}.items(), reverse=True))
         ready.append(entry)
         self._length += 1
+        if entry[3] is not None:
+            self._mortal = True
 
     def push_again(self, entry: Entry) -> None:
         """Put a message that was delivered in vain back to where it came from: the front."""
@@ -181,9 +185,12 @@ class Queue:
         self._length += 1
 
     def _drop_expired(self) -> None:
+        if not self._mortal:
+            return
         for priority, ready in self._ready.items():
             self._ready[priority] = deque(entry for entry in ready if not _is_expired(entry))
         self._length = sum(map(len, self._ready.values()))
+        self._mortal = any(entry[3] is not None for ready in self._ready.values() for entry in ready)
 
     def purge(self) -> None:
         """Forget all messages; whoever waits to publish goes on."""
