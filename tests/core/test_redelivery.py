@@ -17,7 +17,7 @@ from tests.core.test_delivery import acknowledge, manual, numbered, reject
 
 @pytest.fixture
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.redelivery._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("messaging.redelivery._FIRST_RETRY", 0.01)
 
 
 def close(stream: MessageStream) -> None:
