@@ -53,9 +53,9 @@ class MessageContextBuilder:
         """Set the payload.
 
         Args:
-            content: bytes-like: taken as it is. Anything else: encoded by the codec of the content type and content
-                encoding when the message is built (without a content type: ``str`` as ``text/plain``, other
-                objects as ``application/json``).
+            content: bytes-like: taken as it is, already in the content encoding if one is set. Anything else: encoded
+                by the codec of the content type and content encoding when the message is built (without a content
+                type: ``str`` as ``text/plain``, other objects as ``application/json``).
             mapper: called once, now, with ``content``; returns the payload. Its exceptions are the caller's.
 
         Raises:

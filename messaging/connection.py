@@ -346,7 +346,10 @@ class Connection:
         if self.state == "closed":
             to_flush.clear()  # the adapter is closed too
         for _ in range(len(to_flush)):
-            to_flush.popleft().flush()
+            try:
+                to_flush.popleft().flush()
+            except Exception:  # the others are not to suffer from it
+                logger.exception("%s failed to settle messages", self.adapter.name)
 
     # --- last will
 

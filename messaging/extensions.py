@@ -204,6 +204,39 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
 
 _QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts guaranteedDelivery; use '1' or leave it out"
 
+#: subscribing with one of these asks for acknowledgement
+_NEED_ACKNOWLEDGEMENT: Final = (
+    Features.EXTENSION_GUARANTEED_DELIVERY,
+    Features.EXTENSION_GUARANTEED_ORDERING,
+    Features.EXTENSION_AUTO_ACKNOWLEDGE,
+    Features.EXTENSION_MAX_DELIVERIES,
+    Features.EXTENSION_PREFETCH,
+)
+
+#: keys that mean something to one side only. A context may carry both kinds, to serve both sides; the short way, where
+#: each keyword is written for one call, refuses those of the other side.
+PUBLISH_ONLY: Final = frozenset(
+    {
+        Features.EXTENSION_LAST_WILL,
+        Features.EXTENSION_RETAIN,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_TIMEOUT,
+    }
+)
+SUBSCRIBE_ONLY: Final = frozenset(
+    {
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL,
+        Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_PREFETCH,
+        Features.EXTENSION_BUFFER_SIZE,
+        Features.EXTENSION_OVERFLOW,
+    }
+)
+
 #: what received messages carry and nobody can ask for: ignored, so that a message can be passed on as it is
 RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered"})
 
@@ -287,7 +320,6 @@ def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> Subscr
     values = check_extensions(extensions, adapter)
     settings = adapter.settings
     ordered = values.get(Features.EXTENSION_GUARANTEED_ORDERING, False)
-    guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
     buffer_size = values.get(Features.EXTENSION_BUFFER_SIZE, settings.buffer_size)
     overflow = values.get(Features.EXTENSION_OVERFLOW, settings.overflow)
     overflow_chosen = Features.EXTENSION_OVERFLOW in values or "overflow" in settings.model_fields_set
@@ -295,10 +327,16 @@ def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> Subscr
     default_prefetch = min(buffer_size, MAX_PREFETCH) if overflow == "block" else MAX_PREFETCH
     prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
     qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
-    if guaranteed and qos == "0":
+    if qos == "0":
+        wanting = [key for key in _NEED_ACKNOWLEDGEMENT if values.get(key)]
         if Features.EXTENSION_QOS in values:
-            raise InvalidExtensionError(Features.EXTENSION_QOS, _QOS_CONTRADICTION)
-        if "1" in adapter.qos_levels:
+            if wanting:
+                raise InvalidExtensionError(
+                    Features.EXTENSION_QOS,
+                    f"'0' is without acknowledgement and contradicts {wanting[0]}; use '1' or leave it out",
+                )
+        # with an explicit "0" only content that is invalid goes to the dead-letter channel
+        elif (wanting or Features.EXTENSION_DEAD_LETTER_CHANNEL in values) and "1" in adapter.qos_levels:
             qos = "1"
     if qos == "0" and overflow == "block" and overflow_chosen:
         raise UnsupportedFeatureError(

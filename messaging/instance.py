@@ -25,12 +25,15 @@ from messaging.engine import engine, may_block
 from messaging.errors import (
     AdapterClashError,
     ArgumentError,
+    ClosedError,
     ConfigurationError,
     DuplicateNameError,
+    InvalidExtensionError,
     MessagingError,
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
+from messaging.extensions import PUBLISH_ONLY, SUBSCRIBE_ONLY
 from messaging.features import Features
 from messaging.forking import hold_over_fork
 from messaging.message import Message, MessageContext
@@ -290,8 +293,8 @@ class Messaging:
 
         Args:
             channel: where to.
-            content: bytes as they are, or an object for the codec of ``content_type`` (by default ``text/plain`` for
-                a str and ``application/json`` for anything else).
+            content: bytes as they are (already in ``content_encoding``, if one is named), or an object for the codec of
+                ``content_type`` (by default ``text/plain`` for a str and ``application/json`` for anything else).
             **context: ``content_type``, ``content_encoding``, ``correlation_id``, ``reply_to``, ``channel_extension``,
                 or an extension in snake case, such as ``qos=1``, ``time_to_live=5.0``, ``headers={...}``.
 
@@ -306,7 +309,7 @@ class Messaging:
         except TypeError:  # a value is not hashable, such as headers
             key, known = None, None
         if known is None:
-            known = self._context(channel, context).build_context()
+            known = self._context(channel, context, SUBSCRIBE_ONLY, "subscribing").build_context()
             if key is not None:
                 if len(self._contexts) >= _CONTEXT_CACHE:
                     self._contexts.clear()
@@ -316,7 +319,7 @@ class Messaging:
         payload, content_type = encode(content, known._content_type, known._content_encoding)
         if known._content_type is None and Features.MESSAGE_PROPERTIES in self.features:
             # not asked for, so not an error where it cannot travel
-            known = self._context(channel, {**context, "content_type": content_type}).build_context()
+            known = MessageContextBuilder().with_context(known).content_type(content_type).build_context()
         return self.publisher.publish(Message(payload, known))
 
     def subscribe(
@@ -328,11 +331,15 @@ class Messaging:
             ``for message in m.subscribe("sensors/+", Reading, qos=1): print(message.value().celsius)``
         """
         return self.subscription.subscribe(
-            self._context(channel, context).build_context(), model=model, on_invalid=on_invalid
+            self._context(channel, context, PUBLISH_ONLY, "publishing").build_context(),
+            model=model,
+            on_invalid=on_invalid,
         )
 
     @staticmethod
-    def _context(channel: str, keywords: Mapping[str, Any]) -> MessageContextBuilder:
+    def _context(
+        channel: str, keywords: Mapping[str, Any], refused: frozenset[str], other_side: str
+    ) -> MessageContextBuilder:
         builder = MessageContextBuilder()
         builder.channel(channel, keywords.get("channel_extension"))
         for keyword, value in keywords.items():
@@ -341,7 +348,10 @@ class Messaging:
                     getattr(builder, keyword)(value)
             elif keyword != "channel_extension":
                 head, *tail = keyword.split("_")
-                builder.extension_entry(head + "".join(word.capitalize() for word in tail), value)
+                key = head + "".join(word.capitalize() for word in tail)
+                if key in refused:
+                    raise InvalidExtensionError(key, f"{keyword}= is for {other_side}")
+                builder.extension_entry(key, value)
         return builder
 
     # --- life cycle
@@ -382,7 +392,12 @@ class Messaging:
         self._unregister()
 
     def __enter__(self) -> Self:
+        self._refuse_closed()
         return self
+
+    def _refuse_closed(self) -> None:
+        if self._closing is not None:
+            raise ClosedError(f"the instance {self.name!r} is closed; connect() again")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -398,6 +413,7 @@ class Messaging:
         return self
 
     async def __aenter__(self) -> Self:
+        self._refuse_closed()
         return await self
 
     async def __aexit__(

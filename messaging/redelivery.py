@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from messaging.adapter import Incoming
-from messaging.errors import ClosedError, MessagingError
+from messaging.errors import ArgumentError, ClosedError, MessagingError, UnsupportedFeatureError
 from messaging.features import Features
 from messaging.message import Message, MessageContext
 
@@ -91,7 +91,7 @@ class Redelivery:
             self.bury(incoming, MAX_DELIVERIES, deliveries)
         elif deliveries > _AT_ONCE:
             # a message that is always rejected must not keep broker and process busy with nothing else
-            delay = min(_FIRST_DELAY * 2.0 ** (deliveries - _AT_ONCE), _LONGEST_DELAY)
+            delay = min(_FIRST_DELAY * 2.0 ** min(deliveries - _AT_ONCE, 16), _LONGEST_DELAY)
             self._engine.loop.call_later(delay, self._give_back, incoming, deliveries, given_back)
             return
         else:
@@ -124,16 +124,23 @@ class Redelivery:
             )  # fmt: skip
             done()
             return
-        context = dead_letter_context(incoming, channel, reason, deliveries, self._adapter)
+        contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter)
         pause = _FIRST_RETRY
 
         def publish() -> None:
-            try:
-                promise = self._publisher.publish(Message(incoming.payload, context))
-            except MessagingError as error:
-                failed(error)
-            else:
-                promise.listen(lambda: published(promise))
+            # what others wrote may be more than can be published from here: then it travels with less
+            for context in contexts:
+                try:
+                    promise = self._publisher.publish(Message(incoming.payload, context))
+                except (ArgumentError, UnsupportedFeatureError) as error:
+                    problem: MessagingError = error
+                except MessagingError as error:
+                    problem = error
+                    break
+                else:
+                    promise.listen(lambda promise=promise: published(promise))  # type: ignore[misc]
+                    return
+            failed(problem)
 
         def published(promise: Promise[None]) -> None:
             error = promise.exception()
@@ -191,28 +198,37 @@ def _again(incoming: Incoming, deliveries: int) -> Incoming:
     )
 
 
-def dead_letter_context(
+def dead_letter_contexts(
     incoming: Incoming, channel: str, reason: str, deliveries: int, adapter: Adapter
-) -> MessageContext:
-    """The context a dead letter travels with: that of the message, as far as the instance can carry it."""
-    extensions: dict[str, object] = {}
-    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
-        extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
-    if Features.EXTENSION_HEADERS in adapter.features:
-        extensions[Features.EXTENSION_HEADERS] = MappingProxyType(
-            {
-                **incoming._extensions.get(Features.EXTENSION_HEADERS, {}),
-                REASON_HEADER: reason,
-                CHANNEL_HEADER: incoming._channel or "",
-                DELIVERIES_HEADER: str(deliveries),
-            }
-        )
+) -> list[MessageContext]:
+    """The contexts a dead letter may travel with: that of the message as far as the instance can carry it, then less.
+
+    First with all values and headers of the message, then with our headers and the content type, then with nothing.
+    """
+    ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming._channel or "", DELIVERIES_HEADER: str(deliveries)}
+    theirs = incoming._extensions.get(Features.EXTENSION_HEADERS, {})
     carried = Features.MESSAGE_PROPERTIES in adapter.features
-    return MessageContext(
+    full = MessageContext(
         channel,
         content_type=incoming._content_type if carried else None,
         content_encoding=incoming._content_encoding if carried else None,
         correlation_id=incoming._correlation_id if carried else None,
         reply_to_channel=incoming._reply_to_channel if carried else None,
-        extensions=MappingProxyType(extensions),
+        extensions=_dead_letter_extensions({**theirs, **ours}, adapter),
     )
+    less = MessageContext(
+        channel,
+        content_type=incoming._content_type if carried else None,
+        content_encoding=incoming._content_encoding if carried else None,
+        extensions=_dead_letter_extensions(ours, adapter),
+    )
+    return [full, less, MessageContext(channel, extensions=_dead_letter_extensions({}, adapter))]
+
+
+def _dead_letter_extensions(headers: dict[str, str], adapter: Adapter) -> MappingProxyType[str, object]:
+    extensions: dict[str, object] = {}
+    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
+        extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
+    if headers and Features.EXTENSION_HEADERS in adapter.features:
+        extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
+    return MappingProxyType(extensions)

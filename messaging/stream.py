@@ -33,7 +33,7 @@ from reactivex import abc as rx
 
 from messaging.consumers import Pull, Push, StreamEndedError, ignore, in_observer, remove
 from messaging.engine import may_block, wait_for
-from messaging.errors import ClosedError, DeadlineError
+from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.message import Message
 
 if TYPE_CHECKING:
@@ -93,10 +93,14 @@ class MessageStream(Observable[Message]):
             progress.
 
         Raises:
+            ArgumentError: no observer, nor a callable.
             ClosedError: the stream is closed.
         """
         if callable(getattr(on_next, "on_next", None)):
             on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
+        for callback in (on_next, on_error, on_completed):
+            if callback is not None and not callable(callback):
+                raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
         with self._guard:
             subscription = self._claim()
             push = Push(self._connection, subscription, on_next or ignore, on_error, on_completed)

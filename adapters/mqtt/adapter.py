@@ -167,12 +167,14 @@ class MqttAdapter(Adapter):
         return min(limit, self.settings.max_message_size or limit)
 
     def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
-        """Properties must be what brokers and receivers take as it is meant."""
+        """The channel must be for clients to publish to, and properties what brokers and receivers take as meant."""
+        mapping.check_channel(context.channel or "")
         if self.settings.v5:
             mapping.check_texts(context, options.headers)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
-        """The filter must fit, with the queue before it."""
+        """The filter must fit, with the queue before it, and dead letters need a channel that takes them."""
+        mapping.check_channel(spec.options.dead_letter_channel or "")
         size = len(filter_of(spec.options.queue, spec.channel).encode())
         if size > channels.MAX_BYTES:
             raise InvalidChannelError(
@@ -353,9 +355,7 @@ class MqttAdapter(Adapter):
             raise
         if code >= packets.FAILURE:
             self._forget(stream)
-            raise SubscriptionRefusedError(
-                f"{self._target} refused {_shown(spec)}: {self._reason_name(packets.SUBACK, code)}"
-            )
+            raise SubscriptionRefusedError(f"{self._target} refused {_shown(spec)}: {self._reason_name(code)}")
         route.confirmed = route.confirmed or qos == route.qos
         return stream
 

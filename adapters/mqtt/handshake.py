@@ -134,20 +134,24 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
 
 def refusal(target: Target, reason: str, properties: PahoProperties | None = None) -> ConnectFailedError:
     """The error for a refusing CONNACK."""
-    text = f"{target} refused the connection: {with_detail(reason, properties)}"
+    why = with_detail(reason, properties)
+    if target.password is not None and target.password.get_secret_value() in why:
+        why = reason  # the broker may add what it likes
     if reason in _CREDENTIALS_REFUSED:
-        return AuthenticationError(text)
+        what = "a client without user name" if target.username is None else f"the credentials of {target.username!r}"
+        return AuthenticationError(f"{target} refused {what}: {why}")
+    text = f"{target} refused the connection: {why}"
     if reason == "Unsupported protocol version":
         text += f"; try version={'3.1.1' if target.v5 else '5'}"
     return ConnectFailedError(text)
 
 
-def reason_name(kind: int, code: int, detail: str | None = None) -> str:
-    """What the specification calls a reason code of packets of type ``kind``, and what the broker added."""
-    try:
-        name = str(ReasonCode(kind >> 4, identifier=code))
-    except KeyError:
-        name = f"reason code 0x{code:02X}"
+def reason_name(code: int, detail: str | None = None) -> str:
+    """What the specification calls the reason code of a failure, and what the broker added.
+
+    Whatever the packet: mosquitto's PUBACK may say Packet too large, which the specification has for others only.
+    """
+    name = next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}")
     return f"{name} ({detail})" if detail else name
 
 

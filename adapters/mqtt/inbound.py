@@ -156,7 +156,7 @@ class Inbound:
 
     def released(self, body: bytes) -> None:
         """A PUBREL arrived."""
-        packet_id, _, _ = packets.parse_acknowledgement(body)
+        packet_id, _ = packets.parse_acknowledgement(body)
         self._receipts.pop(packet_id, None)
         # also for an unknown id: it is what the broker needs to be done with it
         self._send(packets.PUBCOMP, packet_id)

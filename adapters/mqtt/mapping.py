@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from adapters.mqtt import envelope, packets
 from adapters.mqtt.packets import Properties
 from messaging import channels
-from messaging.errors import ArgumentError, InvalidHeaderError, PayloadTooLargeError
+from messaging.errors import ArgumentError, InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
 from messaging.features import Features
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 CONTENT_ENCODING: Final = "content-encoding"
 MESSAGE_ID: Final = "message-id"
 
+_RESERVED: Final = ("$SYS", "$share")
 _HEX: Final = "hex:"
 _HEX_FORM: Final = re.compile("hex:((?:[0-9a-f]{2})+)")
 _MESSAGE_ID_START: Final = b"\x26" + packets.text(MESSAGE_ID)
@@ -72,6 +73,18 @@ class Codec(Protocol):
     def decode(self, publish: Publish) -> Decoded | None:
         """What arrived; ``None`` if it has expired."""
         ...
+
+
+def check_channel(name: str) -> None:
+    """Refuse names that only the broker itself may publish to.
+
+    mosquitto goes by these prefixes, with a slash or not: it ends the connection, with MQTT 3.1.1 after PUBACK.
+
+    Raises:
+        InvalidChannelError: it is such a name.
+    """
+    if name.startswith(_RESERVED):
+        raise InvalidChannelError(f"channel {name[:80]!a}: MQTT brokers keep names that start with $SYS or $share")
 
 
 def check_texts(context: MessageContext, headers: Mapping[str, str]) -> None:

@@ -233,29 +233,38 @@ class Outbound:
 
     def acknowledged(self, kind: int, body: bytes) -> None:
         """A PUBACK, PUBREC or PUBCOMP arrived."""
-        packet_id, reason, detail = packets.parse_acknowledgement(body)
+        packet_id, reason = packets.parse_acknowledgement(body)
         exchange = self._exchanges.get(packet_id)
         if exchange is None or (exchange.qos == 1 and kind != packets.PUBACK):
             if kind == packets.PUBREC and reason < packets.FAILURE and self._link is not None:
                 # nothing we know of; with PUBREL the broker is done with it too
                 self._link.send(packets.acknowledgement(packets.PUBREL, packet_id))
             return
-        if reason >= packets.FAILURE and not exchange.released:
-            self._end(exchange)
-            name = reason_name(kind, reason, detail)
-            exchange.outgoing.fail(
-                PublishRefusedError(
-                    f"{self._where} refused the message on {exchange.outgoing.context.channel!r}: {name}"
-                )
-            )
-        elif kind == packets.PUBREC:
+        if len(body) > 2 and not exchange.released:
+            refusal = self._refusal(exchange, reason, body)
+            if refusal is not None:
+                exchange.outgoing.fail(refusal)
+        if kind == packets.PUBREC and (reason < packets.FAILURE or exchange.released):
             exchange.released = True
             if self._link is not None:
                 self._link.send(packets.acknowledgement(packets.PUBREL, packet_id))
         else:
             # a PUBACK may end QoS 2 too: RabbitMQ makes QoS 1 of it
             self._end(exchange)
-            exchange.outgoing.confirm()
+            exchange.outgoing.confirm()  # unless it has failed
+
+    def _refusal(self, exchange: Exchange, reason: int, body: bytes) -> PublishRefusedError | None:
+        """Why an answer fails its message, if it does. A malformed one does, and is no reason to end the connection."""
+        channel = exchange.outgoing.context.channel
+        try:
+            detail = packets.reason_string(body)
+        except packets.ProtocolError as error:
+            detail = str(error)
+            if reason < packets.FAILURE:
+                return PublishRefusedError(f"{self._where} answered the message on {channel!r} with {detail}")
+        if reason < packets.FAILURE:
+            return None
+        return PublishRefusedError(f"{self._where} refused the message on {channel!r}: {reason_name(reason, detail)}")
 
     def _end(self, exchange: Exchange) -> None:
         del self._exchanges[exchange.id]

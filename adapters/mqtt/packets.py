@@ -11,7 +11,6 @@ PUBACK: Final = 0x40
 PUBREC: Final = 0x50
 PUBREL: Final = 0x60
 PUBCOMP: Final = 0x70
-SUBACK: Final = 0x90
 
 DUP: Final = 0x08
 #: largest remaining length, and largest packet: that and a fixed header of five bytes
@@ -121,19 +120,25 @@ def acknowledgement(kind: int, packet_id: int) -> bytes:
     return bytes((kind | flags, 2, packet_id >> 8, packet_id & 255))
 
 
-def parse_acknowledgement(body: bytes) -> tuple[int, int, str | None]:
-    """Packet id, reason code and reason string of a PUBACK, PUBREC, PUBREL or PUBCOMP.
+def parse_acknowledgement(body: bytes) -> tuple[int, int]:
+    """Packet id and reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP.
 
     Raises:
-        ProtocolError: malformed.
+        ProtocolError: there is no packet id.
     """
     size = len(body)
-    if size == 2:
-        return body[0] << 8 | body[1], 0, None
     if size < 2:
         raise ProtocolError("acknowledgement without packet id")
-    properties = _parse_properties(body, 3)[0] if size > 3 else NO_PROPERTIES
-    return body[0] << 8 | body[1], body[2], properties.reason
+    return body[0] << 8 | body[1], body[2] if size > 2 else 0
+
+
+def reason_string(body: bytes) -> str | None:
+    """What the broker added to the reason code of such a packet.
+
+    Raises:
+        ProtocolError: malformed properties.
+    """
+    return _parse_properties(body, 3)[0].reason if len(body) > 3 else None
 
 
 def parse_publish(head: int, body: bytes, v5: bool) -> Publish:

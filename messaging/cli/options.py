@@ -73,7 +73,7 @@ Extensions = Annotated[
         "--extension",
         "-x",
         metavar="KEY=VALUE",
-        help="An extension, such as timeToLive=5 or deadLetterChannel=dead. JSON or else text. Repeatable.",
+        help="An extension, such as timeToLive=5 (pub) or deadLetterChannel=dead (sub). JSON or else text. Repeatable.",
     ),
 ]
 

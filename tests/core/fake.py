@@ -32,7 +32,7 @@ from messaging.settings import Settings, TlsSettings
 T = TypeVar("T")
 
 #: seconds any wait in a test may take before it counts as "never"
-PATIENCE: Final = 3.0
+PATIENCE: Final = 10.0
 
 EVERYTHING: Final = frozenset(
     value for name, value in vars(Features).items() if name.isupper() and isinstance(value, str)

@@ -108,7 +108,7 @@ def test_rounds_with_observers_leave_nothing_behind() -> None:
             m.publish("a", b"1")
             assert seen.wait(10)
 
-    check(one_round, 200)
+    check(one_round, 100)
 
 
 def test_rounds_on_event_loops_leave_nothing_behind() -> None:
@@ -119,7 +119,7 @@ def test_rounds_on_event_loops_leave_nothing_behind() -> None:
                 assert message.payload == b"1"
                 break
 
-    check(lambda _: asyncio.run(main()), 150)
+    check(lambda _: asyncio.run(main()), 100)
 
 
 def test_rounds_of_failing_connects_leave_nothing_behind() -> None:
@@ -133,7 +133,7 @@ def test_rounds_of_failing_connects_leave_nothing_behind() -> None:
                 messaging.connect(url, name="the same every time", services=registry)
         broker.calls.clear()
 
-    check(one_round, 150)
+    check(one_round, 60, 10)
     assert registry.find() == []
     del brokers[broker.name]
 

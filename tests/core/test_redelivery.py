@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -89,6 +90,34 @@ def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: C
     bare.wait_acknowledged(2)
     with pytest.raises(TimeoutError):
         stream.receive(0.05)
+    close(stream)
+
+
+def test_a_message_that_is_always_rejected_keeps_nobody_busy(bare: FakeBroker, connect: Connect) -> None:
+    m = connect(bare)
+    rejections: list[float] = []
+
+    def reject_it(message: Message) -> None:
+        rejections.append(time.monotonic())
+        reject(message)
+
+    context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
+    disposable = m.subscription.subscribe(context).subscribe(reject_it)
+    bare.deliver(b"0")
+    until(lambda: len(rejections) >= 10)
+    assert rejections[9] - rejections[0] > 0.03  # 2 + 4 + 8 + 16 + 32 ms, and more each time
+    disposable.dispose()
+
+
+@pytest.mark.parametrize("count", [5, 1000, 1100, 2**31])
+def test_a_message_delivered_very_often_is_still_given_back(broker: FakeBroker, connect: Connect, count: int) -> None:
+    m = connect(broker)
+    stream = manual(m, prefetch=1)
+    tokens = broker.deliver(b"0", delivery_count=count)
+    reject(stream.receive(PATIENCE))
+    until(lambda: broker.rejected == tokens)
+    broker.deliver(b"1")
+    assert stream.receive(PATIENCE).payload == b"1"
     close(stream)
 
 

@@ -18,7 +18,7 @@ import messaging
 from messaging.errors import AuthenticationError, ConnectFailedError, MessagingError
 from messaging.services import ServiceRegistry
 from tests.brokers import free_port
-from tests.core.fake import PATIENCE, FakeBroker, brokers
+from tests.core.fake import PATIENCE, FakeBroker, brokers, until
 
 SECRET = "hunter2-pl4nted"
 
@@ -262,7 +262,7 @@ def test_a_promise_nobody_looked_at_shows_nothing(
         messaging.connect(url, services=ServiceRegistry(), **settings)
 
     asyncio.run(forget())
-    gc.collect()
+    until(lambda: gc.collect() is not None and "nobody looked" in caplog.text, "the log entry")
     check(watch)
     caplog.clear()
 

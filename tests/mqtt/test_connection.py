@@ -104,10 +104,11 @@ def test_wrong_credentials_are_told_apart_and_never_shown(tmp_path: Path, versio
 
     async def main(broker: Mosquitto) -> None:
         core = Core(f"mqtt://{wrong}@127.0.0.1:{broker.port}", version=version)
-        with pytest.raises(AuthenticationError, match="refused the connection") as caught:
+        who = wrong.partition(":")[0]
+        with pytest.raises(AuthenticationError, match=f"{broker.port} refused the credentials of '{who}': ") as caught:
             await core.open()
         assert wrong.partition(":")[2] not in repr(caught.value) + repr(caught.value.__cause__)
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(AuthenticationError, match="refused a client without user name: "):
             await Core(broker.url, version=version).open()
         async with connected(f"mqtt://user:secret-1@127.0.0.1:{broker.port}", version=version) as core:
             assert "secret-1" not in repr(core.adapter._target)
@@ -148,6 +149,23 @@ def test_refusals_by_connack(version: str, reason: int, error: type[MessagingErr
             assert type(caught.value) is error
             await connection.end()
             assert not core.losses
+
+    run(main())
+
+
+@pytest.mark.parametrize("reason", [0x86, 0x88])
+def test_what_a_broker_adds_to_a_refusal_is_shown_unless_it_holds_the_password(reason: int) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            for added, shown in ((b"ask Bob", True), (b"secret-1 is wrong", False)):
+                core = Core(peer.url, username="alice", password="secret-1")
+                opening = asyncio.create_task(core.open())
+                connection, _ = await peer.accept()
+                connection.connack(b"\x1f" + len(added).to_bytes(2, "big") + added, reason=reason)
+                with pytest.raises(ConnectFailedError) as caught:
+                    await opening
+                assert (f"({added.decode()})" in str(caught.value)) is shown
+                assert "secret-1" not in repr(caught.value) + repr(caught.value.__cause__)
 
     run(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -442,6 +443,23 @@ def test_large_messages_pass(mosquitto: Mosquitto, version: str) -> None:
             (message,) = await sink.wait(1)
             assert message.payload == payload
             core.acknowledge(message)
+
+    run(main())
+
+
+@pytest.mark.parametrize("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
+def test_channels_that_brokers_keep_for_themselves_are_refused(
+    mosquitto: Mosquitto, version: str, channel: str
+) -> None:
+    async def main() -> None:
+        async with connected(mosquitto.url, version=version) as core:
+            with pytest.raises(InvalidChannelError, match=re.escape(repr(channel))):
+                core.out(channel)
+            with pytest.raises(InvalidChannelError, match=re.escape(repr(channel))):
+                core.spec("x", dead_letter_channel=channel)
+            await core.publish("$other/x", b"", qos="1")
+            await core.subscribe("$SYS/#")  # to be read they are
+            assert not core.losses
 
     run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import paho.mqtt.client as mqtt
@@ -166,11 +167,13 @@ def test_any_bytes_parse_or_break_the_protocol(flags: int, data: bytes, v5: bool
 @given(st.binary(max_size=30))
 def test_any_bytes_are_an_acknowledgement_or_break_the_protocol(data: bytes) -> None:
     try:
-        packet_id, reason, _ = packets.parse_acknowledgement(data)
+        packet_id, reason = packets.parse_acknowledgement(data)
     except ProtocolError:
         return
     assert packet_id == int.from_bytes(data[:2], "big")
     assert reason == (data[2] if len(data) > 2 else 0)
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(packets.reason_string(data), str | None)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +200,7 @@ def test_malformed_packets_are_told(head: int, data: bytes) -> None:
 def test_acknowledgements() -> None:
     assert packets.acknowledgement(packets.PUBACK, 258) == b"\x40\x02\x01\x02"
     assert packets.acknowledgement(packets.PUBREL, 1) == b"\x62\x02\x00\x01"
-    assert packets.parse_acknowledgement(b"\x00\x07") == (7, 0, None)
-    assert packets.parse_acknowledgement(b"\x00\x07\x87") == (7, 0x87, None)
-    assert packets.parse_acknowledgement(b"\x00\x07\x87\x06\x1f\x00\x03why") == (7, 0x87, "why")
+    assert packets.parse_acknowledgement(b"\x00\x07") == (7, 0)
+    for body, detail in ((b"\x00\x07\x87", None), (b"\x00\x07\x87\x06\x1f\x00\x03why", "why")):
+        assert packets.parse_acknowledgement(body) == (7, 0x87)
+        assert packets.reason_string(body) == detail

@@ -18,7 +18,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import Core, In, run, settled
+from tests.mqtt.harness import Core, In, connected, run, settled
 from tests.mqtt.peer import Connection, Peer
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
@@ -127,7 +127,10 @@ def test_refusals_name_the_channel_and_the_reason_and_free_the_slot(kind: int) -
     async def main() -> None:
         async with session(b"\x21\x00\x01") as (core, _, connection):
             qos = "1" if kind == packets.PUBACK else "2"
-            for reason, text in ((0x97, "Quota exceeded"), (0x87, "Not authorized"), (0xEE, "reason code 0xEE")):
+            for reason, text in (
+                (0x97, "Quota exceeded"), (0x87, "Not authorized"), (0xEE, "reason code 0xEE"),
+                (0xFF, "reason code 0xFF"), (0x95, "Packet too large"),  # listed for other packets only
+            ):  # fmt: skip
                 out = core.out("some/where", b"", qos=qos)
                 await core.send(out)
                 publish = await connection.publish()
@@ -139,6 +142,37 @@ def test_refusals_name_the_channel_and_the_reason_and_free_the_slot(kind: int) -
             publish = await connection.publish()  # no PUBREL before it
             connection.answer(packets.PUBACK, publish.id, 0x10)  # no matching subscribers: a success
             await out.done
+            assert not core.losses
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        (b"\x00\x09", "answered the message on 'some/where' with properties longer than their packet"),
+        (b"\x00\x02\x7f\x00", "with unexpected property 0x7F"),
+        (b"\x97\x04\x1f\x00\x01\xff", r"refused .* 'some/where': Quota exceeded \(malformed properties\)"),
+    ],
+)
+def test_a_malformed_answer_fails_its_message_and_nothing_else(kind: int, rest: bytes, text: str) -> None:
+    async def main() -> None:
+        async with session(b"\x21\x00\x01") as (core, _, connection):
+            out = core.out("some/where", b"", qos="1" if kind == packets.PUBACK else "2")
+            await core.send(out)
+            publish = await connection.publish()
+            connection.send(kind, publish.id.to_bytes(2, "big") + rest)
+            with pytest.raises(PublishRefusedError, match=text):
+                await out.done
+            if kind == packets.PUBREC and rest[0] < packets.FAILURE:  # the broker holds the id until told otherwise
+                assert await connection.expect(packets.PUBREL) == publish.id.to_bytes(2, "big")
+                connection.answer(packets.PUBCOMP, publish.id)
+            out = core.out("t", b"", qos="1")
+            await core.send(out)
+            connection.answer(packets.PUBACK, (await connection.publish()).id)
+            await out.done
+            assert not core.losses
 
     run(main())
 
@@ -545,6 +579,25 @@ def test_an_answer_that_never_comes_is_not_waited_for_for_ever() -> None:
     run(main())
 
 
+def test_closing_ends_what_waits_for_an_answer_with_a_typed_error() -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            _, handle = await subscribed(core, connection)
+            subscribing = asyncio.create_task(core.subscribe("x"))
+            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+            for _ in range(2):
+                await connection.packet()
+            closing = asyncio.create_task(core.adapter.close())
+            await connection.expect(0xE0)
+            connection.close()
+            await closing
+            for waiting in (subscribing, unsubscribing):
+                with pytest.raises(ConnectionLostError):  # nobody cancelled these tasks
+                    await waiting
+
+    run(main())
+
+
 def test_a_cancelled_subscription_is_taken_back() -> None:
     async def main() -> None:
         async with session() as (core, _, connection):
@@ -593,6 +646,21 @@ def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_one() ->
 
 
 # --- mosquitto
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+@pytest.mark.parametrize("qos", ["1", "2"])
+def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
+    async def main() -> None:
+        with Mosquitto(["message_size_limit 1000"]) as broker:
+            async with connected(broker.url) as core:
+                with pytest.raises(PublishRefusedError, match="'t': Packet too large"):
+                    await core.publish("t", bytes(1001), qos=qos)
+                assert "closed by the broker" in str(await core.lost())
+                await core.open()
+                await core.publish("t", bytes(1000), qos=qos)
+
+    run(main())
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
