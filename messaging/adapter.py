@@ -41,6 +41,23 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "messaging.adapters"
 
 
+#: What the core does for every adapter that acknowledges; an adapter announces these beside its own.
+CORE_FEATURES: Final = frozenset(
+    {
+        Features.ACKNOWLEDGE,
+        Features.MESSAGE_SIZE_LIMIT,
+        Features.EXTENSION_GUARANTEED_ORDERING,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL,
+        Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_PREFETCH,
+        Features.EXTENSION_BUFFER_SIZE,
+        Features.EXTENSION_OVERFLOW,
+    }
+)
+
+
 class Outgoing(Protocol):
     """A message on its way out. Made by the core; the adapter reads it and settles it exactly once.
 

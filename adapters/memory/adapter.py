@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pydantic import Field
 
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
-from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec
+from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, InvalidUrlError, MessagingError, PublishRefusedError
 from messaging.features import Features
 from messaging.settings import Settings
@@ -16,34 +16,24 @@ from messaging.settings import Settings
 if TYPE_CHECKING:
     from messaging.url import BrokerUrl
 
-_FEATURES: Final = frozenset(
+_FEATURES: Final = CORE_FEATURES | frozenset(
     {
-        Features.ACKNOWLEDGE,
         Features.PUBLISH_SUBSCRIBE,
         Features.POINT_TO_POINT,
         Features.WILDCARDS,
         Features.ROUTING_KEY,
         Features.MESSAGE_PROPERTIES,
-        Features.MESSAGE_SIZE_LIMIT,
         Features.BROKER_REDELIVERY,
         Features.QUEUE_RETENTION,
-        Features.EXTENSION_GUARANTEED_ORDERING,
         Features.EXTENSION_GUARANTEED_DELIVERY,
-        Features.EXTENSION_AUTO_ACKNOWLEDGE,
         Features.EXTENSION_LAST_WILL,
         Features.EXTENSION_QOS,
         Features.EXTENSION_RETAIN,
         Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_PRIORITY,
         Features.EXTENSION_HEADERS,
-        Features.EXTENSION_TIMEOUT,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
-        Features.EXTENSION_DEAD_LETTER_CHANNEL,
-        Features.EXTENSION_MAX_DELIVERIES,
-        Features.EXTENSION_PREFETCH,
-        Features.EXTENSION_BUFFER_SIZE,
-        Features.EXTENSION_OVERFLOW,
     }
 )
 #: how often a publisher that waits for room looks whether it still has to, seconds

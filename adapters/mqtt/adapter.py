@@ -13,7 +13,7 @@ from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Router, filter_of
 from adapters.mqtt.settings import MqttSettings
 from messaging import channels
-from messaging.adapter import Adapter
+from messaging.adapter import CORE_FEATURES, Adapter
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -50,26 +50,16 @@ _LEAST_HEADER: Final = 5
 #: reason codes of CONNACK that blame the will: topic invalid, payload format, retain and QoS not supported
 _WILL_REFUSED: Final = ("Topic name invalid", "Payload format invalid", "Retain not supported", "QoS not supported")
 
-_FEATURES: Final = frozenset(
+_FEATURES: Final = CORE_FEATURES | frozenset(
     {
-        Features.ACKNOWLEDGE,
         Features.PUBLISH_SUBSCRIBE,
         Features.POINT_TO_POINT,
         Features.WILDCARDS,
-        Features.MESSAGE_SIZE_LIMIT,
-        Features.EXTENSION_GUARANTEED_ORDERING,
         Features.EXTENSION_GUARANTEED_DELIVERY,
-        Features.EXTENSION_AUTO_ACKNOWLEDGE,
         Features.EXTENSION_LAST_WILL,
         Features.EXTENSION_QOS,
         Features.EXTENSION_RETAIN,
-        Features.EXTENSION_TIMEOUT,
         Features.EXTENSION_QUEUE,
-        Features.EXTENSION_DEAD_LETTER_CHANNEL,
-        Features.EXTENSION_MAX_DELIVERIES,
-        Features.EXTENSION_PREFETCH,
-        Features.EXTENSION_BUFFER_SIZE,
-        Features.EXTENSION_OVERFLOW,
     }
 )
 #: what needs properties, or an envelope

@@ -15,9 +15,9 @@ message id             user property ``message-id``, with QoS > 0    ``messageId
 The message id lets receivers tell a message that was sent again; with QoS 0 nothing is. In an envelope it travels
 along, but is no reason to make one.
 
-Correlation data of other clients may be any bytes. What is not UTF-8 is shown as ``hex:`` and its hexadecimal digits,
-and a correlation id of that form that stands for bytes which are not UTF-8 is sent as these bytes: a reply reaches
-its requester either way.
+Correlation data of other clients may be any bytes. What is not UTF-8, or holds NUL, is shown as ``hex:`` and its
+hexadecimal digits, and a correlation id of that form that stands for such bytes is sent as these bytes: a reply
+reaches its requester either way.
 
 ``expires`` is the sender's wall clock: brokers know nothing of it, the receiving adapter drops what has expired. It is
 as right as the two clocks are.
@@ -123,6 +123,8 @@ def correlation_bytes(correlation_id: str) -> bytes:
 
 def correlation_text(data: bytes) -> str:
     """Correlation Data as a correlation id."""
+    if b"\x00" in data:  # a binary counter, say; no text of ours holds NUL
+        return _HEX + data.hex()
     try:
         return data.decode()
     except UnicodeDecodeError:
