@@ -22,7 +22,7 @@ from pydantic import Field, SecretStr
 
 from adapters.amqp import names, properties
 from messaging import channels
-from messaging.adapter import Adapter, Outgoing, Sink, SubscriptionSpec
+from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -53,32 +53,22 @@ MAX_VHOST: Final = 127
 #: what RabbitMQ takes unless it is configured otherwise, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
 
-_FEATURES: Final = frozenset(
+_FEATURES: Final = CORE_FEATURES | frozenset(
     {
-        Features.ACKNOWLEDGE,
         Features.PUBLISH_SUBSCRIBE,
         Features.POINT_TO_POINT,
         Features.WILDCARDS,
         Features.ROUTING_KEY,
         Features.MESSAGE_PROPERTIES,
-        Features.MESSAGE_SIZE_LIMIT,
         Features.BROKER_REDELIVERY,
         Features.QUEUE_RETENTION,
-        Features.EXTENSION_GUARANTEED_ORDERING,
         Features.EXTENSION_GUARANTEED_DELIVERY,
-        Features.EXTENSION_AUTO_ACKNOWLEDGE,
         Features.EXTENSION_QOS,
         Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_PRIORITY,
         Features.EXTENSION_HEADERS,
-        Features.EXTENSION_TIMEOUT,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
-        Features.EXTENSION_DEAD_LETTER_CHANNEL,
-        Features.EXTENSION_MAX_DELIVERIES,
-        Features.EXTENSION_PREFETCH,
-        Features.EXTENSION_BUFFER_SIZE,
-        Features.EXTENSION_OVERFLOW,
     }
 )
 
@@ -197,7 +187,7 @@ class AmqpAdapter(Adapter):
         return min(1024, self.settings.publish_window)
 
     def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
-        """Refuse what is too long for AMQP: names, header names, property values, a time to live."""
+        """Refuse what is too long for AMQP (names, header names, property values, a time to live), and ``CC``."""
         channel = context.channel or ""
         _check_names(channel, context.channel_extension, names.routing_key(channel))
         if options.time_to_live is not None and options.time_to_live > properties.MAX_TIME_TO_LIVE:
@@ -210,6 +200,11 @@ class AmqpAdapter(Adapter):
                 raise InvalidHeaderError(
                     Features.EXTENSION_HEADERS,
                     f"AMQP carries header names of at most {properties.MAX_HEADER_NAME} bytes, not {header[:60]!r}...",
+                )
+            if header in properties.ROUTING_HEADERS:
+                raise InvalidHeaderError(
+                    Features.EXTENSION_HEADERS,
+                    f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
                 )
         properties.Template(context, options)
 

@@ -244,10 +244,16 @@ class Wire:
         """Have ``callback`` told when the broker stops, and when it resumes, taking messages for lack of resources."""
         self._protocol.blocked = callback
 
-    def write(self, data: bytes) -> None:
-        """Write whole frames. What is written after a loss goes nowhere."""
-        if self.alive:
-            self._writer.write(data)
+    def write(self, data: bytes) -> bool:
+        """Write whole frames.
+
+        Returns:
+            Whether they are on their way. If not, the connection is gone, and ``lost`` was called unless it was closed.
+        """
+        if self._is_gone():
+            return False
+        self._writer.write(data)
+        return True
 
     async def drain(self) -> None:
         """Wait while the transport's buffer is too full.
@@ -257,8 +263,9 @@ class Wire:
         """
         try:
             await self._writer.drain()
-        except ConnectionError as error:
-            raise ConnectionLostError(f"connection to {self._target} lost: {error}") from error
+        except (OSError, RuntimeError) as error:
+            self._end(_os_error(error), error)
+            self._check(error)
         self._check()
 
     async def channel(self, *, confirms: bool = False) -> aiormq.Channel:
@@ -300,20 +307,25 @@ class Wire:
             raise ConnectionLostError(f"{self._target} did not answer within {self._target.timeout:g} s") from None
         except aiormq.AMQPChannelError:
             raise
-        except asyncio.CancelledError:
-            # aiormq ends what waits for a dying connection with this error, too
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
                 raise
-            self._check()
-            raise aiormq.ChannelClosed(504, "the channel is closed") from None
+            # this is how aiormq ends what waits for a connection that breaks
+            self.abort("a request was given up")
+            raise ConnectionLostError(f"connection to {self._target} lost") from error
         except (aiormq.AMQPError, RuntimeError, OSError) as error:
             # RuntimeError is what aiormq raises for requests on what is closed
             self._check(error)
             raise aiormq.ChannelClosed(504, "the channel is closed") from error
 
+    def _is_gone(self) -> bool:
+        # aiormq notices later that its transport is closed, and to write to one is an error in uvloop
+        if self.alive and self._writer.is_closing():
+            self._end("the transport is closed", None)
+        return not self.alive
+
     def _check(self, cause: BaseException | None = None) -> None:
-        if not self.alive or not self._connection.is_opened:
+        if self._is_gone() or not self._connection.is_opened:
             raise ConnectionLostError(f"connection to {self._target} lost") from cause
 
     def abort(self, reason: str) -> None:
@@ -336,15 +348,13 @@ class Wire:
 
     def _closed(self, closing: asyncio.Future[Any]) -> None:
         error = None if closing.cancelled() else closing.exception()
-        if self._protocol.close_reason is not None:
-            code, text = self._protocol.close_reason
-            self._end(f"{code} {text}", error)
-        else:
-            self._end(describe(error) if error is not None else "the broker ended it", error)
+        self._end(describe(error) if error is not None else "the broker ended it", error)
 
     def _end(self, reason: str, cause: BaseException | None) -> None:
         if self.alive:
             self.alive = False
+            if self._protocol.close_reason is not None:  # the broker knows better
+                reason = "{} {}".format(*self._protocol.close_reason)
             lost = ConnectionLostError(f"connection to {self._target} lost: {reason}")
             lost.__cause__ = cause
             self.lost(lost)
@@ -385,11 +395,11 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     connection.vhost = target.vhost
     try:
         await connection.connect({"product": PRODUCT})
-    except BaseException as error:
+    except (Exception, asyncio.CancelledError) as error:
         transport.abort()
         # it may have been cancelled in the moment it was through
         await connection.close(aiormq.ConnectionClosed(200, "closed"))
-        if not isinstance(error, Exception):
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
             raise
         raise _connect_error(target, protocol, error) from error
     finally:
@@ -398,7 +408,13 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     return Wire(target, connection, protocol, writer)
 
 
-def _connect_error(target: Target, protocol: _FrameProtocol, error: Exception) -> ConnectFailedError:
+def _is_cancelled() -> bool:
+    """Whether it is the current task that was cancelled, rather than something of aiormq's that it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _connect_error(target: Target, protocol: _FrameProtocol, error: BaseException) -> ConnectFailedError:
     if protocol.close_reason is not None:
         code, text = protocol.close_reason
         if code == 403:

@@ -102,7 +102,10 @@ class Link:
     async def _connect(self) -> Wire:
         try:
             async with asyncio.timeout(self._target.timeout) as self._dialling:
-                wire = await connect(self._target, "consuming", self._context)
+                try:
+                    wire = await connect(self._target, "consuming", self._context)
+                finally:
+                    self._dialling = None  # its time cannot be changed once it is over
         except AuthenticationError as error:
             raise SubscriptionRefusedError(f"no connection to consume on: {error}") from error
         except (ConnectFailedError, TimeoutError) as error:
@@ -113,8 +116,6 @@ class Link:
             lost.__cause__ = error
             self._end(lost)
             raise lost from error
-        finally:
-            self._dialling = None
         if not self.alive:  # it came too late
             await wire.close()
             self._check()
@@ -123,7 +124,7 @@ class Link:
         return wire
 
     def _stop_dialling(self) -> None:
-        if self._dialling is not None:
+        if self._dialling is not None and not self._dialling.expired():
             self._dialling.reschedule(asyncio.get_running_loop().time())
 
     def _check(self) -> None:

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: AMQP 0-9-1 allows no longer names of header fields (4.2.5.5)
 MAX_HEADER_NAME: Final = 128
+#: arrays of further routing keys to RabbitMQ, which closes the channel over text in them
+ROUTING_HEADERS: Final = frozenset({"CC", "BCC"})
 #: the longest time to live a broker takes, seconds: an unsigned 32-bit number of milliseconds
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF / 1000
 

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _CHUNK: Final = 65_536
 #: contexts whose frames are kept
 _PLANS: Final = 256
+_NOT_SENT: Final = "the connection was lost before the message was sent"
 
 
 class _Plan:
@@ -185,10 +186,12 @@ class Publisher:
         return not self._full
 
     async def _room_for(self, message: Outgoing) -> None:
-        """Return once ``message`` can be encoded and written, or is settled."""
-        while not message.settled:
+        """Return once ``message`` can be encoded and written, or is settled; until then the connection lives."""
+        while True:
             if not self._wire.alive:
-                raise ConnectionLostError("the connection was lost before the message was sent")
+                raise ConnectionLostError(_NOT_SENT)
+            if message.settled:
+                return
             if self._blocked or self._recovery is not None:
                 await self._progress()
                 continue
@@ -265,8 +268,11 @@ class Publisher:
                     else:
                         unconfirmed.append(message)
             position += 1
-        if parts:
-            self._wire.write(b"".join(parts))
+        if parts and not self._wire.write(b"".join(parts)):
+            # a loss found out just now: ``end`` has failed those that await a confirm
+            for message in unconfirmed:
+                message.fail(ConnectionLostError(_NOT_SENT))
+            return position
         for message in confirmed:
             message.sent()
         for message in unconfirmed:

@@ -84,6 +84,8 @@ class Out:
         adapter.check_publish(context, self.options)
         self.settled = False
         self.was_sent = False
+        #: how often it was settled: once, if all is well
+        self.settlements = 0
         self.error: MessagingError | None = None
         self.message_id = unique("id")
         self.outcome = asyncio.Event()
@@ -98,6 +100,7 @@ class Out:
         self._settle(error)
 
     def _settle(self, error: MessagingError | None) -> None:
+        self.settlements += 1
         if not self.settled:
             self.settled = True
             self.error = error

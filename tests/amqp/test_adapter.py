@@ -143,6 +143,8 @@ def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
         (MessageContext("a", correlation_id="x" * 256), {}, ArgumentError, "correlation id"),
         (MessageContext("a"), {"time_to_live": 4_294_968.0}, InvalidExtensionError, "4294967 seconds"),
         (MessageContext("a"), {"headers": {"ä" * 65: "v"}}, InvalidHeaderError, "128 bytes"),
+        (MessageContext("a"), {"headers": {"tenant": "t", "CC": "v"}}, InvalidHeaderError, "'CC' is not for text"),
+        (MessageContext("a"), {"headers": {"BCC": ""}}, InvalidHeaderError, "'BCC' is not for text"),
     ],
 )
 def test_what_amqp_cannot_carry_is_refused_before_it_is_sent(
@@ -153,7 +155,7 @@ def test_what_amqp_cannot_carry_is_refused_before_it_is_sent(
 
 
 def test_what_amqp_just_carries_is_accepted() -> None:
-    options = PublishOptions(time_to_live=4_294_967.0, headers={"h" * 128: ""})
+    options = PublishOptions(time_to_live=4_294_967.0, headers={"h" * 128: "", "cc": "", "x-CC": ""})
     make_adapter(AMQP).check_publish(MessageContext("x" * 255, correlation_id="c" * 255), options)
 
 

@@ -12,20 +12,22 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 from adapters.amqp import connection, link
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
-from tests.amqp.harness import Client, connected, make_adapter, run, unique, until
+from tests.amqp.harness import Client, connected, make_adapter, run, unique, until, within
 from tests.brokers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tests.amqp.conftest import TlsRabbitMQ
     from tests.brokers import RabbitMQ
 
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+    Break = Callable[[connection.Wire], Awaitable[None]]
 
 SECRET = "s3cr3t/pässwörd%"
 
@@ -337,6 +339,176 @@ def test_a_second_connection_that_comes_too_late_is_closed(rabbitmq: RabbitMQ, m
             await client.lost()
             assert not late[0].alive
             assert late[0]._connection.is_closed
+
+    run(main())
+
+
+# --- a transport that is closed already, which aiormq has not noticed yet
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop_factory(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+async def aiormq_closes(wire: connection.Wire) -> None:
+    """As aiormq does when its reader has ended: from here on, both kinds of loop raise at a write."""
+    wire._writer.write_eof()
+    wire._writer.close()
+    assert wire.alive
+
+
+async def the_loop_closed(wire: connection.Wire) -> None:
+    """As after a reset: asyncio warns of a write, uvloop raises."""
+    wire._writer.transport.abort()
+    await asyncio.sleep(0)
+    assert wire.alive
+
+
+@pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
+def test_publishing_to_a_closed_transport_is_a_loss(rabbitmq: RabbitMQ, breaks: Break, loop_factory: Any) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            await client.publish("closed", b"", extensions={"qos": "0"})
+            await client.publish("closed", b"")
+            assert client.adapter._link is not None
+            # more than goes out in one write
+            batch = [
+                client.message("closed", bytes(30_000), extensions={"qos": qos}) for _ in range(5) for qos in ("0", "1")
+            ]
+            batch[0].confirm()  # nor does it help to have one settled at the head
+            await breaks(client.adapter._link._wires[0])
+            await within(client.adapter.publish(batch))
+            assert all(isinstance(message.error, ConnectionLostError) for message in batch[1:])
+            assert not any(message.was_sent for message in batch)
+            lost = await client.lost()
+            assert isinstance(lost, ConnectionLostError)
+            await client.open()
+            await client.publish("closed", b"again")
+            assert client.losses == [lost]
+            # a message that is failed twice would be sent twice
+            assert {message.settlements for message in batch[1:]} == {1}
+
+    run(main(), loop_factory)
+
+
+@pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
+def test_settling_and_unsubscribing_on_a_closed_transport_is_a_loss(
+    rabbitmq: RabbitMQ, breaks: Break, loop_factory: Any
+) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            for end in (None, client.adapter.unsubscribe):
+                sink, handle = await client.subscribe("closed", queue=(queue := unique("closed")))
+                await client.publish("closed", b"x")
+                [arrived] = await sink.count(1)
+                assert client.adapter._link is not None
+                await breaks(client.adapter._link._wires[1])
+                client.acknowledge(arrived)
+                if end is not None:
+                    with contextlib.suppress(ConnectionLostError):
+                        await within(end(handle))
+                await client.lost()
+                assert client.adapter.is_stale(arrived.token)
+                client.losses.clear()
+                await client.open()
+                # it was not acknowledged, so it is still there
+                again, _ = await client.subscribe("closed", queue=queue)
+                assert (await again.next()).payload == b"x"
+                assert client.losses == []
+
+    run(main(), loop_factory)
+
+
+@pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
+def test_closing_with_a_closed_transport_goes_well(rabbitmq: RabbitMQ, breaks: Break, loop_factory: Any) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, _ = await client.subscribe("closed")
+            await client.publish("closed", b"x")
+            [arrived] = await sink.count(1)
+            assert client.adapter._link is not None
+            for wire in client.adapter._link._wires:
+                await breaks(wire)
+            client.acknowledge(arrived)
+            await within(client.adapter.close(), 3)
+
+    run(main(), loop_factory)
+
+
+@pytest.mark.parametrize("error", [TimeoutError(110, "?"), OSError(113, "?"), RuntimeError("?")])
+def test_whatever_ended_the_transport_is_a_loss_to_who_waits_for_it(rabbitmq: RabbitMQ, error: Exception) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            await client.publish("ended", b"")
+            assert client.adapter._link is not None
+            wire = client.adapter._link._wires[0]
+
+            async def drain() -> None:
+                raise error
+
+            wire._writer.drain = drain  # type: ignore[method-assign]
+            batch = [client.message("ended", bytes(70_000)) for _ in range(3)]
+            await within(client.adapter.publish(batch))
+            assert all(isinstance(message.error, ConnectionLostError) for message in batch)
+            assert (await client.lost()).__cause__ is error
+            assert {message.settlements for message in batch} == {1}
+
+    run(main())
+
+
+# --- aiormq cancels what waits for a connection that breaks; to those who call the adapter that would be their own end
+
+
+async def cancelled(*_: Any, **__: Any) -> Any:
+    waiting = asyncio.get_running_loop().create_future()
+    waiting.cancel()
+    await waiting
+
+
+def test_opening_that_aiormq_cancels_has_failed(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection._Connection, "connect", cancelled)
+    open_fails(rabbitmq.url, ConnectFailedError)
+
+
+async def refused(*_: Any, **__: Any) -> Any:
+    raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize("connects", [cancelled, refused])
+def test_a_second_connection_that_is_not_to_be_had_is_a_loss(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, connects: Any
+) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            monkeypatch.setattr(connection._Connection, "connect", connects)
+            with pytest.raises(ConnectionLostError):
+                await client.subscribe("cancelled")
+            assert len(client.losses) == 1
+
+    run(main())
+
+
+def test_requests_that_aiormq_cancels_are_a_loss(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            for attempt in ("publish", "subscribe", "unsubscribe"):
+                _, handle = await client.subscribe("cancelled")
+                with monkeypatch.context() as patch:
+                    patch.setattr(connection._Connection, "channel", cancelled)
+                    patch.setattr(handle._channel, "close", cancelled)
+                    if attempt == "publish":
+                        message = client.message("cancelled")
+                        await within(client.adapter.publish([message]))
+                        assert isinstance(message.error, ConnectionLostError)
+                    else:
+                        again = client.subscribe("again")
+                        with pytest.raises(ConnectionLostError):
+                            await (again if attempt == "subscribe" else client.adapter.unsubscribe(handle))
+                        again.close()
+                    await client.lost()
+                await client.open()
+            assert len(client.losses) == 3
 
     run(main())
 
