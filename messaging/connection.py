@@ -59,6 +59,7 @@ class Connection:
         self.cause: MessagingError | None = None
         #: no new subscriptions are taken
         self.closing = False
+        self._ended = asyncio.Event()
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = Outbox(engine, adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
         self.subscriptions: set[Subscription] = set()
@@ -167,6 +168,8 @@ class Connection:
                 return await of_library(self.adapter.open(self._on_lost))
         except TimeoutError:
             raise ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
+        except ConnectionLostError as error:
+            raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {error}") from error
         except MessagingError:
             raise
         except Exception as error:
@@ -212,6 +215,9 @@ class Connection:
 
         First the streams: observers finish the message in progress, and may still publish. Then the outbox.
         """
+        if self.closing:
+            await self._ended.wait()
+            return
         if self.state == "closed":
             return
         deadline = self.engine.loop.time() + timeout
@@ -238,6 +244,7 @@ class Connection:
         await self._tell_closed()
         self.ready.reject(ClosedError(f"{self.adapter.name!r} was closed before it was connected"))
         self.ready.exception()  # whoever closed it knows
+        self._ended.set()
 
     async def _tell_closed(self) -> None:
         told = self.on_closed()
@@ -255,7 +262,7 @@ class Connection:
 
     async def _close_adapter(self) -> None:
         try:
-            await asyncio.wait_for(self.adapter.close(), _ADAPTER_CLOSE_SECONDS)
+            await asyncio.wait_for(of_library(self.adapter.close()), _ADAPTER_CLOSE_SECONDS)
         except Exception:
             logger.exception("the adapter of %s failed to close", self.adapter.name)
 
@@ -334,7 +341,8 @@ class Connection:
             async with asyncio.timeout(self.settings.close_timeout):
                 await of_library(self.adapter.unsubscribe(handle))
         except (ConnectionLostError, TimeoutError) as error:
-            logger.info("%s could not tell the broker of an unsubscription: %s", self.adapter.name, error)
+            reason = str(error) or "no answer in time"
+            logger.info("%s could not tell the broker of an unsubscription: %s", self.adapter.name, reason)
         except Exception:
             logger.exception("the adapter of %s failed to unsubscribe", self.adapter.name)
 

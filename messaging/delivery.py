@@ -205,8 +205,8 @@ class Subscription:
         return self.ended
 
     def _may_go(self, incoming: Incoming) -> bool:
-        """Whether no broker waits for a verdict on a message."""
-        return incoming.token is None or (self._expect_stale and self._is_stale(incoming))
+        """Whether no broker waits for a verdict on a message in the buffer, nor had one."""
+        return incoming.token is None or (not self._auto and self._expect_stale and self._is_stale(incoming))
 
     def _makes_room(self, incoming: Incoming, dropped: list[Any]) -> bool:
         """Apply the overflow policy to a full buffer.

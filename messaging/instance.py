@@ -186,7 +186,7 @@ class Messaging:
         self._closing: Promise[None] | None = None
         #: the thread that takes the services out of the registry, while it does
         self._unregistering: int | None = None
-        self._close_lock = threading.Lock()  # guards _closing
+        self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
         self._contexts: dict[Any, MessageContext] = {}
         connection.on_connected = self._connected
         connection.on_closed = self._closed
@@ -377,7 +377,9 @@ class Messaging:
             if self._closing is None:
                 seconds = self._settings.close_timeout if timeout is None else timeout
                 connection = self._connection
-                self._closing = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
+                started = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
+                if self._closing is None:  # a signal handler that closes may have come in between
+                    self._closing = started
             closing = self._closing
         for subscription in self._connection.subscriptions.copy():
             subscription.consumer.stop()  # now, rather than when the loop comes to it
@@ -385,7 +387,7 @@ class Messaging:
 
     def _forsake(self) -> None:
         """In a forked child: there is nothing to close and nobody to do it."""
-        self._close_lock = threading.Lock()
+        self._close_lock = threading.RLock()
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
         self._connection.forsake()

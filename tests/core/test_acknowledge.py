@@ -17,6 +17,7 @@ from messaging import (
     AcknowledgeType,
     Features,
     Message,
+    MessageContext,
     MessageStream,
 )
 from messaging.acknowledge import DirectAcknowledgement
@@ -142,6 +143,22 @@ def test_the_first_verdict_counts(
     assert state(message) is final
     stream.close().result(PATIENCE)
     assert (broker.acknowledged, broker.rejected) == ((tokens, []) if final is ACKNOWLEDGED else ([], tokens))
+
+
+def test_a_message_passes_verdicts_on_to_its_context(broker: FakeBroker, connect: Connect) -> None:
+    stream = manual(connect(broker))
+    tokens = broker.deliver(*numbered(2))
+    first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
+    assert first.acknowledge()
+    assert not first.reject()
+    assert second.reject()
+    assert not second.acknowledge()
+    assert (state(first), state(second)) == (ACKNOWLEDGED, REJECTED)
+    stream.close().result(PATIENCE)
+    assert (broker.acknowledged, broker.rejected) == (tokens[:1], tokens[1:])
+    made_here = Message(b"", MessageContext("a"))
+    assert not made_here.acknowledge()
+    assert not made_here.reject()
 
 
 def test_of_racing_threads_exactly_one_wins(broker: FakeBroker, connect: Connect) -> None:

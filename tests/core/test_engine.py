@@ -189,6 +189,35 @@ def test_every_loop_has_its_own_mailbox() -> None:
     assert first is not second
 
 
+def test_it_runs_on_the_standard_loop_where_uvloop_is_not_installed() -> None:
+    done = run_script(
+        """
+import sys
+sys.modules["uvloop"] = None
+import asyncio, threading, messaging
+from messaging.engine import engine
+
+assert type(engine().loop).__module__.startswith("asyncio"), engine().loop
+seen = threading.Semaphore(0)
+with messaging.connect("memory://x") as m, m.subscribe("a") as stream:
+    m.subscribe("a").subscribe(lambda _: seen.release())
+    for number in range(100):
+        m.publish("a", b"%d" % number)
+    assert [stream.receive(5).payload for _ in range(100)] == [b"%d" % number for number in range(100)]
+    for _ in range(100):
+        assert seen.acquire(timeout=5)
+
+async def main():
+    async with messaging.connect("memory://x") as m, m.subscribe("a") as stream:
+        await m.publish("a", b"1")
+        assert (await anext(stream)).payload == b"1"
+
+asyncio.run(main())
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # --- forks
 
 

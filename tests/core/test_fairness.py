@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 from weakref import WeakSet
@@ -27,7 +28,7 @@ from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
 from messaging.workers import Workers
 from tests.core.conftest import Connect
-from tests.core.fake import PATIENCE, FakeAdapter, FakeBroker, on_loop, settle_loop, until
+from tests.core.fake import PATIENCE, FakeAdapter, FakeBroker, settle_loop, until
 from tests.core.test_delivery import Slow, manual, numbered, slow
 
 __all__ = ["slow"]
@@ -51,8 +52,14 @@ class Standstill:
     """``with`` it, the loop does nothing."""
 
     def __enter__(self) -> None:
-        self._over = threading.Event()
-        engine().loop.call_soon_threadsafe(self._over.wait, PATIENCE)
+        self._over, stands = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            self._over.wait(PATIENCE)
+
+        engine().loop.call_soon_threadsafe(stand)
+        assert stands.wait(PATIENCE)
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -90,9 +97,14 @@ def test_the_sender_gives_the_loop_back_although_publishers_keep_up(
 
 
 def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = []
+    looked: list[memory.Entry] = []
     original = memory._is_expired
-    monkeypatch.setattr(memory, "_is_expired", lambda entry: looked.append(entry) or original(entry))
+
+    def look(entry: memory.Entry) -> bool:
+        looked.append(entry)
+        return original(entry)
+
+    monkeypatch.setattr(memory, "_is_expired", look)
     queue = memory.Queue("q", 10)
     for _ in range(10):
         queue.push(entry())
@@ -109,7 +121,7 @@ def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypa
 def entry(expires: float | None = None) -> memory.Entry:
     """An entry of a memory queue, as far as the queue looks at it."""
     message = SimpleNamespace(payload=b"", context=MessageContext("a"), options=PublishOptions())
-    return (cast(Any, message), False, 0, expires)
+    return (cast("Any", message), False, 0, expires)
 
 
 # --- wake-ups
@@ -122,10 +134,9 @@ def test_publishing_with_a_deadline_of_its_own_wakes_the_loop_once(
     settle_loop()
     calls.clear()
     with Standstill():
-        for _ in range(100):
-            promise = m.publish("a", b"x", timeout=5.0)
+        promises = [m.publish("a", b"x", timeout=5.0) for _ in range(100)]
         assert len(calls) <= 2, calls
-    promise.result(PATIENCE)
+    promises[-1].result(PATIENCE)
 
 
 def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
@@ -227,9 +238,9 @@ class Later:
 
 def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: Any) -> redelivery.Redelivery:
     return redelivery.Redelivery(
-        cast(Engine, later),
+        cast("Engine", later),
         adapter,
-        cast(MessagePublisher, publisher),
+        cast("MessagePublisher", publisher),
         SubscribeOptions(**options),
         StreamCounters(),
         lambda _: None,
@@ -244,9 +255,7 @@ def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
     subject = redelivering(later, adapter)
     given_back: list[int] = []
     for count in range(1, 31):
-        subject.reject(
-            Incoming(b"", "a", token=count, delivery_count=count), lambda count=count: given_back.append(count)
-        )
+        subject.reject(Incoming(b"", "a", token=count, delivery_count=count), partial(given_back.append, count))
         if count <= 3:
             assert rejected[-1] == given_back[-1] == count, "the first ones go back at once"
         elif later.delays:
@@ -369,23 +378,35 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], No
     monkeypatch.setattr(workers_module, "IDLE_SECONDS", 0.0)
 
 
-def test_whoever_holds_the_workers_has_one(no_more_threads: Callable[[], None]) -> None:
+def occupy(pool: Workers, go: threading.Event) -> None:
+    """Have one of the threads do nothing else until ``go``."""
+    occupied = threading.Event()
+
+    def job() -> None:
+        occupied.set()
+        go.wait(PATIENCE)
+
+    pool.submit(job)
+    assert occupied.wait(PATIENCE)
+
+
+def test_nothing_waits_for_a_worker_that_nobody_holds(no_more_threads: Callable[[], None]) -> None:
     pool = workers_module.workers()
-    with pytest.raises(RuntimeError):  # nobody holds it
-        no_more_threads()
+    no_more_threads()
+    with pytest.raises(RuntimeError):
         pool.submit(lambda: None)
+    assert not pool._backlog
 
 
 def test_the_last_worker_runs_what_others_would_have(no_more_threads: Callable[[], None]) -> None:
     pool = workers_module.workers()
     pool.hold()
     no_more_threads()
-    occupied, go = threading.Event(), threading.Event()
-    pool.submit(lambda: (occupied.set(), go.wait(PATIENCE)))
-    assert occupied.wait(PATIENCE)
+    go = threading.Event()
+    occupy(pool, go)
     ran: list[int] = []
     for number in range(10):
-        pool.submit(lambda number=number: ran.append(number))
+        pool.submit(partial(ran.append, number))
     assert ran == []
     go.set()
     until(lambda: len(ran) == 10, "what waited for the thread")
@@ -415,15 +436,12 @@ def test_without_another_thread_streams_go_on_one_after_the_other(
     seen: list[bytes] = []
     m.subscribe("a").subscribe(slow)
     m.subscribe("b").subscribe(lambda message: seen.append(message.payload))
-    until(lambda: len(workers_module.workers()._idle) >= 1, "an idle thread")
-    no_more_threads()
     pool = workers_module.workers()
-    with_reserve = len(pool._idle)
-    blocked = [threading.Event() for _ in range(with_reserve - 1)]
+    until(lambda: pool._idle, "an idle thread")
+    no_more_threads()
     go = threading.Event()
-    for each in blocked:  # all but one
-        pool.submit(lambda each=each: (each.set(), go.wait(PATIENCE)))
-        assert each.wait(PATIENCE)
+    while len(pool._idle) > 1:  # all but one
+        occupy(pool, go)
     broker.deliver(b"1", handle=0)
     slow.wait()
     broker.deliver(b"2", handle=1)  # raises nothing into the adapter

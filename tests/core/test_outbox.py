@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from messaging import Message, MessageContext, Promise
-from messaging.engine import engine
+from messaging.engine import Engine, engine
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -505,6 +506,34 @@ def test_order_holds_across_losses_with_confirms_held_back(broker: FakeBroker, c
         payloads = [sent.payload for sent in broker.sent if sent.epoch == epoch]
         assert payloads == sorted(payloads)
     assert {sent.payload for sent in broker.sent} == {b"%03d" % number for number in range(60)}
+
+
+def test_publishing_wakes_the_loop_once_per_burst(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = connect(broker)
+    m.publish("a", b"warm").result(PATIENCE)
+    wakes: list[Any] = []
+    original = Engine.call
+
+    def counted(self: Engine, function: Callable[..., object], *arguments: Any) -> None:
+        wakes.append(function)
+        original(self, function, *arguments)
+
+    busy, release = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        busy.set()
+        release.wait(PATIENCE)
+
+    engine().call(occupy)
+    assert busy.wait(PATIENCE)
+    monkeypatch.setattr(Engine, "call", counted)
+    promises = [m.publish("a", b"x") for _ in range(1000)]
+    release.set()
+    for promise in promises:
+        assert promise.result(PATIENCE) is None
+    assert len(wakes) <= 2
 
 
 # --- closing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import gc
@@ -805,6 +806,24 @@ def test_a_million_turns_of_the_iterator_keep_order_under_a_storm(broker: FakeBr
         for start in range(0, 2000, 8):
             broker.deliver(*numbered(8, start))
         assert iterating.result(60) == numbered(2000)
+
+
+def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    """Ctrl-C in ``for message in stream``."""
+    m = connect(broker)
+    with m.subscribe("a") as stream:
+
+        def interrupt() -> None:
+            until(lambda: stream._pull is not None and stream._pull._busy.locked())
+            _thread.interrupt_main()
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            stream.receive(PATIENCE)
+        interrupter.join(PATIENCE)
+        broker.deliver(b"1")
+        assert stream.receive(PATIENCE).payload == b"1"
 
 
 # --- the async iterator

@@ -11,7 +11,8 @@ import pytest
 
 from messaging import workers as module
 from messaging.workers import Lanes, Workers, workers
-from tests.core.fake import PATIENCE, until
+from tests.core.conftest import Connect
+from tests.core.fake import PATIENCE, FakeBroker, until
 
 
 @pytest.fixture
@@ -171,6 +172,50 @@ def test_there_is_one_pool_per_process() -> None:
     assert os.read(read, 1) == b"1"
     os.close(read)
     os.close(write)
+
+
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(
+    pool: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.hold()
+    until(lambda: len(pool._idle) == 1)
+    with monkeypatch.context() as patched:
+        no_more_threads(patched)
+        done: list[int] = []
+        for number in range(50):
+            pool.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+        until(lambda: len(done) == 50)
+    assert sorted(done) == [*range(50)]
+    pool.release()
+
+
+def test_without_a_reserve_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_more_threads(monkeypatch)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Workers().submit(lambda: None)
+
+
+def test_streams_go_on_where_no_thread_can_be_started(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = connect(broker)
+    seen: list[bytes] = []
+    for _ in range(5):
+        m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
+    with monkeypatch.context() as patched:
+        no_more_threads(patched)
+        for number in range(5):
+            broker.deliver(*[b"x"] * 20, handle=number)
+        until(lambda: len(seen) == 100)
+        m.close()
+    assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
 # --- lanes
