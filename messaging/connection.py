@@ -220,12 +220,17 @@ class Connection:
             return
         if self.state == "closed":
             return
-        deadline = self.engine.loop.time() + timeout
         self.closing = True
+        try:
+            await self._close_in_order(self.engine.loop.time() + timeout)
+        finally:
+            self._ended.set()
+
+    async def _close_in_order(self, deadline: float) -> None:
         keep = self.adapter.keeps_session
         ending = [self.engine.spawn(self.remove(each, unsubscribe=not keep)) for each in self.subscriptions]
         if ending:
-            await asyncio.wait(ending, timeout=timeout)
+            await asyncio.wait(ending, timeout=max(0.0, deadline - self.engine.loop.time()))
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.flush_verdicts()
@@ -244,7 +249,6 @@ class Connection:
         await self._tell_closed()
         self.ready.reject(ClosedError(f"{self.adapter.name!r} was closed before it was connected"))
         self.ready.exception()  # whoever closed it knows
-        self._ended.set()
 
     async def _tell_closed(self) -> None:
         told = self.on_closed()
