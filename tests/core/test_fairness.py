@@ -502,7 +502,7 @@ def test_closing_while_closing_in_the_same_thread_does_not_deadlock(
     closer.join(PATIENCE)
     hangs = closer.is_alive()
     if hangs:
-        m._close_lock = threading.Lock()  # for the fixture that closes behind this test
+        m._close_lock = threading.RLock()  # for the fixture that closes behind this test
     assert interrupted.is_set()
     assert not hangs
     assert broker.closed == 1

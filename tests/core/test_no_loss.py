@@ -179,7 +179,7 @@ def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everyt
         stream.close().result(PATIENCE)
     if call == "close":
         m.close()
-        connect(broker, name=m.name)  # the name is free, too
+        connect(name=m.name)  # its name is free again
     else:
         m.publish("a", b"goes on").result(PATIENCE)
         assert broker.payloads == [b"goes on"]
