@@ -534,7 +534,7 @@ def test_qos_0_needs_no_acknowledgement_and_has_no_token(rabbitmq: RabbitMQ, for
 
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("zero", queue=queue, qos="0", prefetch=1)
+            sink, handle = await client.subscribe("zero", queue=queue, qos="0")
             await client.publish("zero", *[b"x"] * 10)
             await sink.count(10)
             assert [each.token for each in sink.arrived] == [None] * 10

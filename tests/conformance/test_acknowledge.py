@@ -268,11 +268,10 @@ def test_what_was_acknowledged_automatically_does_not_come_again(backend: Backen
         def fail(_: Message) -> None:
             raise ZeroDivisionError
 
-        failing = backend.connect()
-        inbox = Inbox(failing.subscribe(channel, queue=queue, auto_acknowledge=auto), fail)
+        inbox = Inbox(m.subscribe(channel, queue=queue, auto_acknowledge=auto), fail)
         publish(m, channel, [b"1"], **backend.reliable)
         inbox.wait_error()
-        failing.close()
+        # from now on the failed stream takes nothing more, not even while it is being unsubscribed
         with m.subscribe(channel, queue=queue) as stream:
             publish(m, channel, [b"sentinel"], **backend.reliable)
             assert receive(stream, len(expected)) == expected

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from messaging import AcknowledgeType, Features, MessagingError, UnsupportedFeatureError
+from messaging import AcknowledgeType, Features, InvalidExtensionError, UnsupportedFeatureError
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import (
     PATIENCE,
@@ -52,8 +52,10 @@ def test_qos_levels_are_used_or_refused(backend: Backend) -> None:
 def test_qos_0_contradicts_guaranteed_delivery(backend: Backend) -> None:
     """Scenario 27 [S]: guaranteed delivery is at least QoS 1, so both is an error."""
     m = backend.connect()
-    with pytest.raises(MessagingError, match="qos"):
+    with pytest.raises(InvalidExtensionError, match="qos"):
         m.publish(backend.channel(), b"x", qos="0", guaranteed_delivery=True)
+    with pytest.raises(InvalidExtensionError, match="qos"):
+        m.subscribe(backend.channel(), qos="0", guaranteed_delivery=True)
 
 
 # --- retain
