@@ -399,7 +399,9 @@ class Subscription:
             self._connection.engine.call(self._settled_in_vain)
             return False
         if acknowledged:
-            self._accepted(incoming)
+            if self._redelivery.rejections:
+                self._forgotten.append(incoming)
+            self._acknowledged.append(incoming.token)
         else:
             self._rejected.append(incoming)
         if not self._flush_requested:
@@ -416,14 +418,11 @@ class Subscription:
                 return
             incoming._state = _ACKNOWLEDGED
             incoming._settler = None
-        self._accepted(incoming)
-        if not self._flush_requested:
-            self._request_flush()
-
-    def _accepted(self, incoming: Incoming) -> None:
         if self._redelivery.rejections:
             self._forgotten.append(incoming)
         self._acknowledged.append(incoming.token)
+        if not self._flush_requested:
+            self._request_flush()
 
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""

@@ -14,6 +14,7 @@ from messaging.features import Features
 from messaging.settings import Settings
 
 if TYPE_CHECKING:
+    from messaging.message import MessageContext
     from messaging.url import BrokerUrl
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
@@ -120,14 +121,19 @@ class MemoryAdapter(Adapter):
         client = self._connected()
         broker = client.broker
         touched: set[Queue] = set()
+        routed: MessageContext | None = None
+        queues: tuple[Queue, ...] = ()
         for outgoing in batch:
             context = outgoing.context
-            options = outgoing.options
-            queues = broker.route(context)
+            if context is not routed:
+                queues = broker.route(context)
+                touched.update(queues)
+                routed = context
             for queue in queues:
                 while queue.is_full() and not outgoing.settled and not client.gone:
                     for each in touched:
                         each.dispatch()
+                    routed = None  # who comes and goes meanwhile changes the routes
                     # in steps: the deadline of the message, or the connection, may end meanwhile
                     await queue.wait_for_room(_ROOM_STEP)
             if outgoing.settled:  # its deadline passed, here or in the outbox
@@ -135,7 +141,7 @@ class MemoryAdapter(Adapter):
             if client.gone:
                 outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
                 continue
-            if not queues and not options.autocreate:
+            if not queues and not outgoing.options.autocreate:
                 outgoing.fail(
                     PublishRefusedError(
                         f"nothing is bound to channel {context._channel!r} at memory://{broker.name}, "
@@ -144,7 +150,6 @@ class MemoryAdapter(Adapter):
                 )
                 continue
             broker.publish(outgoing, queues)
-            touched.update(queues)
             outgoing.confirm()
         for queue in touched:
             queue.dispatch()
@@ -174,12 +179,15 @@ class MemoryAdapter(Adapter):
 
     def _settle(self, tokens: Sequence[Any], *, redeliver: bool) -> None:
         touched = set()
+        last = None
         for consumer, tag in tokens:
             entry = consumer.unsettled.pop(tag, None)
             if entry is not None:
                 if redeliver:
                     consumer.queue.push_again(entry)
-                touched.add(consumer.queue)
+                if consumer is not last:
+                    touched.add(consumer.queue)
+                    last = consumer
         for queue in touched:
             queue.dispatch()
 

@@ -38,12 +38,6 @@ _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 Entry = tuple[Outgoing, bool, int, float | None]
 
 
-def new_entry(message: Outgoing) -> Entry:
-    """The entry of a message published now."""
-    ttl = message.options.time_to_live
-    return (message, False, 0, None if ttl is None else time.monotonic() + ttl)
-
-
 def _is_expired(entry: Entry) -> bool:
     expires = entry[3]
     return expires is not None and time.monotonic() >= expires
@@ -126,6 +120,19 @@ class Consumer:
 class Queue:
     """Messages waiting for consumers: by priority, then in order of arrival."""
 
+    __slots__ = (
+        "_dispatch_again",
+        "_dispatching",
+        "_length",
+        "_mortal",
+        "_ready",
+        "_room",
+        "consumers",
+        "max_length",
+        "name",
+        "patterns",
+    )
+
     def __init__(self, name: str | None, max_length: int) -> None:
         #: ``None`` for the private queue of one subscription
         self.name = name
@@ -165,6 +172,16 @@ class Queue:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._room.wait()
+
+    def put(self, entry: Entry) -> None:
+        """Take a message in; the caller must :meth:`dispatch` afterwards."""
+        if not self._length and len(self.consumers) == 1:
+            # nothing is ahead of it, and nobody beside its consumer: the usual case
+            consumer = self.consumers[0]
+            if len(consumer.unsettled) < consumer.prefetch and not consumer.paused:
+                consumer.take(entry)
+                return
+        self.push(entry)
 
     def push(self, entry: Entry) -> None:
         """Append a message; :meth:`dispatch` hands it out."""
@@ -255,19 +272,6 @@ class Queue:
             self._length -= 1
             if not _is_expired(entry):
                 consumer.take(entry)
-
-    def hand_over(self, entry: Entry) -> bool:
-        """Give a message straight to the only consumer, if nothing is ahead of it; the usual case, so a short one.
-
-        The caller must :meth:`dispatch` afterwards.
-        """
-        if self._length or len(self.consumers) != 1:
-            return False
-        consumer = self.consumers[0]
-        if len(consumer.unsettled) >= consumer.prefetch or consumer.paused:
-            return False
-        consumer.take(entry)
-        return True
 
     def _announce_room(self) -> None:
         room, self._room = self._room, None
@@ -378,12 +382,13 @@ class Broker:
 
     def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
         """Put a message into ``queues``; the caller dispatches them."""
-        entry = new_entry(message)
-        if message.options.retain:
+        options = message.options
+        ttl = options.time_to_live
+        entry = (message, False, 0, None if ttl is None else time.monotonic() + ttl)
+        if options.retain:
             self.retain(entry)
         for queue in queues:
-            if not queue.hand_over(entry):
-                queue.push(entry)
+            queue.put(entry)
 
 
 class Client:
