@@ -66,6 +66,7 @@ class Outgoing(Protocol):
     ``settled`` must not be sent any more: the core relies on it to honour deadlines.
     """
 
+    #: gone once it is settled, so that whoever keeps the promise does not keep it; that of a will stays
     payload: bytes
     #: channel, content type, ... as they are to travel; ``context.channel`` passed ``check_name``
     context: MessageContext

@@ -289,7 +289,7 @@ class Subscription:
                 while len(queue) > self._capacity and self._may_go(queue[0]):
                     gone = queue.popleft()
                     self.counters.dropped += gone.token is None or not self._delivers_again
-        for key, incoming in [*(self._held or {}).items()]:
+        for key, incoming in (self._held or {}).copy().items():  # the consumer goes on meanwhile
             if self._is_stale(incoming) and self._held and self._held.pop(key, None) is not None:
                 self.settled_count += 1
         self.proceed()

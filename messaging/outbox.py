@@ -25,7 +25,7 @@ from messaging.errors import (
     OutboxFullError,
     OutcomeUnknownError,
 )
-from messaging.promise import Promise
+from messaging.promise import PENDING, Promise
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -41,44 +41,29 @@ _AFTER_FAILURE: Final = 0.02
 _run_id = secrets.token_hex(8)
 
 
-class PublishPromise(Promise[None]):
-    """The promise of a publish. Does not keep the payload alive."""
+class Publication(Promise[None]):
+    """A message on its way out: the core's ``adapter.Outgoing``, and the promise of its own outcome.
 
-    context: MessageContext
+    One object for both, because one is made for every message published. Settled on the engine's loop only; from then
+    on the promise, which may be kept for long, has no payload any more.
+    """
 
-    @property
-    def what(self) -> str:
-        """See ``Promise``."""
-        return f"publish to {self.context._channel!r}"
-
-
-class Publication:
-    """A message on its way out: the core's ``adapter.Outgoing``. Settled on the engine's loop only."""
-
-    __slots__ = (
-        "context",
-        "deadline",
-        "is_waiting",
-        "options",
-        "outbox",
-        "payload",
-        "promise",
-        "sequence",
-        "settled",
-        "was_sent",
-    )
+    __slots__ = ("context", "deadline", "is_waiting", "options", "outbox", "payload", "sequence", "settled", "was_sent")
 
     def __init__(
         self, outbox: Outbox, payload: bytes, context: MessageContext, options: PublishOptions, deadline: float
     ) -> None:
+        # the state of the promise: spelled out, because a call of its __init__ would cost as much as all of this
+        self._value = PENDING
+        self._error = None
+        self._listeners = None
+        self._looked_at = False
         self.outbox = outbox
         self.payload = payload
         self.context = context
         self.options = options
         #: monotonic seconds
         self.deadline = deadline
-        self.promise = promise = PublishPromise()
-        promise.context = context
         #: position in the outbox, set by it; orders what has to be sent again
         self.sequence = 0
         #: confirmed or failed; what the adapter goes by
@@ -89,6 +74,11 @@ class Publication:
         self.is_waiting = True
 
     @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"publish to {self.context._channel!r}"
+
+    @property
     def message_id(self) -> str:
         """Stable across retries, unique across instances and processes."""
         return f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
@@ -96,8 +86,8 @@ class Publication:
     def unfinished(self, why: str) -> MessagingError:
         """The error of a message that has to be given up: by what is known of it."""
         if self.was_sent:
-            return OutcomeUnknownError(f"{self.promise.what}: {why} before the broker confirmed; it may arrive")
-        return ClosedError(f"{self.promise.what}: {why} before it was sent")
+            return OutcomeUnknownError(f"{self.what}: {why} before the broker confirmed; it may arrive")
+        return ClosedError(f"{self.what}: {why} before it was sent")
 
     def sent(self) -> None:
         """See ``adapter.Outgoing``."""
@@ -108,7 +98,7 @@ class Publication:
         if not self.settled:
             self.settled = True
             self.outbox.count_settled(self)
-            self.promise.resolve(None)
+            self.resolve(None)
 
     def fail(self, error: MessagingError) -> None:
         """See ``adapter.Outgoing``."""
@@ -121,7 +111,7 @@ class Publication:
         self.settled = True
         self.outbox.failed += 1
         self.outbox.count_settled(self)
-        self.promise.reject(error)
+        self.reject(error)
 
 
 def _after_fork() -> None:
@@ -202,7 +192,7 @@ class Outbox:
             ):
                 self._await_room(entry)
             if self._refusing:
-                raise ClosedError(f"{entry.promise.what}: the instance {self._adapter.name!r} is closed")
+                raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
             self._accepted = entry.sequence = self._accepted + 1
             self._accepted_bytes += len(entry.payload)
             if queue:
@@ -230,7 +220,7 @@ class Outbox:
             if wait <= 0 or not self._room.wait_for(has_room, wait):
                 waiting = self._accepted_bytes - self._settled_bytes
                 raise OutboxFullError(
-                    f"{entry.promise.what}: {self.pending} messages ({waiting} bytes) wait to be published already; "
+                    f"{entry.what}: {self.pending} messages ({waiting} bytes) wait to be published already; "
                     f"await earlier promises first, or raise outbox_size or outbox_bytes"
                 )
         finally:
@@ -289,7 +279,7 @@ class Outbox:
         self._room = threading.Condition(self._lock)
         for entry in self._outstanding():
             entry.settled = True
-            entry.promise.forsake(ClosedError(f"{entry.promise.what}: published by the parent of this process"))
+            entry.forsake(ClosedError(f"{entry.what}: published by the parent of this process"))
 
     def _wake(self) -> None:
         # cleared before the sender looks: whoever appends after this line signals again
@@ -351,6 +341,8 @@ class Outbox:
         """Make room for others; called by ``entry``, once."""
         self._settled_messages += 1
         self._settled_bytes += len(entry.payload)
+        if not entry.options.last_will:  # which the adapter hands to the broker with every connection
+            del entry.payload
         if self._in_flight:
             self._in_flight.pop(entry.sequence, None)
         # publishers that wait are woken for a good many messages at once, not for each
@@ -372,7 +364,7 @@ class Outbox:
             entry.settled = True
             self.failed += 1
             self.count_settled(entry)
-            entry.promise.reject(error)
+            entry.reject(error)
 
     def adopt(self, will: Publication) -> None:
         """Watch over a will like over a message in flight. On the loop."""
@@ -448,13 +440,11 @@ class Outbox:
             if entry.was_sent:
                 self._settle(
                     entry,
-                    OutcomeUnknownError(
-                        f"{entry.promise.what}: sent, but not confirmed before its deadline; it may arrive"
-                    ),
+                    OutcomeUnknownError(f"{entry.what}: sent, but not confirmed before its deadline; it may arrive"),
                 )
             else:
                 state = "no connection" if not self._connected else "the broker takes no more messages"
-                self._settle(entry, DeadlineError(f"{entry.promise.what}: not sent before its deadline: {state}"))
+                self._settle(entry, DeadlineError(f"{entry.what}: not sent before its deadline: {state}"))
         if expired:
             # also behind those that still have time: what is settled counts no more, so it must not stay either
             with self._lock:

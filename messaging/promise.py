@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PENDING: Final = object()
+#: the value of a promise without outcome
+PENDING: Final = object()
 #: guards the first listener of any promise: rare and short, so one lock serves all
 _listener_lock = threading.Lock()
 
@@ -36,23 +37,20 @@ class Promise(Generic[T]):
             name when it is needed.
     """
 
-    # Class attributes are the initial state: one promise is made per publish, and an empty __init__ is the
-    # cheapest there is.
-    _value: Any = _PENDING
-    _error: MessagingError | None = None
-    _listeners: list[Callable[[], object]] | None = None
-    _looked_at = False
-    _what: str | Callable[[], str] = "operation"
+    __slots__ = ("__weakref__", "_error", "_listeners", "_looked_at", "_value", "_what")
 
-    def __init__(self, what: str | Callable[[], str] | None = None) -> None:
-        if what is not None:
-            self._what = what
+    def __init__(self, what: str | Callable[[], str] = "operation") -> None:
+        self._what = what
+        self._value: Any = PENDING
+        self._error: MessagingError | None = None
+        self._listeners: list[Callable[[], object]] | None = None
+        self._looked_at = False
 
     # --- waiting
 
     def done(self) -> bool:
         """Whether the outcome is there."""
-        return self._value is not _PENDING
+        return self._value is not PENDING
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the outcome and return it; blocks the calling thread.
@@ -64,7 +62,7 @@ class Promise(Generic[T]):
             DeadlineError: ``timeout`` passed. The operation goes on.
             MessagingError: the operation failed; the same error every time.
         """
-        if self._value is _PENDING:
+        if self._value is PENDING:
             self._wait(timeout)
         self._looked_at = True
         if self._error is not None:
@@ -75,7 +73,7 @@ class Promise(Generic[T]):
 
     def exception(self, timeout: float | None = None) -> MessagingError | None:
         """Wait for the outcome and return its error, or ``None`` if it succeeded. Parameters as :meth:`result`."""
-        if self._value is _PENDING:
+        if self._value is PENDING:
             self._wait(timeout)
         self._looked_at = True
         return self._error
@@ -88,7 +86,7 @@ class Promise(Generic[T]):
             raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
 
     def __await__(self) -> Generator[Any, None, T]:
-        if self._value is _PENDING:
+        if self._value is PENDING:
             from messaging.engine import mailbox  # the engine is built on promises
 
             future = asyncio.get_running_loop().create_future()
@@ -137,7 +135,7 @@ class Promise(Generic[T]):
 
     def resolve(self, value: T) -> bool:
         """Succeed with ``value``; ``False`` if there is an outcome already. On one thread only, the engine's."""
-        if self._value is not _PENDING:
+        if self._value is not PENDING:
             return False
         self._value = value
         if self._listeners is not None:
@@ -146,7 +144,7 @@ class Promise(Generic[T]):
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
         """Fail with ``error``; otherwise as :meth:`resolve`."""
-        if self._value is not _PENDING:
+        if self._value is not PENDING:
             return False
         if cause is not None:
             error.__cause__ = cause
@@ -158,7 +156,7 @@ class Promise(Generic[T]):
 
     def forsake(self, error: MessagingError) -> None:
         """Fail without telling anybody: in a forked child those who listened are the parent's."""
-        if self._value is _PENDING:
+        if self._value is PENDING:
             self._listeners = None
             self._looked_at = True
             self._error = error
@@ -175,7 +173,7 @@ class Promise(Generic[T]):
             listeners = self._listeners
         listeners.append(listener)
         # resolve() stores the outcome before it reads the listeners: one of the two sees the other
-        if self._value is not _PENDING:
+        if self._value is not PENDING:
             self._notify()
 
     def _forget(self, listener: Callable[[], object]) -> None:
@@ -198,7 +196,7 @@ class Promise(Generic[T]):
             logger.error("%s failed and nobody looked: %s: %s", self.what, type(self._error).__name__, self._error)
 
     def __repr__(self) -> str:
-        if self._value is _PENDING:
+        if self._value is PENDING:
             state = "pending"
         else:
             state = "resolved" if self._error is None else f"failed: {type(self._error).__name__}"

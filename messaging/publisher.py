@@ -103,7 +103,7 @@ class MessagePublisher:
             self._set_will(publication)
         else:
             self._outbox.put(publication)
-        return publication.promise
+        return publication
 
     def refresh(self) -> None:
         """Forget what was checked: the adapter announces something else than before. On the loop."""

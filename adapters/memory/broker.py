@@ -24,6 +24,7 @@ from messaging.errors import SubscriptionRefusedError
 from messaging.features import Features
 
 if TYPE_CHECKING:
+    from messaging.extensions import PublishOptions
     from messaging.message import MessageContext
 
 #: routes remembered; more distinct channels than this are matched again
@@ -33,20 +34,19 @@ _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-#: A message in a queue: what was published, whether it is a retained copy, how often it was delivered, when it
+#: A message in a queue: payload, context, options, whether it is a retained copy, how often it was delivered, when it
 #: expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and queue.
-Entry = tuple[Outgoing, bool, int, float | None]
+Entry = tuple[bytes, "MessageContext", "PublishOptions", bool, int, float | None]
 
 
 def _is_expired(entry: Entry) -> bool:
-    expires = entry[3]
+    expires = entry[5]
     return expires is not None and time.monotonic() >= expires
 
 
 def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     """What a receiver is told beside the standard values."""
-    message, retained, deliveries, expires = entry
-    options = message.options
+    _, _, options, retained, deliveries, expires = entry
     told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
     if retained:
         told[Features.EXTENSION_RETAIN] = True
@@ -83,9 +83,7 @@ class Consumer:
 
     def take(self, entry: Entry) -> None:
         """Put a delivery into the batch; :meth:`flush` hands it over."""
-        message, retained, deliveries, expires = entry
-        context = message.context
-        options = message.options
+        payload, context, options, retained, deliveries, expires = entry
         qos = options.qos
         if qos > self.max_qos:
             qos = self.max_qos
@@ -97,7 +95,7 @@ class Consumer:
         plain = not (retained or deliveries or options.headers or expires or options.priority is not None)
         self.batch.append(
             Incoming(
-                message.payload,
+                payload,
                 context._channel or "",
                 context._channel_extension,
                 context._content_type,
@@ -185,7 +183,7 @@ class Queue:
 
     def push(self, entry: Entry) -> None:
         """Append a message; :meth:`dispatch` hands it out."""
-        priority = entry[0].options.priority or 0
+        priority = entry[2].priority or 0
         ready = self._ready.get(priority)
         if ready is None:
             ready = deque()
@@ -193,12 +191,13 @@ class Queue:
             self._ready = dict(sorted({**self._ready, priority: ready}.items(), reverse=True))
         ready.append(entry)
         self._length += 1
-        if entry[3] is not None:
+        if entry[5] is not None:
             self._mortal = True
 
     def push_again(self, entry: Entry) -> None:
         """Put a message that was delivered in vain back to where it came from: the front."""
-        self._ready[entry[0].options.priority or 0].appendleft((entry[0], entry[1], entry[2] + 1, entry[3]))
+        payload, context, options, retained, deliveries, expires = entry
+        self._ready[options.priority or 0].appendleft((payload, context, options, retained, deliveries + 1, expires))
         self._length += 1
 
     def _drop_expired(self) -> None:
@@ -207,7 +206,7 @@ class Queue:
         for priority, ready in self._ready.items():
             self._ready[priority] = deque(entry for entry in ready if not _is_expired(entry))
         self._length = sum(map(len, self._ready.values()))
-        self._mortal = any(entry[3] is not None for ready in self._ready.values() for entry in ready)
+        self._mortal = any(entry[5] is not None for ready in self._ready.values() for entry in ready)
 
     def purge(self) -> None:
         """Forget all messages; whoever waits to publish goes on."""
@@ -254,7 +253,7 @@ class Queue:
         before = len(ready)
         while ready and len(unsettled) < prefetch and not consumer.paused:
             entry = ready.popleft()
-            if entry[3] is None or not _is_expired(entry):
+            if entry[5] is None or not _is_expired(entry):
                 take(entry)
         self._length -= before - len(ready)
 
@@ -339,8 +338,9 @@ class Broker:
         for channel, entry in [*self._retained.items()]:
             if _is_expired(entry):
                 del self._retained[channel]
-            elif queue.matches(entry[0].context):
-                yield (entry[0], True, 0, entry[3])
+            elif queue.matches(entry[1]):
+                payload, context, options, _, _, expires = entry
+                yield (payload, context, options, True, 0, expires)
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """Detach a consumer; what it did not settle goes back to the queue's front."""
@@ -374,8 +374,8 @@ class Broker:
 
     def retain(self, entry: Entry) -> None:
         """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
-        channel = entry[0].context._channel or ""
-        if entry[0].payload:
+        channel = entry[1]._channel or ""
+        if entry[0]:
             self._retained[channel] = entry
         else:
             self._retained.pop(channel, None)
@@ -384,7 +384,8 @@ class Broker:
         """Put a message into ``queues``; the caller dispatches them."""
         options = message.options
         ttl = options.time_to_live
-        entry = (message, False, 0, None if ttl is None else time.monotonic() + ttl)
+        expires = None if ttl is None else time.monotonic() + ttl
+        entry = (message.payload, message.context, options, False, 0, expires)
         if options.retain:
             self.retain(entry)
         for queue in queues:

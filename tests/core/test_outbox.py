@@ -837,7 +837,7 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
         assert outbox.pending == len(outstanding)
     on_loop(outbox.close)
     for entry in entries:
-        error = entry.promise.exception(0)
+        error = entry.exception(0)
         outcome = {
             "confirmed": type(None),
             "refused": PublishRefusedError,
