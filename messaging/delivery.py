@@ -43,6 +43,7 @@ OnInvalid = Literal["raise", "skip", "dead_letter"]
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
+_acquire, _release = state_lock.acquire, state_lock.release
 
 
 @dataclass(slots=True)
@@ -413,11 +414,14 @@ class Subscription:
     def accept(self, message: Message) -> None:
         """Acknowledge a message its consumer is done with, unless it was settled: the short way of ``settle``."""
         incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
-        with state_lock:
+        _acquire()
+        try:
             if incoming._state is not _RECEIVED:
                 return
             incoming._state = _ACKNOWLEDGED
             incoming._settler = None
+        finally:
+            _release()
         if self._redelivery.rejections:
             self._forgotten.append(incoming)
         self._acknowledged.append(incoming.token)

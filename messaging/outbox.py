@@ -98,7 +98,9 @@ class Publication(Promise[None]):
         if not self.settled:
             self.settled = True
             self.outbox.count_settled(self)
-            self.resolve(None)
+            self._value = None
+            if self._listeners is not None:
+                self._notify()
 
     def fail(self, error: MessagingError) -> None:
         """See ``adapter.Outgoing``."""
@@ -185,18 +187,24 @@ class Outbox:
             ClosedError: the outbox is closed.
             OutboxFullError: no room, and the caller runs an event loop, or its deadline passed.
         """
-        with self._lock:
+        size = len(entry.payload)
+        # spelled out, here and in ``Subscription.accept``: ``with`` costs as much as the rest of this method
+        lock = self._lock
+        lock.acquire()
+        try:
             if (
                 self._accepted - self._settled_messages >= self._max_messages
-                or self._accepted_bytes - self._settled_bytes + len(entry.payload) > self._max_bytes
+                or self._accepted_bytes - self._settled_bytes + size > self._max_bytes
             ):
                 self._await_room(entry)
             if self._refusing:
                 raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
             self._accepted = entry.sequence = self._accepted + 1
-            self._accepted_bytes += len(entry.payload)
+            self._accepted_bytes += size
             if queue:
                 self._waiting.append(entry)
+        finally:
+            lock.release()
         if not self._signalled:
             self._signalled = True
             self._engine.call(self._wake)
