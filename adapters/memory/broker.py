@@ -183,22 +183,25 @@ class Queue:
 
     def push(self, entry: Entry) -> None:
         """Append a message; :meth:`dispatch` hands it out."""
-        priority = entry[2].priority or 0
-        ready = self._ready.get(priority)
-        if ready is None:
-            ready = deque()
-            # highest first, so that taking from it is a walk from the front
-            self._ready = dict(sorted({**self._ready, priority: ready}.items(), reverse=True))
-        ready.append(entry)
-        self._length += 1
-        if entry[5] is not None:
-            self._mortal = True
+        self._line(entry).append(entry)
 
     def push_again(self, entry: Entry) -> None:
         """Put a message that was delivered in vain back to where it came from: the front."""
         payload, context, options, retained, deliveries, expires = entry
-        self._ready[options.priority or 0].appendleft((payload, context, options, retained, deliveries + 1, expires))
+        self._line(entry).appendleft((payload, context, options, retained, deliveries + 1, expires))
+
+    def _line(self, entry: Entry) -> deque[Entry]:
+        """Where ``entry`` is to wait; counted already."""
         self._length += 1
+        if entry[5] is not None:
+            self._mortal = True
+        priority = entry[2].priority or 0
+        line = self._ready.get(priority)
+        if line is None:
+            line = deque()
+            # highest first, so that taking from it is a walk from the front
+            self._ready = dict(sorted({**self._ready, priority: line}.items(), reverse=True))
+        return line
 
     def _drop_expired(self) -> None:
         if not self._mortal:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from messaging import AcknowledgeMessageContext, AcknowledgeType, Message, MessageStream, Messaging
+from messaging import AcknowledgeMessageContext, AcknowledgeType, Features, Message, MessageStream, Messaging
 
 if TYPE_CHECKING:
     from reactivex import Observable
 
     from messaging.runtime import SubscriptionDTO
+    from tests.conformance.backends import Backend
 
 T = TypeVar("T")
 
@@ -171,3 +172,17 @@ class Inbox:
                 raise AssertionError(
                     f"waited {PATIENCE:g} s in vain for {what}; received {self.payloads[:20]}, error {self.error!r}"
                 )
+
+
+def laden(backend: Backend, m: Messaging) -> dict[str, Any]:
+    """Something for everything a message can carry here."""
+    context: dict[str, Any] = dict(backend.reliable)
+    if Features.MESSAGE_PROPERTIES in m.features:
+        context |= {"content_type": "x/y", "correlation_id": "4711", "reply_to": backend.channel("reply")}
+    if Features.EXTENSION_HEADERS in m.features:
+        context["headers"] = {"k": "v"}
+    if Features.EXTENSION_TIME_TO_LIVE in m.features:
+        context["time_to_live"] = 60.0
+    if Features.EXTENSION_PRIORITY in m.features:
+        context["priority"] = 4
+    return context

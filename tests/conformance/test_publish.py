@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from messaging import (
 )
 from messaging.errors import DeadlineError
 from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, ack_state, feature, nothing_more, publish, receive, wire
+from tests.conformance.helpers import PATIENCE, Inbox, ack_state, feature, laden, nothing_more, publish, receive, wire
 
 # --- overloads
 
@@ -102,15 +101,7 @@ def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend) -> None:
     """What the adapter tells of a received message is no obstacle to publishing it elsewhere."""
     m = backend.connect()
     a, b = backend.channel("a"), backend.channel("b")
-    context: dict[str, Any] = dict(backend.reliable)
-    if Features.MESSAGE_PROPERTIES in m.features:
-        context |= {"content_type": "x/y", "correlation_id": "4711", "reply_to": backend.channel("reply")}
-    if Features.EXTENSION_HEADERS in m.features:
-        context["headers"] = {"k": "v"}
-    if Features.EXTENSION_TIME_TO_LIVE in m.features:
-        context["time_to_live"] = 60.0
-    if Features.EXTENSION_PRIORITY in m.features:
-        context["priority"] = 4
+    context = laden(backend, m)
     with m.subscribe(a, **backend.reliable) as at_a, m.subscribe(b, **backend.reliable) as at_b:
         publish(m, a, [b"x"], **context)
         first = at_a.receive(PATIENCE)

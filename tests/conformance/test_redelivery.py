@@ -15,6 +15,7 @@ from tests.conformance.helpers import (
     acknowledgement,
     eventually,
     feature,
+    laden,
     nothing_more,
     publish,
     receive,
@@ -55,19 +56,23 @@ def test_a_rejected_message_is_delivered_again(backend: Backend) -> None:
         eventually(lambda: stream.counters.rejected == 3, "counted")
 
 
-@feature(Features.ACKNOWLEDGE, Features.MESSAGE_PROPERTIES)
-def test_a_redelivered_message_is_the_same_message(backend: Backend) -> None:
+@feature(Features.ACKNOWLEDGE)
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.feature(Features.EXTENSION_QUEUE))])
+def test_a_redelivered_message_is_the_same_message(backend: Backend, shared: bool) -> None:
     m = backend.connect()
     channel = backend.channel()
-    with m.subscription.subscribe(manual(backend, m, channel)) as stream:
-        publish(m, channel, [b"1"], content_type="x/y", correlation_id="4711", **backend.reliable)
+    queue = {"queue": backend.queue()} if shared else {}
+    with m.subscription.subscribe(manual(backend, m, channel, **queue)) as stream:
+        publish(m, channel, [b"1"], **laden(backend, m))
         first = stream.receive(PATIENCE)
         reject(first)
         second = stream.receive(PATIENCE)
         assert second.payload == first.payload
-        assert (second.context.channel, second.context.content_type) == (channel, "x/y")
-        assert second.context.correlation_id == "4711"
-        assert second.context.extensions.get("messageId") == first.context.extensions.get("messageId")
+        for name in ("channel", "content_type", "correlation_id", "reply_to_channel"):
+            assert getattr(second.context, name) == getattr(first.context, name)
+        for name in ("headers", "priority", "messageId"):
+            assert second.context.extensions.get(name) == first.context.extensions.get(name)
+        assert ("timeToLive" in second.context.extensions) == ("timeToLive" in first.context.extensions)
         accept(second)
 
 
