@@ -1,0 +1,94 @@
+"""The generated parts of the documentation, made from the code they speak of.
+
+``python docs/generated.py`` prints them; with ``--write`` it replaces those in the pages. A test keeps them alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
+from messaging.instance import find_adapter
+from messaging.settings import Settings, TlsSettings, load_settings
+from messaging.url import parse_url
+
+ROOT = Path(__file__).parent.parent
+
+ANNOUNCING = {
+    "memory": "memory://table",
+    "MQTT 5": "mqtt://localhost?version=5",
+    "MQTT 3.1.1": "mqtt://localhost?version=3.1.1",
+    "3.1.1 + envelope": "mqtt://localhost?version=3.1.1&envelope=true",
+    "AMQP (RabbitMQ)": "amqp://localhost",
+}
+
+
+class Part(NamedTuple):
+    """A generated part: between ``<!-- name: begin -->`` and ``<!-- name: end -->`` of its page."""
+
+    name: str
+    page: Path
+    make: Callable[[], str]
+
+    def replaced(self) -> str:
+        """The page with this part made anew."""
+        begin, end = (f"<!-- {self.name}: {mark} -->\n" for mark in ("begin", "end"))
+        before, _, rest = self.page.read_text().partition(begin)
+        _, _, after = rest.partition(end)
+        return before + begin + self.make() + end + after
+
+
+def announced(url: str) -> frozenset[str]:
+    """What an adapter announces before it knows its broker."""
+    parsed = parse_url(url)
+    kind = find_adapter(parsed.scheme)
+    return kind(parsed, load_settings(kind.settings_type, parsed, {}), "table").features
+
+
+def features() -> str:
+    """A table: a row for each feature that anybody announces."""
+    columns = {name: announced(url) for name, url in ANNOUNCING.items()}
+    constants = {name: value for name, value in vars(Features).items() if name.isupper()}
+    lines = [f"| feature | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    known = [*constants.values(), GENERATE_REPLY_CHANNEL_ALIAS]
+    others = sorted(frozenset().union(*columns.values()) - {*known})
+    for value in [*known, *others]:
+        marks = ["yes" if value in column else "" for column in columns.values()]
+        if any(marks):
+            lines.append(f"| `{value}` | {' | '.join(marks)} |")
+    return "\n".join(lines) + "\n"
+
+
+def settings() -> str:
+    """A table for each settings class: what it adds to its base."""
+    parts = [("Every adapter", Settings, frozenset[str]())]
+    parts.append(("TLS: `mqtts://` and `amqps://`", TlsSettings, frozenset(Settings.model_fields)))
+    for scheme in ("memory", "mqtt", "amqp"):
+        kind = find_adapter(scheme).settings_type
+        base = TlsSettings if issubclass(kind, TlsSettings) else Settings
+        parts.append((f"`{scheme}://`", kind, frozenset(base.model_fields)))
+    lines = []
+    for title, kind, inherited in parts:
+        lines += [f"## {title}", "", "| option | default | |", "|---|---|---|"]
+        for name, field in kind.model_fields.items():
+            if name not in inherited:
+                default = "" if field.default is None else f"`{field.default}`"
+                lines.append(f"| `{name}` | {default} | {field.description} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+PARTS = (
+    Part("features", ROOT / "README.md", features),
+    Part("settings", ROOT / "docs" / "settings.md", settings),
+)
+
+if __name__ == "__main__":
+    for part in PARTS:
+        if "--write" in sys.argv[1:]:
+            part.page.write_text(part.replaced())
+        else:
+            sys.stdout.write(part.make())
