@@ -64,7 +64,7 @@ def features() -> str:
 
 def settings() -> str:
     """A table for each settings class: what it adds to its base."""
-    parts = [("Every adapter", Settings, frozenset[str]())]
+    parts: list[tuple[str, type[Settings], frozenset[str]]] = [("Every adapter", Settings, frozenset())]
     parts.append(("TLS: `mqtts://` and `amqps://`", TlsSettings, frozenset(Settings.model_fields)))
     for scheme in ("memory", "mqtt", "amqp"):
         kind = find_adapter(scheme).settings_type

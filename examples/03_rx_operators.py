@@ -9,8 +9,21 @@ import threading
 from reactivex import operators as ops
 
 import messaging
+from messaging import Message
 
 MEASURED = [20.5, 20.9, 87.0, 21.4, 21.8, 22.3, -60.0, 22.6]
+
+
+def celsius(message: Message) -> float:
+    return message.value(float)
+
+
+def is_plausible(celsius: float) -> bool:
+    return -40 < celsius < 60
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def main(url: str) -> None:
@@ -18,10 +31,10 @@ def main(url: str) -> None:
     with messaging.connect(url) as m:
         stream = m.subscribe("examples/attic/temperature", qos=1)
         means = stream.pipe(
-            ops.map(lambda message: message.value(float)),
-            ops.filter(lambda celsius: -40 < celsius < 60),  # a broken sensor
+            ops.map(celsius),
+            ops.filter(is_plausible),  # a broken sensor
             ops.buffer_with_count(2),
-            ops.map(lambda pair: sum(pair) / len(pair)),
+            ops.map(mean),
             ops.take(3),  # then it completes, which ends the subscription at the broker
         )
         # Returns once the broker has confirmed. The callbacks run on a worker thread, one message at a time. A message
@@ -31,8 +44,8 @@ def main(url: str) -> None:
             on_error=lambda error: print(f"failed: {error}"),
             on_completed=done.set,
         )
-        for celsius in MEASURED:
-            m.publish("examples/attic/temperature", celsius, qos=1)
+        for measured in MEASURED:
+            m.publish("examples/attic/temperature", measured, qos=1)
         done.wait(timeout=20)
     print("completed" if done.is_set() else "nothing came")
 

@@ -13,7 +13,7 @@ TIMEOUT = 10
 
 
 def is_plausible(message: Message) -> bool:
-    return message.value(dict)["total"] > 0
+    return bool(message.value(dict)["total"] > 0)
 
 
 def by_filter(m: Messaging) -> None:

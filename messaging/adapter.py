@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from messaging.acknowledge import AcknowledgeMessageContext
-from messaging.errors import UnsupportedFeatureError
+from messaging.errors import ConnectionLostError, UnsupportedFeatureError
 from messaging.features import Features
 from messaging.message import NO_EXTENSIONS, MessageContext
 
@@ -56,6 +56,10 @@ CORE_FEATURES: Final = frozenset(
         Features.EXTENSION_OVERFLOW,
     }
 )
+
+
+class PlannedLossError(ConnectionLostError):
+    """The adapter ended a connection by itself, to go on with another: no trouble to tell anybody of."""
 
 
 class Outgoing(Protocol):
@@ -299,7 +303,8 @@ class Adapter(abc.ABC):
 
         Only called with feature ``lastWill`` announced, and at most once in the life of an adapter. It is settled
         with ``confirm`` once the broker knows it. Where the protocol fixes the will at connecting, the adapter
-        ends the connection in good order and calls ``lost``; the core opens again without delay.
+        ends the connection in good order and calls ``lost`` with a :class:`PlannedLossError`; the core opens again
+        without delay.
         """
         raise UnsupportedFeatureError(Features.EXTENSION_LAST_WILL, self.name)
 

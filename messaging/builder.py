@@ -59,8 +59,11 @@ class MessageContextBuilder:
             mapper: called once, now, with ``content``; returns the payload. Its exceptions are the caller's.
 
         Raises:
+            ArgumentError: ``mapper`` is not callable.
             InvalidContentError: ``mapper`` returned something else than bytes.
         """
+        if mapper is not None and not callable(mapper):
+            raise ArgumentError(f"a content mapper must be callable, not {type(mapper).__name__}")
         self._object, self._content = _NOTHING, None
         if mapper is not None:
             mapped = mapper(content)

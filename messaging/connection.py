@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from messaging.adapter import PlannedLossError
 from messaging.engine import of_library
 from messaging.errors import (
     ClosedError,
@@ -74,6 +75,7 @@ class Connection:
         self._retries = self._delays()
         self._will: Publication | None = None
         self._lost = asyncio.Event()
+        self._loss_is_planned = False
         self._task: asyncio.Task[Any] | None = None
         #: subscriptions with verdicts on their way to the loop
         self._to_flush: deque[Subscription] = deque()
@@ -123,7 +125,10 @@ class Connection:
             await self._lost.wait()
             self.outbox.disconnected()
             self.state = "reconnecting"
-            logger.warning("%s lost its connection to %s: %s", self.adapter.name, self.adapter.url, self.cause)
+            if self._loss_is_planned:
+                logger.info("%s connects anew to %s", self.adapter.name, self.adapter.url)
+            else:
+                logger.warning("%s lost its connection to %s: %s", self.adapter.name, self.adapter.url, self.cause)
             resumed = await self._reconnect()
 
     async def _connect_first(self) -> bool:
@@ -204,7 +209,9 @@ class Connection:
 
     def _on_lost(self, cause: MessagingError) -> None:
         if self.state != "closed" and not self._lost.is_set():
-            self.cause = cause
+            self._loss_is_planned = isinstance(cause, PlannedLossError)
+            if not self._loss_is_planned:
+                self.cause = cause
             self.outbox.disconnected()
             for subscription in self.subscriptions:
                 subscription.lost()

@@ -120,7 +120,7 @@ class Push(rx.DisposableBase):
 
     def _finish(self, error: Exception | None, *, notify: bool) -> None:
         """Tell the observer that it is over, then unsubscribe. On the worker thread."""
-        self._over = True
+        self._over = self.subscription.dismissed = True
         channel = self.subscription.spec.channel
         if notify:
             try:
@@ -139,7 +139,7 @@ class Push(rx.DisposableBase):
     def stop(self) -> Promise[None]:
         """Complete after the message in progress; the promise resolves when that is done. From any thread."""
         self._complete = self._complete or not self._stopping
-        self._stopping = True
+        self._stopping = self.subscription.dismissed = True
         self.wake()
         return self.quiet
 
@@ -148,7 +148,7 @@ class Push(rx.DisposableBase):
         if self._thread == threading.get_ident() and sys.exception() is not None:
             # an operator reports what a user's function raised by disposing from its except block
             self._in_error = True
-        self._stopping = True
+        self._stopping = self.subscription.dismissed = True
         self.wake()
 
 

@@ -55,6 +55,7 @@ class StreamCounters:
     #: handed to the consumer
     delivered: int = 0
     acknowledged: int = 0
+    #: by a verdict, or by a filter where the protocol takes none
     rejected: int = 0
     #: rejected and delivered again by this process, because the protocol cannot
     redelivered: int = 0
@@ -118,6 +119,8 @@ class Subscription:
         #: verdicts that reached the loop; ``counters.delivered`` minus this is what the consumer holds
         self.settled_count = 0
         self.paused = False
+        #: its consumer wants no more of it: to others it is gone
+        self.dismissed = False
         #: nothing is taken in any more; then, the end
         self.leaving = False
         self.ended = False
@@ -267,7 +270,9 @@ class Subscription:
         self.ended = True
         self._buffer.clear()
         self._withheld.clear()
-        self.ready.reject(error or ClosedError(f"the stream of {self.spec.channel!r} was closed before it was ready"))
+        self.ready.reject(
+            error or ClosedError(f"the stream of {self.spec.channel!r} was closed, or forgotten, before it was ready")
+        )
         self.ready.exception()  # whoever consumes the stream is told; the promise need not be looked at
         self.consumer.wake()
 
@@ -369,12 +374,22 @@ class Subscription:
     def _enters(self, message: Message, incoming: Incoming) -> bool:
         """Validate, and acknowledge directly."""
         try:
-            return (self._model is None or self._valid(message, incoming)) and (
-                self._direct is None or self._direct.run(message, incoming)
-            )
+            if self._model is not None and not self._valid(message, incoming):
+                return False
+            if self._direct is None or self._direct.run(message, incoming):
+                return True
+            if self._auto or incoming._state is AcknowledgeType.UNSUPPORTED:
+                self._connection.engine.call(self._kept_out, incoming)
+            return False
         except BaseException:  # an interrupt, say: nobody has the message in hand
             incoming._settle(False)
             raise
+
+    def _kept_out(self, incoming: Incoming) -> None:
+        """A filter refused what cannot be rejected: no longer, or not by its protocol. On the loop."""
+        self.counters.rejected += 1
+        if self.spec.options.dead_letter_channel is not None:
+            self._redelivery.bury(incoming, redelivery.REJECTED)
 
     def _valid(self, message: Message, incoming: Incoming) -> bool:
         try:

@@ -38,9 +38,11 @@ class DirectAcknowledger:
         """Filter, then handler; whether the message enters the stream. A callback that raises rejects it."""
         callbacks = self._callbacks
         enters = True
+        has_filter = callbacks.filter is not None
         if callbacks.filter is not None:
             try:
                 accept = self._found(callbacks.filter, AcknowledgeFilter, "filter")
+                has_filter = accept is not None
                 if accept is not None:
                     enters = bool(accept(message))
                     incoming._settle(enters)
@@ -49,7 +51,7 @@ class DirectAcknowledger:
                 enters = False
                 incoming._settle(False)
         # a callable handler yields to a filter, one given by target does not: RFC 5.8.4 says both
-        if callbacks.handle is not None and (callbacks.filter is None or isinstance(callbacks.handle, str)):
+        if callbacks.handle is not None and (not has_filter or isinstance(callbacks.handle, str)):
             try:
                 handle = self._found(callbacks.handle, AcknowledgeConsumer, "handler")
                 if handle is not None:

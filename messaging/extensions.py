@@ -240,16 +240,15 @@ SUBSCRIBE_ONLY: Final = frozenset(
 #: what received messages carry and nobody can ask for: ignored, so that a message can be passed on as it is
 RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered"})
 
-#: asking for these to be off asks for nothing, so it needs no feature
-_OFF_BY_DEFAULT: Final = frozenset(
-    {
-        Features.EXTENSION_GUARANTEED_ORDERING,
-        Features.EXTENSION_GUARANTEED_DELIVERY,
-        Features.EXTENSION_AUTO_ACKNOWLEDGE,
-        Features.EXTENSION_LAST_WILL,
-        Features.EXTENSION_RETAIN,
-    }
-)
+#: asking for what is so anyway asks for nothing, and needs no feature
+_BY_DEFAULT: Final = {
+    Features.EXTENSION_GUARANTEED_ORDERING: False,
+    Features.EXTENSION_GUARANTEED_DELIVERY: False,
+    Features.EXTENSION_AUTO_ACKNOWLEDGE: False,
+    Features.EXTENSION_LAST_WILL: False,
+    Features.EXTENSION_RETAIN: False,
+    Features.EXTENSION_AUTOCREATE: True,
+}
 
 
 def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[str, Any]:
@@ -276,7 +275,7 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
             text = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}"
             kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
             raise kind(key, text) from None
-        if key not in features and not (key in _OFF_BY_DEFAULT and checked[key] is False):
+        if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
             raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))
     qos = checked.get(Features.EXTENSION_QOS)
     if qos is not None and qos not in adapter.qos_levels:
@@ -315,8 +314,13 @@ def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishO
     )
 
 
-def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> SubscribeOptions:
-    """Compile the extensions of a context for subscribing. Raises as :func:`check_extensions`."""
+def subscribe_options(
+    extensions: Mapping[str, Any], adapter: Adapter, *, acknowledging: bool = False
+) -> SubscribeOptions:
+    """Compile the extensions of a context for subscribing. Raises as :func:`check_extensions`.
+
+    ``acknowledging``: the context was made by an acknowledge builder, which asks for acknowledgement by itself.
+    """
     values = check_extensions(extensions, adapter)
     settings = adapter.settings
     ordered = values.get(Features.EXTENSION_GUARANTEED_ORDERING, False)
@@ -335,9 +339,9 @@ def subscribe_options(extensions: Mapping[str, Any], adapter: Adapter) -> Subscr
                     Features.EXTENSION_QOS,
                     f"'0' is without acknowledgement and contradicts {wanting[0]}; use '1' or leave it out",
                 )
-        # with an explicit "0" only content that is invalid goes to the dead-letter channel
-        elif (wanting or Features.EXTENSION_DEAD_LETTER_CHANNEL in values) and "1" in adapter.qos_levels:
-            qos = "1"
+        # with an explicit "0" only what is invalid, or refused by a filter, goes to the dead-letter channel
+        elif acknowledging or wanting or Features.EXTENSION_DEAD_LETTER_CHANNEL in values:
+            qos = "1" if "1" in adapter.qos_levels else qos
     if qos == "0" and overflow == "block" and overflow_chosen:
         raise UnsupportedFeatureError(
             f"{Features.EXTENSION_OVERFLOW}=block",

@@ -135,7 +135,9 @@ class MessageServiceRuntime:
             protocols=adapter.protocols,
             instance_id=adapter.name,
             features=tuple(sorted(adapter.features)),
-            subscriptions=tuple(self._subscription(each) for each in connection.subscriptions.copy()),
+            subscriptions=tuple(
+                self._subscription(each) for each in connection.subscriptions.copy() if not each.dismissed
+            ),
             reply_to_subscriptions=(),
             connection=ConnectionDTO(connection.state, str(connection.cause) if connection.cause else None),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),

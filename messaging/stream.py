@@ -226,7 +226,8 @@ class MessageStream(Observable[Message]):
             self._closed = True
         subscriptions = self._subscriptions()
         for subscription in subscriptions:
-            subscription.consumer.stop()  # now, rather than when the loop comes to it
+            subscription.dismissed = True  # now, rather than when the loop comes to it
+            subscription.consumer.stop()
         if self._pull is not None:
             self._pull.settle(failed=failed)
 

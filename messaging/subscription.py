@@ -94,8 +94,7 @@ class MessageSubscription:
             check_text("channel_extension", context._channel_extension)
         if context._acknowledgement is not None and Features.ACKNOWLEDGE not in adapter.features:
             raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
-        spec = SubscriptionSpec(
-            context._channel, context._channel_extension, subscribe_options(context._extensions, adapter)
-        )
+        options = subscribe_options(context._extensions, adapter, acknowledging=context._acknowledgement is not None)
+        spec = SubscriptionSpec(context._channel, context._channel_extension, options)
         adapter.check_subscribe(spec)
         return spec

@@ -289,7 +289,7 @@ class Broker:
         self.clients: set[Client] = set()
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
-        self._retained: dict[str, Entry] = {}
+        self._retained: dict[tuple[str | None, str | None], Entry] = {}
         self._routes: dict[tuple[str | None, str | None], tuple[Queue, ...]] = {}
 
     # --- clients
@@ -377,7 +377,7 @@ class Broker:
 
     def retain(self, entry: Entry) -> None:
         """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
-        channel = entry[1]._channel or ""
+        channel = entry[1]._channel, entry[1]._channel_extension
         if entry[0]:
             self._retained[channel] = entry
         else:

@@ -13,7 +13,7 @@ from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Router, filter_of
 from adapters.mqtt.settings import MqttSettings
 from messaging import channels
-from messaging.adapter import CORE_FEATURES, Adapter
+from messaging.adapter import CORE_FEATURES, Adapter, PlannedLossError
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -316,7 +316,7 @@ class MqttAdapter(Adapter):
             await link.close()
         finally:
             if link is self._link:
-                self._disconnected(ConnectionLostError(f"connection to {self._target} ended to register the last will"))
+                self._disconnected(PlannedLossError(f"connection to {self._target} ended to register the last will"))
 
     # --- subscribing
 

@@ -28,7 +28,7 @@ _CommandLineError: type[Exception] = next(
 _BAD_INPUT: Final = (ConfigurationError, ArgumentError, UnsupportedFeatureError, CodecError)
 
 #: habits of other clients -> what to say
-_IN_URL: Final = "host, port and user are part of the URL, such as mqtt://user@host:1883"
+_IN_URL: Final = "part of the URL: host and port as in mqtt://localhost:1883, user and password before the host"
 _ELSEWHERE: Final = "the password is part of the URL, or in MESSAGING_PASSWORD or MESSAGING_PASSWORD_FILE"
 _HINTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("-h", "--host", "-p", "--port", "--username", "-U"), _IN_URL),

@@ -106,6 +106,8 @@ def _adapter_status(scheme: str) -> str:
         kind(url, load_settings(kind.settings_type, url, {}), "info")
     except MessagingError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001  # one that is broken must not hide the others
+        return f"broken: {type(error).__name__}: {error}"
     return "ok"
 
 

@@ -40,7 +40,6 @@ acknowledge = feature(Features.ACKNOWLEDGE)
 
 
 def direct(
-    backend: Backend,
     m: Messaging,
     channel: str,
     /,
@@ -58,8 +57,7 @@ def direct(
         builder.handle_acknowledge(handle)
     if post is not None:
         builder.post_acknowledge(post)
-    more = {"guaranteedDelivery": True} if backend.reliable else {}
-    return builder.message_context_builder().channel(channel).extensions({**more, **(extensions or {})}).build_context()
+    return builder.message_context_builder().channel(channel).extensions(extensions or {}).build_context()
 
 
 class Log:
@@ -106,7 +104,7 @@ def test_a_verdict_is_given_once(backend: Backend) -> None:
     """Scenarios 69 [S], 70 [S], 71 [S], 72 [I]: RECEIVED, then ACKNOWLEDGED or REJECTED, for good."""
     m = backend.connect()
     channel = backend.channel()
-    with m.subscription.subscribe(direct(backend, m, channel)) as stream:
+    with m.subscription.subscribe(direct(m, channel)) as stream:
         publish(m, channel, [b"1", b"2"], **backend.reliable)
         one, two = acknowledgement(stream.receive(PATIENCE)), acknowledgement(stream.receive(PATIENCE))
         assert (one.acknowledge_state, two.acknowledge_state) == (RECEIVED, RECEIVED)
@@ -127,7 +125,7 @@ def test_of_racing_threads_one_wins(backend: Backend) -> None:
     """Scenario 73 [B]: the handler fetched twice has one state."""
     m = backend.connect()
     channel = backend.channel()
-    with m.subscription.subscribe(direct(backend, m, channel)) as stream:
+    with m.subscription.subscribe(direct(m, channel)) as stream:
         for number in range(20):
             publish(m, channel, [str(number).encode()], **backend.reliable)
             context = acknowledgement(stream.receive(PATIENCE))
@@ -234,7 +232,7 @@ def test_manual_acknowledgement_leaves_it_to_the_consumer(backend: Backend) -> N
     """Scenario 86 [G], 87 [I]: neither returning nor asking for the next message settles anything."""
     m = backend.connect()
     channel = backend.channel()
-    stream = m.subscription.subscribe(direct(backend, m, channel))
+    stream = m.subscription.subscribe(direct(m, channel))
     inbox = Inbox(stream)
     publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
     inbox.wait(3)
@@ -256,6 +254,58 @@ def test_automatic_acknowledgement_is_on_arrival(backend: Backend) -> None:
         assert context.acknowledge_handler.reject() is False
         assert context.acknowledge_state is ACKNOWLEDGED
         nothing_more(m, channel, stream, **backend.reliable)
+
+
+def refuse(_: Message) -> bool:
+    return False
+
+
+@feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_what_a_filter_refuses_after_it_was_acknowledged_is_not_swallowed(backend: Backend) -> None:
+    """It is counted, and goes to the dead-letter channel if there is one."""
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    for more in ({}, {"deadLetterChannel": dead}):
+        context = direct(m, channel, filter=refuse, extensions={"autoAcknowledge": True, **more})
+        with m.subscribe(dead, **backend.reliable) as buried, m.subscription.subscribe(context) as stream:
+            inbox = Inbox(stream)
+            publish(m, channel, [b"1"], **backend.reliable)
+            if more:
+                assert receive(buried, 1) == [b"1"]
+            else:
+                eventually(lambda: stream.counters.rejected)  # within this round
+            assert (stream.counters.rejected, inbox.messages) == (1, [])
+            nothing_more(m, dead, buried, **backend.reliable)
+
+
+@feature(Features.EXTENSION_QOS, Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_what_a_filter_refuses_of_messages_without_acknowledgement_is_not_swallowed(backend: Backend) -> None:
+    """Published with QoS 0 they can not be rejected: they are counted, and go to the dead-letter channel."""
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    context = direct(m, channel, filter=refuse, extensions={"deadLetterChannel": dead})
+    with m.subscribe(dead, **backend.reliable) as buried, m.subscription.subscribe(context) as stream:
+        inbox = Inbox(stream)
+        publish(m, channel, [b"1"], qos="0")
+        assert receive(buried, 1) == [b"1"]
+        assert (stream.counters.rejected, inbox.messages) == (1, [])
+        nothing_more(m, dead, buried, **backend.reliable)
+
+
+@acknowledge
+def test_acknowledging_gives_credit_back(backend: Backend) -> None:
+    """However many there are: a broker that hears nothing would stop sending."""
+    m = backend.connect()
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(3000)]
+    with m.subscription.subscribe(direct(m, channel)) as stream:
+        promises = [m.publish(channel, payload, **backend.reliable) for payload in payloads]
+        for payload in payloads:
+            message = stream.receive(PATIENCE)
+            assert message.payload == payload
+            assert acknowledgement(message).acknowledge_handler.acknowledge()
+        for promise in promises:
+            promise.result(PATIENCE)
 
 
 @feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
@@ -292,7 +342,7 @@ def test_a_filter_decides(backend: Backend) -> None:
         return message.payload != b"bad" or bool(message.context.extensions.get("redelivered"))
 
     inbox = Inbox(
-        m.subscription.subscribe(direct(backend, m, channel, filter=accept, post=log.note("post"))), log.note("stream")
+        m.subscription.subscribe(direct(m, channel, filter=accept, post=log.note("post"))), log.note("stream")
     )
     publish(m, channel, [b"good"], **backend.reliable)
     inbox.wait(1)
@@ -331,7 +381,7 @@ def test_a_handler_decides(backend: Backend, form: str) -> None:
 
     handle = decide if form == "message and handler" else decide_alone
     inbox = Inbox(
-        m.subscription.subscribe(direct(backend, m, channel, handle=handle, post=log.note("post"))), log.note("stream")
+        m.subscription.subscribe(direct(m, channel, handle=handle, post=log.note("post"))), log.note("stream")
     )
     publish(m, channel, [b"good"], **backend.reliable)
     inbox.wait(1)
@@ -355,7 +405,7 @@ def test_a_callable_handler_yields_to_a_filter(backend: Backend) -> None:
     m = backend.connect()
     channel = backend.channel()
     log = Log()
-    context = direct(backend, m, channel, filter=log.note("filter", True), handle=log.note("handler"))
+    context = direct(m, channel, filter=log.note("filter", True), handle=log.note("handler"))
     inbox = Inbox(m.subscription.subscribe(context))
     publish(m, channel, [b"1"], **backend.reliable)
     inbox.wait(1)
@@ -369,7 +419,7 @@ def test_a_handler_given_by_target_is_called_after_the_filter(backend: Backend) 
     channel = backend.channel()
     log = Log()
     backend.services.register(AcknowledgeConsumer, log.note("handler"), {"role": "handler"})
-    context = direct(backend, m, channel, filter=log.note("filter", True), handle="(role=handler)")
+    context = direct(m, channel, filter=log.note("filter", True), handle="(role=handler)")
     inbox = Inbox(m.subscription.subscribe(context))
     publish(m, channel, [b"1"], **backend.reliable)
     inbox.wait(1)
@@ -383,7 +433,7 @@ def test_a_handler_may_leave_it_open(backend: Backend) -> None:
     channel = backend.channel()
     log = Log()
     states: list[AcknowledgeType] = []
-    context = direct(backend, m, channel, handle=log.note("handler"), post=log.note("post"))
+    context = direct(m, channel, handle=log.note("handler"), post=log.note("post"))
 
     def act(message: Message) -> None:
         states.append(ack_state(message))
@@ -402,7 +452,7 @@ def test_post_alone_is_called_once_the_consumer_acted(backend: Backend) -> None:
     m = backend.connect()
     channel = backend.channel()
     log = Log()
-    with m.subscription.subscribe(direct(backend, m, channel, post=log.note("post"))) as stream:
+    with m.subscription.subscribe(direct(m, channel, post=log.note("post"))) as stream:
         publish(m, channel, [b"1", b"2"], **backend.reliable)
         first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
         assert log.entries == []
@@ -418,7 +468,7 @@ def test_callbacks_are_found_by_target(backend: Backend) -> None:
     m = backend.connect()
     channel = backend.channel()
     log = Log()
-    context = direct(backend, m, channel, filter="(&(role=filter)(area=7))", post="(role=post)")
+    context = direct(m, channel, filter="(&(role=filter)(area=7))", post="(role=post)")
     inbox = Inbox(m.subscription.subscribe(context))
     backend.services.register(AcknowledgeFilter, log.note("other", False), {"role": "filter", "area": 8})
     backend.services.register(AcknowledgeFilter, log.note("filter", True), {"role": "filter", "area": 7})
@@ -441,13 +491,26 @@ def test_a_target_that_matches_nothing_is_ignored_with_a_warning(
     states: list[AcknowledgeType] = []
     with caplog.at_level(logging.WARNING):
         inbox = Inbox(
-            m.subscription.subscribe(direct(backend, m, channel, filter="(role=nobody)")),
+            m.subscription.subscribe(direct(m, channel, filter="(role=nobody)")),
             lambda message: states.append(ack_state(message)),
         )
         publish(m, channel, [b"1"], **backend.reliable)
         inbox.wait(1)
     assert states == [RECEIVED]
     assert "(role=nobody)" in caplog.text
+
+
+@acknowledge
+def test_a_callable_handler_decides_where_the_target_of_the_filter_matches_nothing(backend: Backend) -> None:
+    """Scenario 82 [I]: as if no filter was given."""
+    m = backend.connect()
+    channel = backend.channel()
+    log = Log()
+    context = direct(m, channel, filter="(role=nobody)", handle=lambda message: message.reject(), post=log.note("post"))
+    inbox = Inbox(m.subscription.subscribe(context))
+    publish(m, channel, [b"1"], **backend.reliable)
+    eventually(lambda: "post 1 REJECTED" in log.entries, "rejected by the handler")
+    assert inbox.messages == []
 
 
 @acknowledge
@@ -470,7 +533,7 @@ def test_a_filter_that_raises_rejects_and_the_subscription_goes_on(
             raise ZeroDivisionError
         return True
 
-    inbox = Inbox(m.subscription.subscribe(direct(backend, m, channel, filter=accept, post=log.note("post"))))
+    inbox = Inbox(m.subscription.subscribe(direct(m, channel, filter=accept, post=log.note("post"))))
     publish(m, channel, [b"bad"], **backend.reliable)
     assert inbox.wait(1) == [b"bad"]
     assert log.entries == ["post bad REJECTED", "post bad ACKNOWLEDGED"]
@@ -486,7 +549,7 @@ def test_a_post_callback_that_raises_changes_nothing(backend: Backend, caplog: p
     def post(_: Message) -> None:
         raise ZeroDivisionError
 
-    inbox = Inbox(m.subscription.subscribe(direct(backend, m, channel, filter=lambda _: True, post=post)))
+    inbox = Inbox(m.subscription.subscribe(direct(m, channel, filter=lambda _: True, post=post)))
     publish(m, channel, [b"1", b"2"], **backend.reliable)
     assert inbox.wait(2) == [b"1", b"2"]
     assert [ack_state(message) for message in inbox.messages] == [ACKNOWLEDGED] * 2
@@ -499,7 +562,7 @@ def test_direct_acknowledgement_works_for_iterators(backend: Backend) -> None:
     channel = backend.channel()
     # a rejected message is not worth another delivery
     once = {Features.EXTENSION_MAX_DELIVERIES: 1}
-    context = direct(backend, m, channel, filter=lambda message: message.payload != b"bad", extensions=once)
+    context = direct(m, channel, filter=lambda message: message.payload != b"bad", extensions=once)
     with m.subscription.subscribe(context) as stream:
         publish(m, channel, [b"1", b"bad", b"2"], **backend.reliable)
         for payload in (b"1", b"2"):

@@ -125,6 +125,22 @@ def test_a_retained_message_is_for_the_newcomer_only(backend: Backend) -> None:
     publish(m, f"{base}/a", [b""], retain=True)
 
 
+@feature(Features.EXTENSION_RETAIN, Features.ROUTING_KEY)
+def test_a_channel_with_a_routing_key_retains_for_itself(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    keys = ("a", "b", None)
+    for key in keys:
+        publish(m, channel, [str(key).encode()], channel_extension=key, retain=True)
+    publish(m, channel, [b""], channel_extension="a", retain=True)
+    for key in keys:
+        with m.subscribe(channel, channel_extension=key) as stream:
+            if key != "a":
+                assert receive(stream, 1) == [str(key).encode()]
+            publish(m, channel, [b"end"], channel_extension=key)
+            assert receive(stream, 1) == [b"end"]
+
+
 @feature(Features.EXTENSION_RETAIN, Features.EXTENSION_QUEUE)
 def test_a_queue_gets_no_retained_messages(backend: Backend) -> None:
     """Each consumer that joins would have the queue process them again (MQTT 5, 4.8.2)."""

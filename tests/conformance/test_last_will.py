@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from messaging import Features, UnsupportedFeatureError
@@ -94,6 +96,30 @@ def test_a_will_carries_its_context(backend: Backend) -> None:
         message = stream.receive(PATIENCE)
         assert message.payload == b"will"
         assert (message.context.content_type, message.context.correlation_id) == ("x/y", "4711")
+
+
+@feature(Features.EXTENSION_LAST_WILL, Features.EXTENSION_QOS)
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+def test_a_will_has_the_qos_asked_for(backend: Backend, qos: str) -> None:
+    """RFC 6.3: its sample has QoS 2."""
+    m, link = backend.connect_severable()
+    channel = backend.channel("will")
+    with backend.connect().subscribe(channel, qos="2") as stream:
+        m.publish(channel, b"will", last_will=True, qos=qos).result(PATIENCE)
+        online(m)
+        link.sever()
+        assert stream.receive(PATIENCE).context.extensions["qos"] == qos
+
+
+@last_will
+def test_registering_a_will_is_no_trouble(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """Even where the protocol has to connect anew for it."""
+    m = backend.connect()
+    with caplog.at_level(logging.WARNING):
+        m.publish(backend.channel("will"), b"will", last_will=True).result(PATIENCE)
+        online(m)
+    assert not caplog.records
+    assert m.runtime.get_runtime_dto().connection.cause is None
 
 
 @feature(Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN)

@@ -398,13 +398,23 @@ def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Back
 # --- asking for nothing
 
 
-@pytest.mark.parametrize("key", ["guaranteedOrdering", "guaranteedDelivery", "autoAcknowledge", "lastWill", "retain"])
-def test_a_feature_that_is_off_needs_no_support(backend: Backend, key: str) -> None:
-    """Scenario 93 [S]: false is the default, so it is no request."""
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [
+        ("guaranteedOrdering", False),
+        ("guaranteedDelivery", False),
+        ("autoAcknowledge", False),
+        ("lastWill", False),
+        ("retain", False),
+        ("autocreate", True),
+    ],
+)
+def test_asking_for_the_default_needs_no_support(backend: Backend, key: str, default: bool) -> None:
+    """Scenario 93 [S]: it is no request."""
     m = backend.connect()
     channel = backend.channel()
     with m.subscribe(channel) as stream:
-        message = m.context_builder().channel(channel).extension_entry(key, False).content(b"x").build_message()
+        message = m.context_builder().channel(channel).extension_entry(key, default).content(b"x").build_message()
         assert isinstance(message, Message)
         m.publisher.publish(message).result(PATIENCE)
         assert receive(stream, 1) == [b"x"]

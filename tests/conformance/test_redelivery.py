@@ -30,11 +30,9 @@ def accept(message: Message) -> None:
     assert acknowledgement(message).acknowledge_handler.acknowledge()
 
 
-def manual(backend: Backend, m: Messaging, channel: str, /, **extensions: object) -> MessageContext:
+def manual(m: Messaging, channel: str, /, **extensions: object) -> MessageContext:
     """A context that leaves acknowledging to the consumer."""
     builder = m.acknowledge_context_builder().message_context_builder().channel(channel)
-    if backend.reliable:
-        builder.extension_entry(Features.EXTENSION_GUARANTEED_DELIVERY, True)
     return builder.extensions(extensions).build_context()
 
 
@@ -43,7 +41,7 @@ def test_a_rejected_message_is_delivered_again(backend: Backend) -> None:
     """Scenario 86 [G]: rejection forces redelivery; the second delivery says that it is one."""
     m = backend.connect()
     channel = backend.channel()
-    stream = m.subscription.subscribe(manual(backend, m, channel))
+    stream = m.subscription.subscribe(manual(m, channel))
     with stream:
         publish(m, channel, [b"1"], **backend.reliable)
         for number in range(3):
@@ -62,7 +60,7 @@ def test_a_redelivered_message_is_the_same_message(backend: Backend, shared: boo
     m = backend.connect()
     channel = backend.channel()
     queue = {"queue": backend.queue()} if shared else {}
-    with m.subscription.subscribe(manual(backend, m, channel, **queue)) as stream:
+    with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
         publish(m, channel, [b"1"], **laden(backend, m))
         first = stream.receive(PATIENCE)
         reject(first)
@@ -82,7 +80,7 @@ def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors
     m = backend.connect()
     channel = backend.channel()
     payloads = [b"1", b"2", b"3", b"4", b"5"]
-    context = manual(backend, m, channel, guaranteedOrdering=True)
+    context = manual(m, channel, guaranteedOrdering=True)
     with m.subscription.subscribe(context) as stream:
         publish(m, channel, payloads, **backend.reliable)
         eventually(lambda: stream.counters.received, "something arrived")
@@ -102,7 +100,7 @@ def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend) -> 
     """Without a dead-letter channel it is discarded then."""
     m = backend.connect()
     channel = backend.channel()
-    with m.subscription.subscribe(manual(backend, m, channel, maxDeliveries=3)) as stream:
+    with m.subscription.subscribe(manual(m, channel, maxDeliveries=3)) as stream:
         publish(m, channel, [b"1"], **backend.reliable)
         for _ in range(3):
             message = stream.receive(PATIENCE)
@@ -115,7 +113,7 @@ def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend) -> 
 def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend) -> None:
     m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
-    context = manual(backend, m, channel, maxDeliveries=2, deadLetterChannel=dead)
+    context = manual(m, channel, maxDeliveries=2, deadLetterChannel=dead)
     with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
         publish(m, channel, [b"\xff1"], **backend.reliable)
         for _ in range(2):
@@ -143,7 +141,7 @@ def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend) ->
         more |= {"content_type": "x/y", "correlation_id": "4711"}
     if Features.EXTENSION_HEADERS in m.features:
         more |= {"headers": {"own": "kept"}}
-    context = manual(backend, m, channel, deadLetterChannel=dead)
+    context = manual(m, channel, deadLetterChannel=dead)
     with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
         publish(m, channel, [b"1"], **more, **backend.reliable)
         reject(stream.receive(PATIENCE))
@@ -173,7 +171,7 @@ def test_what_was_never_settled_is_delivered_again_when_the_stream_closes(backen
     """Scenario 89 [I]: what was handed out, and what was still in the buffer; in order."""
     m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
-    with m.subscription.subscribe(manual(backend, m, channel, queue=queue)) as stream:
+    with m.subscription.subscribe(manual(m, channel, queue=queue)) as stream:
         publish(m, channel, [b"1", b"2", b"3", b"4"], **backend.reliable)
         first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
         accept(first)
@@ -209,8 +207,8 @@ def test_a_rejected_message_can_go_to_another_process(backend: Backend) -> None:
     m, other = backend.connect(), backend.connect()
     channel, queue = backend.channel(), backend.queue()
     with (
-        m.subscription.subscribe(manual(backend, m, channel, queue=queue, prefetch=1)) as stubborn,
-        other.subscription.subscribe(manual(backend, other, channel, queue=queue, prefetch=1)) as willing,
+        m.subscription.subscribe(manual(m, channel, queue=queue, prefetch=1)) as stubborn,
+        other.subscription.subscribe(manual(other, channel, queue=queue, prefetch=1)) as willing,
     ):
         taken = Inbox(willing, accept)
         publish(m, channel, [b"1"], **backend.reliable)
@@ -231,7 +229,7 @@ def test_a_rejected_message_can_go_to_another_process(backend: Backend) -> None:
 def test_prefetch_bounds_what_is_unsettled(backend: Backend) -> None:
     m = backend.connect()
     channel = backend.channel()
-    context = manual(backend, m, channel, prefetch=2)
+    context = manual(m, channel, prefetch=2)
     with backend.connect().subscribe(channel) as witness, m.subscription.subscribe(context) as stream:
         publish(m, channel, [b"1", b"2", b"3", b"4"], **backend.reliable)
         assert receive(witness, 4) == [b"1", b"2", b"3", b"4"]
@@ -255,8 +253,8 @@ def test_what_one_consumer_may_not_prefetch_another_gets(backend: Backend) -> No
     m, other = backend.connect(), backend.connect()
     channel, queue = backend.channel(), backend.queue()
     with (
-        m.subscription.subscribe(manual(backend, m, channel, queue=queue, prefetch=1)) as slow,
-        other.subscription.subscribe(manual(backend, other, channel, queue=queue)) as quick,
+        m.subscription.subscribe(manual(m, channel, queue=queue, prefetch=1)) as slow,
+        other.subscription.subscribe(manual(other, channel, queue=queue)) as quick,
     ):
         taken = Inbox(quick, accept)
         publish(m, channel, [b"%d" % number for number in range(10)], **backend.reliable)

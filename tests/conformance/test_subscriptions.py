@@ -278,6 +278,18 @@ def test_a_refused_subscription_ends_with_an_error(backend: Backend) -> None:
         assert second.ready.done()
 
 
+@feature(Features.EXTENSION_AUTOCREATE, Features.EXTENSION_QUEUE, Features.EXTENSION_BUFFER_SIZE)
+def test_with_autocreate_off_a_queue_gets_nothing_new(backend: Backend) -> None:
+    """MSG180: who joins a queue takes what it gets; that it gets more is something to be created."""
+    m = backend.connect()
+    bound, other, queue = backend.channel("bound"), backend.channel("other"), backend.queue()
+    with m.subscribe(bound, queue=queue) as first, m.subscribe(other, queue=queue, autocreate=False) as second:
+        second.ready.result(PATIENCE)
+        publish(m, other, [b"not bound"])
+        publish(m, bound, [b"1", b"2"])
+        assert {first.receive(PATIENCE).payload, second.receive(PATIENCE).payload} == {b"1", b"2"}
+
+
 @feature(Features.EXTENSION_AUTOCREATE, Features.ROUTING_KEY)
 def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Backend) -> None:
     """MSG180, publishing."""

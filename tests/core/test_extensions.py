@@ -23,6 +23,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.extensions import (
+    _BY_DEFAULT,
     CHECKS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
@@ -153,7 +154,7 @@ def test_unknown_extensions_are_refused(key: Any) -> None:
 @pytest.mark.parametrize("key", sorted(CHECKS))
 def test_what_is_not_announced_is_refused(key: str) -> None:
     """Scenario 91 [S]."""
-    good = next(value for name, value, _ in GOOD if name == key and value is not False)
+    good = next(value for name, value, _ in GOOD if name == key and value is not _BY_DEFAULT.get(key))
     with pytest.raises(UnsupportedFeatureError) as caught:
         check_extensions({key: good}, stand(EVERYTHING - {key}))
     assert caught.value.feature == key
@@ -165,6 +166,7 @@ def test_turning_off_what_is_not_there_asks_for_nothing(key: str) -> None:
 
 
 def test_not_creating_is_a_request_like_any_other() -> None:
+    assert check_extensions({Features.EXTENSION_AUTOCREATE: True}, stand(NEXT_TO_NOTHING))
     with pytest.raises(UnsupportedFeatureError):
         check_extensions({Features.EXTENSION_AUTOCREATE: False}, stand(NEXT_TO_NOTHING))
 
