@@ -286,7 +286,7 @@ class Connection:
     async def add(self, subscription: Subscription) -> None:
         """Subscribe now or, while there is no connection, after the next one."""
         if self.state == "closed" or self.closing:
-            subscription.fail(self.cause or ClosedError(f"{self.adapter.name!r} is closed"))
+            subscription.fail((None if self.closing else self.cause) or ClosedError(f"{self.adapter.name!r} is closed"))
             return
         self.subscriptions.add(subscription)
         if self.state == "connected" and not self._lost.is_set():
@@ -340,8 +340,10 @@ class Connection:
         if stopped is not None and not stopped.done():
             with contextlib.suppress(TimeoutError):  # an observer that hangs must not keep the broker waiting
                 await asyncio.wait_for(stopped, self.settings.close_timeout)
-        handle, subscription.handle = subscription.handle, None
         self.flush_verdicts()
+        if subscription.handle is not None:
+            await subscription.finish_burials(self.settings.close_timeout)
+        handle, subscription.handle = subscription.handle, None
         if handle is not None and unsubscribe:
             await self.unsubscribe(handle)
         subscription.complete()

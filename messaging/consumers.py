@@ -52,14 +52,20 @@ class Push(rx.DisposableBase):
         self._complete = False
         self._in_error = False
         self._over = False
+        self._started = False
         #: resolves when the observer will not be called any more
         self.quiet: Promise[None] = Promise("the end of an observer")
         subscription.consumer = self
 
     def wake(self) -> None:
         """Have a worker drain the buffer, unless one does."""
-        if not self._over and self._busy.acquire(blocking=False):
+        if self._started and not self._over and self._busy.acquire(blocking=False):
             workers().submit(self._drain)
+
+    def start(self) -> None:
+        """Emit from now on. From any thread; idempotent."""
+        self._started = True
+        self.wake()
 
     def _drain(self) -> None:
         subscription = self.subscription
@@ -104,6 +110,7 @@ class Push(rx.DisposableBase):
                 self._observer_raised(error)
                 return
             if self._in_error and not subscription.manual:
+                subscription.leave()
                 subscription.refuse(message)
             else:
                 accept(message)
@@ -140,7 +147,7 @@ class Push(rx.DisposableBase):
         """Complete after the message in progress; the promise resolves when that is done. From any thread."""
         self._complete = self._complete or not self._stopping
         self._stopping = self.subscription.dismissed = True
-        self.wake()
+        self.start()
         return self.quiet
 
     def dispose(self) -> None:
@@ -149,7 +156,7 @@ class Push(rx.DisposableBase):
             # an operator reports what a user's function raised by disposing from its except block
             self._in_error = True
         self._stopping = self.subscription.dismissed = True
-        self.wake()
+        self.start()
 
 
 class _InObserver(threading.local):

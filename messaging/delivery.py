@@ -202,6 +202,12 @@ class Subscription:
             if len(buffer) < self._capacity or self._makes_room(incoming, []):
                 buffer.append(incoming)
                 self.counters.acknowledged += incoming.token is not None
+        if any(incoming.token is None for incoming in withheld):
+            # no broker holds those back: they must not pile up behind what is
+            held = [incoming for incoming in withheld if incoming.token is not None]
+            self.counters.dropped += len(withheld) - len(held)
+            withheld.clear()
+            withheld.extend(held)
         if done:
             self._adapter.acknowledge(done)
 
@@ -280,6 +286,14 @@ class Subscription:
         """The connection is gone: what a named queue will deliver again is not handed out any more. On the loop."""
         self._delivers_again = self._has_broker_redelivery()
         self._expect_stale = True
+        self._forget_withheld()
+
+    def _forget_withheld(self) -> None:
+        """What was not acknowledged on arrival comes again, if the broker has it."""
+        if self._delivers_again and self._withheld:
+            kept = [incoming for incoming in self._withheld if not self._is_stale(incoming)]
+            self._withheld.clear()
+            self._withheld.extend(kept)
 
     def reconnected(self, resumed: bool) -> None:
         """Prepare for a new connection: on the loop, before subscribing again.
@@ -289,6 +303,7 @@ class Subscription:
         """
         self._delivers_again = resumed or self._has_broker_redelivery()
         self._expect_stale = True
+        self._forget_withheld()
         for queue in (self._buffer, self._withheld):
             # from the end where the consumer takes: their order must not change under its hands
             with contextlib.suppress(IndexError):
@@ -397,6 +412,7 @@ class Subscription:
         except CodecError as error:
             self.counters.invalid += 1
             if self._on_invalid == "raise":
+                self.leave()
                 incoming._settle(False)
                 raise
             logger.warning("message on %r is invalid: %s", incoming._channel, error)
@@ -478,9 +494,15 @@ class Subscription:
             self._adapter.acknowledge(tokens)
         for _ in range(len(self._forgotten)):
             self._redelivery.forget(self._forgotten.popleft())
+        if self._rejected and self.leaving:
+            self._hold_back()  # this may be here before what leave() asked for
         for _ in range(len(self._rejected)):
             self._redelivery.reject(self._rejected.popleft(), self._given_back)
         self.proceed()
+
+    async def finish_burials(self, timeout: float) -> None:
+        """Wait until what was rejected for good is in the dead-letter channel. On the loop."""
+        await self._redelivery.finish(timeout)
 
     def _given_back(self) -> None:
         # only now may the next one be taken: what was put back goes first
@@ -504,8 +526,8 @@ class Subscription:
             if incoming._state is _RECEIVED:
                 incoming._state = _ACKNOWLEDGED
                 incoming._settler = None
-                if self._held is not None:
-                    self._held.pop(id(incoming), None)
-                self.settled_count += 1
+                # unless its connection was lost, and its credit given back
+                if self._held is None or self._held.pop(id(incoming), None) is not None:
+                    self.settled_count += 1
         self._redelivery.bury(incoming, redelivery.INVALID)
         self.proceed()

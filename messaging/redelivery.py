@@ -5,6 +5,8 @@ Everything here runs on the engine's loop.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,13 +17,13 @@ from messaging.adapter import Incoming
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnsupportedFeatureError
 from messaging.features import Features
 from messaging.message import Message, MessageContext
+from messaging.promise import Promise
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.delivery import StreamCounters
     from messaging.engine import Engine
     from messaging.extensions import SubscribeOptions
-    from messaging.promise import Promise
     from messaging.publisher import MessagePublisher
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ class Redelivery:
         #: rejections so far of messages that the broker delivers again and does not count: by message id or, without
         #: one, by content. With competing consumers each counts its own.
         self.rejections: OrderedDict[object, int] = OrderedDict()
+        #: dead letters being published for the first time
+        self._burials: set[Promise[None]] = set()
 
     def reject(self, incoming: Incoming, given_back: Callable[[], object]) -> None:
         """Have a rejected message delivered again, or bury it; ``given_back`` is called once that is on its way."""
@@ -108,6 +112,13 @@ class Redelivery:
                 self._put_back(_again(incoming, deliveries + 1))
         given_back()
 
+    async def finish(self, timeout: float) -> None:
+        """Wait for the dead letters on their way: unsubscribing before would give their messages back as well."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                for burial in [*self._burials]:
+                    await burial
+
     def bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
         """Publish to the dead-letter channel, then acknowledge."""
         self.forget(incoming)
@@ -126,6 +137,12 @@ class Redelivery:
             return
         contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter)
         pause = _FIRST_RETRY
+        burial: Promise[None] = Promise(f"burying a message of {incoming._channel!r}")
+        self._burials.add(burial)
+
+        def over() -> None:
+            self._burials.discard(burial)
+            burial.resolve(None)
 
         def publish() -> None:
             # what others wrote may be more than can be published from here: then it travels with less
@@ -147,12 +164,14 @@ class Redelivery:
             if error is None:
                 self._counters.dead_lettered += 1
                 done()
+                over()
             else:
                 failed(error)
 
         def failed(error: MessagingError) -> None:
             nonlocal pause
             logger.error("dead letter of %r did not reach %r: %s", incoming._channel, channel, error)
+            over()
             # not acknowledged, so not lost: the broker still has it when this stream has ended
             if not self._has_ended() and not isinstance(error, ClosedError):
                 self._engine.loop.call_later(pause, publish)

@@ -26,10 +26,11 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from reactivex import Observable
 from reactivex import abc as rx
+from reactivex.scheduler import CurrentThreadScheduler
 
 from messaging.consumers import Pull, Push, StreamEndedError, ignore, in_observer, remove
 from messaging.engine import may_block, wait_for
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.delivery import StreamCounters, Subscription
     from messaging.promise import Promise
+
+
+#: how long the subscribing thread may take to assemble the rest of a chain of operators
+_ASSEMBLY_SECONDS: Final = 0.1
 
 
 class MessageStream(Observable[Message]):
@@ -108,11 +113,14 @@ class MessageStream(Observable[Message]):
             if self._closed:  # by a finalizer, just now
                 push.stop()
         push.quiet.listen(lambda: self._pushes.discard(push))
-        # messages and even the end may have come before the observer did
-        push.wake()
         if may_block():
             with contextlib.suppress(DeadlineError):
                 subscription.ready.exception(self._connection.settings.timeout)
+        # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
+        trampoline = CurrentThreadScheduler.singleton()
+        if not trampoline.schedule_required():  # who blocks in there must not wait for ever
+            self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, push.start)
+        trampoline.schedule(lambda *_: push.start())
         return push
 
     def _subscribe_core(
@@ -229,6 +237,8 @@ class MessageStream(Observable[Message]):
             subscription.dismissed = True  # now, rather than when the loop comes to it
             subscription.consumer.stop()
         if self._pull is not None:
+            if failed:
+                self._pull.subscription.leave()
             self._pull.settle(failed=failed)
 
         async def end() -> None:

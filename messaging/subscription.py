@@ -9,7 +9,13 @@ from messaging.adapter import SubscriptionSpec
 from messaging.builder import as_context
 from messaging.codecs import check_model
 from messaging.delivery import Consumption, OnInvalid, Subscription
-from messaging.errors import ArgumentError, ClosedError, InvalidChannelError, UnsupportedFeatureError
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    UnsupportedFeatureError,
+)
 from messaging.extensions import subscribe_options
 from messaging.features import Features
 from messaging.message import MessageContext
@@ -96,5 +102,11 @@ class MessageSubscription:
             raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
         options = subscribe_options(context._extensions, adapter, acknowledging=context._acknowledgement is not None)
         spec = SubscriptionSpec(context._channel, context._channel_extension, options)
+        dead = options.dead_letter_channel
+        if dead is not None and context._channel_extension is None and channels.matches(context._channel, dead):
+            raise InvalidExtensionError(
+                Features.EXTENSION_DEAD_LETTER_CHANNEL,
+                f"{dead!r} is matched by {context._channel!r} itself: its messages would go round in circles",
+            )
         adapter.check_subscribe(spec)
         return spec

@@ -9,7 +9,13 @@ from pydantic import Field
 
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
 from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
-from messaging.errors import ConnectionLostError, InvalidUrlError, MessagingError, PublishRefusedError
+from messaging.errors import (
+    ConnectionLostError,
+    InvalidExtensionError,
+    InvalidUrlError,
+    MessagingError,
+    PublishRefusedError,
+)
 from messaging.features import Features
 from messaging.settings import Settings
 
@@ -66,6 +72,8 @@ class MemoryAdapter(Adapter):
         if url.port is not None or url.username is not None or url.path:
             raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
+        #: lives on while this instance reconnects
+        self._broker: Broker | None = None
         #: outlives a reconnect
         self._will: Outgoing | None = None
 
@@ -89,6 +97,14 @@ class MemoryAdapter(Adapter):
     def max_message_size(self) -> int:
         return self.settings.max_message_size or _MAX_MESSAGE_SIZE
 
+    def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        if spec.options.queue is None and not spec.options.autocreate:
+            raise InvalidExtensionError(
+                Features.EXTENSION_AUTOCREATE,
+                "a subscription without queue makes one of its own; name an existing queue with the extension "
+                f"{Features.EXTENSION_QUEUE!r}",
+            )
+
     @property
     def broker(self) -> Broker:
         """The broker this instance is connected to."""
@@ -100,7 +116,10 @@ class MemoryAdapter(Adapter):
         return self._client
 
     async def open(self, lost: Callable[[MessagingError], None]) -> bool:
-        broker = join(self.url.host)
+        if self._broker is None:
+            self._broker = join(self.url.host)
+            self._broker.users += 1
+        broker = self._broker
 
         def dropped() -> None:
             self._client = None
@@ -116,6 +135,9 @@ class MemoryAdapter(Adapter):
         client, self._client = self._client, None
         if client is not None:
             client.leave()
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.release()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         client = self._connected()
@@ -130,12 +152,9 @@ class MemoryAdapter(Adapter):
                 touched.update(queues)
                 routed = context
             for queue in queues:
-                while queue.is_full() and not outgoing.settled and not client.gone:
-                    for each in touched:
-                        each.dispatch()
-                    routed = None  # who comes and goes meanwhile changes the routes
-                    # in steps: the deadline of the message, or the connection, may end meanwhile
-                    await queue.wait_for_room(_ROOM_STEP)
+                if queue.is_full():
+                    queues = await self._wait_for_room(outgoing, client, touched)
+                    break
             if outgoing.settled:  # its deadline passed, here or in the outbox
                 continue
             if client.gone:
@@ -153,6 +172,20 @@ class MemoryAdapter(Adapter):
             outgoing.confirm()
         for queue in touched:
             queue.dispatch()
+
+    @staticmethod
+    async def _wait_for_room(outgoing: Outgoing, client: Client, touched: set[Queue]) -> tuple[Queue, ...]:
+        """Wait until all queues of a message have room; those it goes to may be others by then."""
+        while True:
+            for queue in touched:
+                queue.dispatch()
+            queues = client.broker.route(outgoing.context)
+            touched.update(queues)
+            full = next((queue for queue in queues if queue.is_full()), None)
+            if full is None or outgoing.settled or client.gone:
+                return queues
+            # in steps: the deadline of the message, or the connection, may end meanwhile
+            await full.wait_for_room(_ROOM_STEP)
 
     async def set_will(self, will: Outgoing) -> None:
         self._will = self._connected().will = will

@@ -1,7 +1,7 @@
 """The broker behind ``memory://``: channels, queues, retained messages, wills, time-to-live, redelivery.
 
 Everything runs on the engine's loop, which all instances of a process share, so there is no lock. A broker lives as
-long as an instance is connected to it.
+long as an instance uses it, connected or about to be again.
 
 Every subscription consumes from a :class:`Queue`: a private one, or a named one that subscriptions share. A queue is
 bounded: when it is full, whoever publishes to it waits.
@@ -287,6 +287,8 @@ class Broker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.clients: set[Client] = set()
+        #: instances that are connected, or will be again
+        self.users = 0
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
         self._retained: dict[tuple[str | None, str | None], Entry] = {}
@@ -295,9 +297,13 @@ class Broker:
     # --- clients
 
     def leave(self, client: Client) -> None:
-        """A client is gone; the last one takes the broker with it."""
+        """A client is gone."""
         self.clients.discard(client)
-        if not self.clients and _brokers.get(self.name) is self:
+
+    def release(self) -> None:
+        """An instance is closed; the last one takes the broker with it."""
+        self.users -= 1
+        if not self.users and _brokers.get(self.name) is self:
             del _brokers[self.name]
 
     def disconnect(self, name: str) -> bool:
@@ -338,9 +344,9 @@ class Broker:
         return consumer
 
     def _retained_for(self, queue: Queue) -> Iterator[Entry]:
-        for channel, entry in [*self._retained.items()]:
+        for key, entry in [*self._retained.items()]:
             if _is_expired(entry):
-                del self._retained[channel]
+                del self._retained[key]
             elif queue.matches(entry[1]):
                 payload, context, options, _, _, expires = entry
                 yield (payload, context, options, True, 0, expires)
@@ -377,11 +383,11 @@ class Broker:
 
     def retain(self, entry: Entry) -> None:
         """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
-        channel = entry[1]._channel, entry[1]._channel_extension
+        key = (entry[1]._channel, entry[1]._channel_extension)
         if entry[0]:
-            self._retained[channel] = entry
+            self._retained[key] = entry
         else:
-            self._retained.pop(channel, None)
+            self._retained.pop(key, None)
 
     def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
         """Put a message into ``queues``; the caller dispatches them."""
@@ -409,20 +415,22 @@ class Client:
 
     def leave(self) -> None:
         """Disconnect in good order: the will is forgotten."""
+        self._detach()
+        self.broker.leave(self)
+
+    def _detach(self) -> None:
         self.gone = True
+        for consumer in self.consumers:
+            consumer.paused = True  # what one gives back is not for the other
         for consumer in self.consumers:
             self.broker.unsubscribe(consumer)
         self.consumers.clear()
-        self.broker.leave(self)
 
     def drop(self) -> None:
         """Lose the connection."""
-        self.gone = True
         will, self.will = self.will, None
         broker = self.broker
-        for consumer in self.consumers:
-            broker.unsubscribe(consumer)
-        self.consumers.clear()
+        self._detach()
         if will is not None:
             # nobody is left to wait for room
             queues = broker.route(will.context)
