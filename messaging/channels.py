@@ -11,6 +11,7 @@ lone surrogates: brokers drop the connection over any of them, so they are refus
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -139,6 +140,16 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     # '#' also matches the parent level: 'a/#' matches 'a'
     match = re.compile(guard + body + ("(?:/.*)?" if open_end else ""), re.DOTALL).fullmatch
     return lambda name: match(name) is not None
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether a channel may be in both patterns; both must be valid."""
+    for one, other in itertools.zip_longest(first.split("/"), second.split("/")):
+        if "#" in (one, other):
+            return True
+        if one is None or other is None or (one != other and "+" not in (one, other)):
+            return False
+    return True
 
 
 def matches(pattern: str, name: str) -> bool:

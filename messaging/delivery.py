@@ -201,7 +201,6 @@ class Subscription:
                 done.append(incoming.token)
             if len(buffer) < self._capacity or self._makes_room(incoming, []):
                 buffer.append(incoming)
-                self.counters.acknowledged += incoming.token is not None
         if any(incoming.token is None for incoming in withheld):
             # no broker holds those back: they must not pile up behind what is
             held = [incoming for incoming in withheld if incoming.token is not None]
@@ -209,6 +208,7 @@ class Subscription:
             withheld.clear()
             withheld.extend(held)
         if done:
+            self.counters.acknowledged += len(done)
             self._adapter.acknowledge(done)
 
     def _has_ended(self) -> bool:

@@ -335,9 +335,18 @@ class MqttAdapter(Adapter):
             async with asyncio.timeout(self.settings.timeout):
                 while self._outbound.uses(link.next_id):
                     await self._outbound.progress()
+                identifies = self.settings.v5 and connack.identifiers
+                overlapping = [] if identifies else self._router.overlapping(route)
                 qos = route.qos
+                if any(other.qos for other in overlapping):
+                    qos = max(qos, 1)
+                route.asked = qos
                 identifier = self._router.identify(stream) if connack.identifiers else None
                 code = await link.subscribe(route.filter, qos, identifier)
+                for other in overlapping:
+                    if qos and not other.asked and code < packets.FAILURE:
+                        other.asked = 1
+                        await link.subscribe(other.filter, 1, None)
         except BaseException as error:
             self._forget(stream)
             if isinstance(error, TimeoutError):
@@ -346,7 +355,7 @@ class MqttAdapter(Adapter):
         if code >= packets.FAILURE:
             self._forget(stream)
             raise SubscriptionRefusedError(f"{self._target} refused {_shown(spec)}: {self._reason_name(code)}")
-        route.confirmed = route.confirmed or qos == route.qos
+        route.confirmed = route.confirmed or qos >= route.qos
         return stream
 
     def _forget(self, stream: Stream) -> None:

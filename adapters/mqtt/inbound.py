@@ -8,8 +8,8 @@ credit.
 
 **Credit.** A broker may have sent ``receive_maximum`` messages that are not answered. mosquitto 2.0 does not keep to
 that: if more wait in its queue, answering one message has it send up to a whole window more. So where it exceeded the
-limit, answers wait until fewer messages than that are unsettled, and the newest are sent first: it counts the window
-from the position of the message that is answered.
+limit, answers wait until fewer messages than that are unsettled, and then go out a few at a time. They go out in the
+order of the messages (MQTT 4.6): answered out of order, mosquitto delivers out of order.
 
 **Sessions.** A broker that resumes a session sends again what it has no answer for, under the same packet id and marked
 as duplicate. If this process still holds the message, it is not delivered a second time: its tokens stay valid, and the
@@ -22,8 +22,10 @@ unacknowledged, for those who subscribe within a while, then acknowledged and dr
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
 from messaging.adapter import Incoming
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from adapters.mqtt.router import Router, Stream
 
 logger = logging.getLogger(__name__)
+
+#: pause between answers that nothing prompts, seconds
+_PACE: Final = 0.01
 
 
 class Receipt:
@@ -84,7 +89,8 @@ class Inbound:
         #: those of them that are not settled
         self._unsettled = 0
         #: those that are, and whose answer waits for credit
-        self._due: list[Receipt] = []
+        self._due: deque[Receipt] = deque()
+        self._pacer: asyncio.TimerHandle | None = None
         #: streams with a batch
         self._touched: list[Stream] = []
         #: messages for nobody yet; ``None`` once nobody is waited for
@@ -170,13 +176,14 @@ class Inbound:
 
     def _deliver(self, topic: str, decoded: Decoded, receipt: Receipt | None, streams: Sequence[Stream]) -> None:
         payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
-        if receipt is not None:
-            receipt.copies = len(streams)
+        copies = 0
         for stream in streams:
             token = None
-            if receipt is not None:
+            # a stream that asked for QoS 0 has nothing to settle, whatever QoS it shares a subscription with
+            if receipt is not None and stream.settles:
                 token = Token(receipt, stream)
                 stream.unsettled.add(token)
+                copies += 1
             if not stream.batch:
                 self._touched.append(stream)
             stream.batch.append(
@@ -184,6 +191,10 @@ class Inbound:
                     payload, topic, None, content_type, content_encoding, correlation_id, reply_to, extensions, token
                 )
             )
+        if receipt is not None:
+            receipt.copies = copies
+            if not copies:
+                self._settled(receipt)
 
     def hand_over(self) -> None:
         """Call the sinks of all streams something arrived for."""
@@ -255,19 +266,29 @@ class Inbound:
         self._unsettled -= 1
         # answered if the broker sent it on this connection; else when it sends it again, see _is_held
         if self._link is not None and receipt.connection == self._connection:
-            if len(self._receipts) <= self._limit:
-                self._answer(receipt)
-            else:
-                self._due.append(receipt)
-        if not self._unsettled:
+            self._due.append(receipt)
+        if not self._unsettled or len(self._receipts) <= self._limit:
             self.answer_all()
         elif self._due and self._unsettled < self._limit:
-            self._answer(self._due.pop())
+            self._answer(self._due.popleft())
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer more soon: there may be no further verdict to do it with."""
+        if self._pacer is None and self._due:
+            self._pacer = asyncio.get_running_loop().call_later(_PACE, self._pace)
+
+    def _pace(self) -> None:
+        self._pacer = None
+        for _ in range(min(len(self._due), self._limit - self._unsettled)):
+            self._answer(self._due.popleft())
+        if self._unsettled < self._limit:  # else the next verdict goes on
+            self._go_on()
 
     def answer_all(self) -> None:
         """Send the answers that wait for credit."""
         while self._due:
-            self._answer(self._due.pop())
+            self._answer(self._due.popleft())
 
     def _answer(self, receipt: Receipt) -> None:
         if self._receipts.get(receipt.id) is not receipt:

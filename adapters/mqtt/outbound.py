@@ -125,7 +125,7 @@ class Outbound:
 
     def _resume(self) -> None:
         link = self._link
-        while link is not None and self._unresumed and self._fits(self._unresumed[0].qos):
+        while link is not None and self._unresumed and self._fits():
             exchange = self._unresumed.popleft()
             if exchange.outgoing.settled and (exchange.qos == 1 or not self._session_present):
                 continue
@@ -176,13 +176,14 @@ class Outbound:
         except TimeoutError:
             pass
 
-    def _fits(self, qos: int) -> bool:
-        return len(self._exchanges) < self._window and (qos < 2 or self._qos2 < self._window_qos2)
+    def _fits(self) -> bool:
+        # whatever has a packet id counts: mosquitto drops a client that sends QoS 1 beside its limit of QoS 2
+        return len(self._exchanges) < self._window and self._qos2 < self._window_qos2
 
     def _can_send(self, link: Link, qos: int) -> bool:
         if self._is_paused or link.unsent > HIGH_WATER:
             return False
-        return not qos or (not self._unresumed and self._fits(qos))
+        return not qos or (not self._unresumed and self._fits())
 
     def _send(self, link: Link, outgoing: Outgoing, qos: int) -> None:
         connack = self._connack

@@ -13,7 +13,8 @@ the broker sends one packet for overlapping filters, as mosquitto does; from a b
 overlapping filters get as many copies. So does a queue: mosquitto sends a client only one packet for its plain
 subscription and the queues it is a member of, without saying which, so the packet serves all of them. If such a queue
 has members in other processes too, it may see a message twice. A retained message, known by its flag, answers a
-SUBSCRIBE: it goes to the newest matching stream that has not had one on that channel.
+SUBSCRIBE: it goes to the newest matching stream that has not had one on that channel. And it has the QoS of any one of
+the overlapping filters: so none of them is subscribed to with QoS 0 if another is not.
 
 Shared subscriptions are part of MQTT 5; with 3.1.1 it is the broker's choice to have them (mosquitto and most others
 do, RabbitMQ does not). They get no retained messages (MQTT 5, 4.8.2); those of brokers that send them nevertheless
@@ -45,10 +46,12 @@ _MATCHED: Final = 4096
 class Stream:
     """A subscription of the core: its handle."""
 
-    __slots__ = ("batch", "ended", "number", "replayed", "route", "sink", "unsettled")
+    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "sink", "unsettled")
 
-    def __init__(self, route: Route, sink: Sink, number: int) -> None:
+    def __init__(self, route: Route, sink: Sink, number: int, settles: bool) -> None:
         self.route = route
+        #: whether its messages have to be acknowledged: it asked for more than QoS 0
+        self.settles = settles
         self.sink = sink
         #: grows with each stream
         self.number = number
@@ -63,16 +66,30 @@ class Stream:
 class Route:
     """A subscription at the broker and the streams behind it."""
 
-    __slots__ = ("_turn", "confirmed", "filter", "identifiers", "is_shared", "matches", "qos", "streams")
+    __slots__ = (
+        "_turn",
+        "asked",
+        "confirmed",
+        "filter",
+        "identifiers",
+        "is_shared",
+        "matches",
+        "pattern",
+        "qos",
+        "streams",
+    )
 
     def __init__(self, queue: str | None, pattern: str) -> None:
         self.filter = filter_of(queue, pattern)
+        self.pattern = pattern
         self.is_shared = queue is not None
         self.matches = channels.matcher(pattern)
         #: the highest that one of its streams asked for
         self.qos = 0
         #: whether the broker has confirmed it, with that QoS
         self.confirmed = False
+        #: the QoS the broker was last asked for: more than that of the streams if others overlap
+        self.asked = 0
         self.streams: list[Stream] = []
         self.identifiers: deque[int] = deque()
         self._turn = 0
@@ -132,7 +149,7 @@ class Router:
             route.qos = qos
             route.confirmed = False
         self._streams += 1
-        stream = Stream(route, sink, self._streams)
+        stream = Stream(route, sink, self._streams, qos > 0)
         route.streams.append(stream)
         return stream
 
@@ -148,6 +165,14 @@ class Router:
         for identifier in route.identifiers:
             del self._identified[identifier]
         return True
+
+    def overlapping(self, route: Route) -> list[Route]:
+        """The other routes a message for ``route`` may be for as well."""
+        return [
+            other
+            for other in self._routes.values()
+            if other is not route and channels.overlap(route.pattern, other.pattern)
+        ]
 
     def identify(self, stream: Stream) -> int:
         """A subscription identifier for the SUBSCRIBE of ``stream``. It replaces that of its route at the broker."""

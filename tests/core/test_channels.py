@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging.channels import MAX_BYTES, check_name, check_pattern, has_wildcard, matcher, matches
+from messaging.channels import MAX_BYTES, check_name, check_pattern, has_wildcard, matcher, matches, overlap
 from messaging.errors import ArgumentError, InvalidChannelError
 
 LEVEL = st.text(st.sampled_from(["a", "b", "$", ".", "*", "é", "(", "\\", " "]), max_size=3)
@@ -88,6 +88,31 @@ def test_a_name_matches_itself_and_everything_unless_it_is_internal(name: str) -
 )
 def test_what_matches_what(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
+
+
+@given(PATTERNS, PATTERNS, NAMES)
+def test_patterns_with_a_channel_in_common_overlap(first: str, second: str, name: str) -> None:
+    if matches(first, name) and matches(second, name):
+        assert overlap(first, second)
+    assert overlap(first, second) is overlap(second, first)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("a/+", "+/b", True),
+        ("a/+", "b/+", False),
+        ("a/#", "a", True),
+        ("a/#", "a/b/c", True),
+        ("a/b/#", "a", False),
+        ("+", "a/b", False),
+        ("#", "+/+", True),
+    ],
+)
+def test_which_patterns_overlap(first: str, second: str, expected: bool) -> None:
+    assert overlap(first, second) is expected
 
 
 def test_a_long_pattern_matches_in_linear_time() -> None:
