@@ -47,7 +47,7 @@ class Member:
         if how in JUDGING:
             self.stream = subscribe_judging(m, channel, options, **judge.get(how, {}))
         else:
-            self.stream = subscribe_judging_not(m, channel, options)
+            self.stream = subscribe_plainly(m, channel, options)
         if how in PLAIN[1:]:
             self._thread = threading.Thread(target=self._iterate, daemon=True)
             self._thread.start()
@@ -79,7 +79,7 @@ class Member:
             self._note(message)
 
 
-def subscribe_judging_not(m: Messaging, channel: str, options: dict[str, Any]) -> MessageStream:
+def subscribe_plainly(m: Messaging, channel: str, options: dict[str, Any]) -> MessageStream:
     """A stream whose consumer settles what it was given by taking it."""
     context = m.context_builder().channel(channel)
     for key, value in options.items():

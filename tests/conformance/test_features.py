@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     Features.EXTENSION_HEADERS: ({"k": "v"}, ["k=v", {"k": 1}, {1: "v"}, {"": "v"}, {"k": "\0"}, {"k": "\ud800"}]),
     Features.EXTENSION_TIMEOUT: (5.0, [0, -1, "5", float("nan"), None]),
     Features.EXTENSION_QUEUE: ("q", ["", "a/b", 7]),
-    Features.EXTENSION_AUTOCREATE: (True, ["no", 1]),
+    Features.EXTENSION_AUTOCREATE: (False, ["no", 1]),
     Features.EXTENSION_DEAD_LETTER_CHANNEL: ("a/b", ["", "a/+", 7]),
     Features.EXTENSION_MAX_DELIVERIES: (3, [0, -1, 1.5, "3", True]),
     Features.EXTENSION_PREFETCH: (10, [0, 65_536, "10", True]),

@@ -96,7 +96,7 @@ class Worker:
 
     def run(self) -> None:
         try:
-            consume = getattr(self, self.kind if self.kind in ("iterator", "async") else "push")
+            consume = {"iterator": self.iterator, "async": self.async_iterator}.get(self.kind, self.push)
             while not self.stop.is_set():
                 consume()
         except BaseException as error:  # noqa: BLE001  # shown by finish()
@@ -153,7 +153,7 @@ class Worker:
         except RefusedError:
             pass
 
-    def _async(self) -> None:
+    def async_iterator(self) -> None:
         async def consume() -> None:
             async with self.open() as stream:
                 self.begun.set()
@@ -172,9 +172,6 @@ class Worker:
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), f"{self.kind} does not end"
         assert self.errors == []
-
-
-setattr(Worker, "async", Worker._async)
 
 
 @dataclass
