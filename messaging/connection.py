@@ -234,8 +234,7 @@ class Connection:
             self._ended.set()
 
     async def _close_in_order(self, deadline: float) -> None:
-        keep = self.adapter.keeps_session
-        ending = [self.engine.spawn(self.remove(each, unsubscribe=not keep)) for each in self.subscriptions]
+        ending = [self.engine.spawn(self.remove(each)) for each in self.subscriptions]
         if ending:
             await asyncio.wait(ending, timeout=max(0.0, deadline - self.engine.loop.time()))
         self.outbox.refuse()
@@ -332,8 +331,11 @@ class Connection:
         """:meth:`remove` in a task of its own."""
         self.engine.spawn(self.remove(subscription))
 
-    async def remove(self, subscription: Subscription, *, unsubscribe: bool = True) -> None:
-        """Let the consumer finish the message in progress, unsubscribe, and complete."""
+    async def remove(self, subscription: Subscription) -> None:
+        """Let the consumer finish the message in progress, unsubscribe, and complete.
+
+        When the instance closes, a broker that keeps its session keeps its subscriptions.
+        """
         self.subscriptions.discard(subscription)
         subscription.leaving = True
         stopped = subscription.consumer.stop()
@@ -344,7 +346,7 @@ class Connection:
         if subscription.handle is not None:
             await subscription.finish_burials(self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
-        if handle is not None and unsubscribe:
+        if handle is not None and not (self.closing and self.adapter.keeps_session):
             await self.unsubscribe(handle)
         subscription.complete()
 

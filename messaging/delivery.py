@@ -43,7 +43,6 @@ OnInvalid = Literal["raise", "skip", "dead_letter"]
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
-_acquire, _release = state_lock.acquire, state_lock.release
 
 
 @dataclass(slots=True)
@@ -262,8 +261,13 @@ class Subscription:
         self._connection.subscriptions.discard(self)
         handle, self.handle = self.handle, None
         if handle is not None:
-            self._connection.engine.spawn(self._connection.unsubscribe(handle))
+            self._connection.engine.spawn(self._let_go(handle))
         self._end(error)
+
+    async def _let_go(self, handle: Any) -> None:
+        self._connection.flush_verdicts()
+        await self.finish_burials(self._connection.settings.close_timeout)
+        await self._connection.unsubscribe(handle)
 
     def complete(self) -> None:
         """End without error."""
@@ -445,14 +449,11 @@ class Subscription:
     def accept(self, message: Message) -> None:
         """Acknowledge a message its consumer is done with, unless it was settled: the short way of ``settle``."""
         incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
-        _acquire()
-        try:
+        with state_lock:
             if incoming._state is not _RECEIVED:
                 return
             incoming._state = _ACKNOWLEDGED
             incoming._settler = None
-        finally:
-            _release()
         if self._redelivery.rejections:
             self._forgotten.append(incoming)
         self._acknowledged.append(incoming.token)

@@ -188,10 +188,7 @@ class Outbox:
             OutboxFullError: no room, and the caller runs an event loop, or its deadline passed.
         """
         size = len(entry.payload)
-        # spelled out, here and in ``Subscription.accept``: ``with`` costs as much as the rest of this method
-        lock = self._lock
-        lock.acquire()
-        try:
+        with self._lock:
             if (
                 self._accepted - self._settled_messages >= self._max_messages
                 or self._accepted_bytes - self._settled_bytes + size > self._max_bytes
@@ -203,8 +200,6 @@ class Outbox:
             self._accepted_bytes += size
             if queue:
                 self._waiting.append(entry)
-        finally:
-            lock.release()
         if not self._signalled:
             self._signalled = True
             self._engine.call(self._wake)

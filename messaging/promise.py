@@ -192,7 +192,8 @@ class Promise(Generic[T]):
             listener()
 
     def __del__(self) -> None:
-        if self._error is not None and not self._looked_at:
+        # an interrupt may have come before __init__ was through
+        if getattr(self, "_error", None) is not None and not self._looked_at:
             logger.error("%s failed and nobody looked: %s: %s", self.what, type(self._error).__name__, self._error)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from adapters.mqtt import mapping, packets
 from adapters.mqtt import settings as options
 from adapters.mqtt.inbound import Inbound
-from adapters.mqtt.router import Router, filter_of
+from adapters.mqtt.router import Route, Router, filter_of
 from adapters.mqtt.settings import MqttSettings
 from messaging import channels
 from messaging.adapter import CORE_FEATURES, Adapter, PlannedLossError
@@ -335,18 +335,11 @@ class MqttAdapter(Adapter):
             async with asyncio.timeout(self.settings.timeout):
                 while self._outbound.uses(link.next_id):
                     await self._outbound.progress()
-                identifies = self.settings.v5 and connack.identifiers
-                overlapping = [] if identifies else self._router.overlapping(route)
                 qos = route.qos
-                if any(other.qos for other in overlapping):
-                    qos = max(qos, 1)
-                route.asked = qos
                 identifier = self._router.identify(stream) if connack.identifiers else None
+                if not (self.settings.v5 and connack.identifiers):
+                    self._warn_of_overlap(route)
                 code = await link.subscribe(route.filter, qos, identifier)
-                for other in overlapping:
-                    if qos and not other.asked and code < packets.FAILURE:
-                        other.asked = 1
-                        await link.subscribe(other.filter, 1, None)
         except BaseException as error:
             self._forget(stream)
             if isinstance(error, TimeoutError):
@@ -355,8 +348,18 @@ class MqttAdapter(Adapter):
         if code >= packets.FAILURE:
             self._forget(stream)
             raise SubscriptionRefusedError(f"{self._target} refused {_shown(spec)}: {self._reason_name(code)}")
-        route.confirmed = route.confirmed or qos >= route.qos
+        route.confirmed = route.confirmed or qos == route.qos
         return stream
+
+    def _warn_of_overlap(self, route: Route) -> None:
+        """Of overlapping filters the broker picks any one, and its QoS, for the one packet it sends."""
+        for other in self._router.overlapping(route):
+            if bool(other.qos) != bool(route.qos):
+                logger.warning(
+                    "%s: subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both may "
+                    "come with QoS 0, and without acknowledgement; give both the same qos",
+                    self.name, route.filter, route.qos, other.filter, other.qos,
+                )  # fmt: skip
 
     def _forget(self, stream: Stream) -> None:
         """Undo a subscription that was not confirmed."""

@@ -210,8 +210,8 @@ class Inbound:
     # --- streams
 
     def claim(self, stream: Stream) -> None:
-        """Give a new stream what was kept for it."""
-        if not self._unclaimed:
+        """Give a new stream what was kept for it: to one that settles, since it is answered for all."""
+        if not self._unclaimed or not stream.settles:
             return
         kept = []
         for publish, receipt in self._unclaimed:

@@ -14,7 +14,7 @@ overlapping filters get as many copies. So does a queue: mosquitto sends a clien
 subscription and the queues it is a member of, without saying which, so the packet serves all of them. If such a queue
 has members in other processes too, it may see a message twice. A retained message, known by its flag, answers a
 SUBSCRIBE: it goes to the newest matching stream that has not had one on that channel. And it has the QoS of any one of
-the overlapping filters: so none of them is subscribed to with QoS 0 if another is not.
+the overlapping filters, whichever the broker finds first.
 
 Shared subscriptions are part of MQTT 5; with 3.1.1 it is the broker's choice to have them (mosquitto and most others
 do, RabbitMQ does not). They get no retained messages (MQTT 5, 4.8.2); those of brokers that send them nevertheless
@@ -68,7 +68,6 @@ class Route:
 
     __slots__ = (
         "_turn",
-        "asked",
         "confirmed",
         "filter",
         "identifiers",
@@ -88,8 +87,6 @@ class Route:
         self.qos = 0
         #: whether the broker has confirmed it, with that QoS
         self.confirmed = False
-        #: the QoS the broker was last asked for: more than that of the streams if others overlap
-        self.asked = 0
         self.streams: list[Stream] = []
         self.identifiers: deque[int] = deque()
         self._turn = 0

@@ -16,6 +16,7 @@ from messaging import (
     ArgumentError,
     ClosedError,
     DeadlineError,
+    DecodeError,
     Message,
     MessageStream,
     Messaging,
@@ -100,7 +101,13 @@ def by_model(m: Messaging, seen: list[int | None], **context: Any) -> None:
     seen.append(len(seen) + 1)
 
 
-REFUSALS = pytest.mark.parametrize("way", [by_observer, by_operator, by_block, by_model])
+def by_model_of_an_iterator(m: Messaging, seen: list[int | None], **context: Any) -> None:
+    with contextlib.suppress(DecodeError), m.subscribe("a", int, queue="q", **context) as stream:
+        stream.receive(PATIENCE)
+    seen.append(len(seen) + 1)
+
+
+REFUSALS = pytest.mark.parametrize("way", [by_observer, by_operator, by_block, by_model, by_model_of_an_iterator])
 
 
 @REFUSALS

@@ -374,3 +374,34 @@ def test_a_pattern_of_many_hashes_is_matched_in_reasonable_time() -> None:
     assert not matches(".".join(["a"] * 19))
     assert matches(".".join(["a"] * 200))
     assert time.monotonic() - started < 2
+
+
+# --- a session that is kept
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_closing_keeps_the_subscriptions_of_a_session_and_closing_a_stream_does_not(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, observed: bool
+) -> None:
+    unsubscribed: list[object] = []
+    unsubscribe = MemoryAdapter.unsubscribe
+
+    async def noted(self: MemoryAdapter, handle: object) -> None:
+        unsubscribed.append(handle)
+        await unsubscribe(self, handle)
+
+    monkeypatch.setattr(MemoryAdapter, "keeps_session", property(lambda _: True))
+    monkeypatch.setattr(MemoryAdapter, "unsubscribe", noted)
+    for _ in range(20):
+        m = connect("memory://x")
+        stream = m.subscribe("a")
+        if observed:
+            stream.subscribe()
+        stream.ready.result(PATIENCE)
+        m.close()
+    assert unsubscribed == []
+    m = connect("memory://x")
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    stream.close().result(PATIENCE)
+    assert len(unsubscribed) == 1

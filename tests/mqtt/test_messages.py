@@ -226,6 +226,22 @@ def test_streams_of_one_filter_get_the_highest_qos_of_them_and_leave_independent
     run(main())
 
 
+def test_who_subscribes_to_overlapping_filters_with_and_without_acknowledgement_is_warned(
+    mosquitto: Mosquitto, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without identifiers the broker chooses the QoS of the one packet it sends."""
+
+    async def main() -> None:
+        async with connected(mosquitto.url, version=version) as core:
+            await core.subscribe("warn/a/+", qos="1")
+            await core.subscribe("warn/b/#", qos="0")
+            assert "overlap" not in caplog.text
+            await core.subscribe("warn/a/#", qos="0")
+
+    run(main())
+    assert ("'warn/a/#' (QoS 0) and 'warn/a/+' (QoS 1) overlap" in caplog.text) == (version == "3.1.1")
+
+
 def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_goes() -> None:
     async def main(broker: Mosquitto) -> None:
         async with connected(broker.url) as core:
