@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: when the loop tries again to get a lock that a publisher holds, seconds
+_LOCK_RETRY: Final = 0.001
 #: pause of the sender after the adapter raised, seconds
 _AFTER_FAILURE: Final = 0.02
 #: unique per process start: message ids must not repeat across processes
@@ -130,7 +132,8 @@ class Outbox:
 
     ``_lock`` guards the counters of what was accepted and the order of ``_waiting``; publishers hold it for an
     append. The loop takes entries without it (a deque's ends are safe) and publishes what it settled in counters of
-    its own, so that a confirm never waits for a publisher.
+    its own. It never waits for the lock: its holder may be a thread interrupted by a signal, whose handler closes the
+    instance and waits for the loop.
     """
 
     _numbers = iter(range(2**63))
@@ -256,9 +259,8 @@ class Outbox:
 
     def refuse(self) -> None:
         """Accept nothing from now on."""
-        with self._lock:
-            self._refusing = True
-            self._room.notify_all()
+        self._refusing = True
+        self._offer_room()
 
     def close(self) -> None:
         """Fail everything that is left with ``ClosedError``, or ``OutcomeUnknownError`` if it was sent."""
@@ -287,6 +289,9 @@ class Outbox:
     def _wake(self) -> None:
         # cleared before the sender looks: whoever appends after this line signals again
         self._signalled = False
+        if self._closed:  # meanwhile, by a signal handler that interrupted ``put``
+            self.close()
+            return
         self._wakeup.set()
         if self._sweeper is None:
             self._arm()
@@ -359,8 +364,11 @@ class Outbox:
 
     def _offer_room(self) -> None:
         self._offered_bytes = self._settled_bytes
-        with self._lock:
+        if self._lock.acquire(blocking=False):
             self._room.notify_all()
+            self._lock.release()
+        else:
+            self._engine.loop.call_later(_LOCK_RETRY, self._offer_room)
 
     def _settle(self, entry: Publication, error: MessagingError) -> None:
         if not entry.settled:
@@ -398,14 +406,23 @@ class Outbox:
             return
         again, waiting = self._again, self._waiting
         latest = max(entry.sequence for entry in again)
-        with self._lock:
-            # some may have come back before
-            while waiting and waiting[0].sequence < latest:
-                again.append(waiting.popleft())
-            again.sort(key=lambda entry: entry.sequence)
-            waiting.extendleft(reversed(again))
+        # some may have come back before
+        while waiting and waiting[0].sequence < latest:
+            again.append(waiting.popleft())
+        again.sort(key=lambda entry: entry.sequence)
+        waiting.extendleft(reversed(again))
         again.clear()
         self._wakeup.set()
+
+    def _purge(self) -> None:
+        """Drop what is settled."""
+        if self._lock.acquire(blocking=False):
+            live = [entry for entry in self._waiting if not entry.settled]
+            self._waiting.clear()
+            self._waiting.extend(live)
+            self._lock.release()
+        else:
+            self._engine.loop.call_later(_LOCK_RETRY, self._purge)
 
     # --- deadlines: looked after by one timer, in steps of a twentieth of the shortest timeout
 
@@ -450,10 +467,7 @@ class Outbox:
                 self._settle(entry, DeadlineError(f"{entry.what}: not sent before its deadline: {state}"))
         if expired:
             # also behind those that still have time: what is settled counts no more, so it must not stay either
-            with self._lock:
-                live = [entry for entry in self._waiting if not entry.settled]
-                self._waiting.clear()
-                self._waiting.extend(live)
+            self._purge()
         self._again = [entry for entry in self._again if not entry.settled]
         if self._blocked_publishers:
             self._offer_room()

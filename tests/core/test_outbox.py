@@ -32,6 +32,7 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
+from messaging.extensions import PublishOptions
 from messaging.outbox import Outbox, Publication
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
@@ -851,3 +852,33 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
     for sequence, message_id in scripted.sent:
         assert ids.setdefault(sequence, message_id) == message_id
     assert len(set(ids.values())) == len(ids)
+
+
+# --- interrupted publishers
+
+
+def test_closing_waits_for_no_publisher(broker: FakeBroker, connect: Connect) -> None:
+    """As from a signal handler: the thread it interrupted may be the one that holds the lock."""
+    m = connect(broker)
+    outbox = m._connection.outbox
+    with outbox._lock:
+        m.close()
+        late = Publication(outbox, b"x", MessageContext("a"), PublishOptions(), time.monotonic() + 30)
+        outbox._waiting.append(late)  # the interrupted call goes on
+    on_loop(outbox._wake)
+    assert isinstance(late.exception(PATIENCE), ClosedError)
+
+
+def test_publishers_that_wait_are_woken_although_another_holds_the_lock(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, outbox_size=1)
+    broker.hold = True
+    m.publish("a", b"1")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(m.publish, "a", b"2")
+        until(lambda: m._connection.outbox._blocked_publishers)
+        with m._connection.outbox._lock:
+            on_loop(m._connection.outbox.refuse)
+            assert not waiting.done()
+        with pytest.raises(ClosedError):
+            waiting.result(PATIENCE)
+    broker.confirm()
