@@ -8,8 +8,10 @@ credit.
 
 **Credit.** A broker may have sent ``receive_maximum`` messages that are not answered. mosquitto 2.0 does not keep to
 that: if more wait in its queue, answering one message has it send up to a whole window more. So where it exceeded the
-limit, answers wait until fewer messages than that are unsettled, and then go out a few at a time. They go out in the
-order of the messages (MQTT 4.6): answered out of order, mosquitto delivers out of order.
+limit, answers wait until fewer messages than that are unsettled, and then go out a few at a time. In which order is a
+choice between two evils. mosquitto counts its window from the position of the message that is answered: answered oldest
+first, it may send tens of thousands more; answered newest first, it keeps to the limit but, if that is small, delivers
+out of order. So a small limit is answered in order (as MQTT 4.6 asks), a large one, the default, newest first.
 
 **Sessions.** A broker that resumes a session sends again what it has no answer for, under the same packet id and marked
 as duplicate. If this process still holds the message, it is not delivered a second time: its tokens stay valid, and the
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: from this ``receive_maximum`` on the newest of the answers that wait are sent first
+_NEWEST_FIRST: Final = 256
 #: pause between answers that nothing prompts, seconds
 _PACE: Final = 0.01
 
@@ -270,8 +274,11 @@ class Inbound:
         if not self._unsettled or len(self._receipts) <= self._limit:
             self.answer_all()
         elif self._due and self._unsettled < self._limit:
-            self._answer(self._due.popleft())
+            self._answer(self._next_due())
             self._go_on()
+
+    def _next_due(self) -> Receipt:
+        return self._due.pop() if self._limit >= _NEWEST_FIRST else self._due.popleft()
 
     def _go_on(self) -> None:
         """Answer more soon: there may be no further verdict to do it with."""
@@ -281,14 +288,14 @@ class Inbound:
     def _pace(self) -> None:
         self._pacer = None
         for _ in range(min(len(self._due), self._limit - self._unsettled)):
-            self._answer(self._due.popleft())
+            self._answer(self._next_due())
         if self._unsettled < self._limit:  # else the next verdict goes on
             self._go_on()
 
     def answer_all(self) -> None:
         """Send the answers that wait for credit."""
         while self._due:
-            self._answer(self._due.popleft())
+            self._answer(self._next_due())
 
     def _answer(self, receipt: Receipt) -> None:
         if self._receipts.get(receipt.id) is not receipt:
