@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.adapter import PlannedLossError
@@ -68,6 +68,8 @@ class Connection:
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
         self._opening: dict[Subscription, asyncio.Task[Any] | None] = {}
+        #: subscriptions on their way out: none of ``subscriptions`` any more, but not yet gone at the broker
+        self._departures: dict[Subscription, asyncio.Task[Any]] = {}
         #: counts connections
         self._generation = 0
         #: loop time of the last one
@@ -234,7 +236,7 @@ class Connection:
             self._ended.set()
 
     async def _close_in_order(self, deadline: float) -> None:
-        ending = [self.engine.spawn(self.remove(each)) for each in self.subscriptions]
+        ending = [self.engine.spawn(self.remove(each)) for each in self.subscriptions | self._departures.keys()]
         if ending:
             await asyncio.wait(ending, timeout=max(0.0, deadline - self.engine.loop.time()))
         self.outbox.refuse()
@@ -334,10 +336,23 @@ class Connection:
     async def remove(self, subscription: Subscription) -> None:
         """Let the consumer finish the message in progress, unsubscribe, and complete.
 
-        When the instance closes, a broker that keeps its session keeps its subscriptions.
+        Whoever asks meanwhile waits for the same end. When the instance closes, a broker that keeps its session keeps
+        its subscriptions.
         """
         self.subscriptions.discard(subscription)
         subscription.leaving = True
+        departure = self._departures.get(subscription)
+        if departure is None:
+            departure = self.depart(subscription, self._take_leave(subscription))
+        await asyncio.shield(departure)
+
+    def depart(self, subscription: Subscription, leave: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+        """Run the coroutine that ends ``subscription`` at the broker; :meth:`remove` and :meth:`close` wait for it."""
+        departure = self._departures[subscription] = self.engine.spawn(leave)
+        departure.add_done_callback(lambda _: self._departures.pop(subscription, None))
+        return departure
+
+    async def _take_leave(self, subscription: Subscription) -> None:
         stopped = subscription.consumer.stop()
         if stopped is not None and not stopped.done():
             with contextlib.suppress(TimeoutError):  # an observer that hangs must not keep the broker waiting

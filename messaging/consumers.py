@@ -55,6 +55,8 @@ class Push(rx.DisposableBase):
         self._started = False
         #: resolves when the observer will not be called any more
         self.quiet: Promise[None] = Promise("the end of an observer")
+        #: resolves when the broker was told, too
+        self.gone: Promise[None] = Promise("the end of an observed subscription")
         subscription.consumer = self
 
     def wake(self) -> None:
@@ -141,7 +143,7 @@ class Push(rx.DisposableBase):
             except BaseException:  # whatever it is, nobody else is to suffer from it
                 logger.exception("observer of %r raised from on_error or on_completed", channel)
         self._connection.engine.call(self.quiet.resolve, None)
-        remove(self._connection, self.subscription)
+        remove(self._connection, self.subscription).listen(lambda: self.gone.resolve(None))
 
     def stop(self) -> Promise[None]:
         """Complete after the message in progress; the promise resolves when that is done. From any thread."""
@@ -186,7 +188,9 @@ class Pull:
     def __init__(self, connection: Connection, subscription: Subscription) -> None:
         self._connection = connection
         self.subscription = subscription
-        self._busy = threading.Lock()  # held by the caller that is asking
+        #: who is asking: written under the guard
+        self._asking: object = None
+        self._guard = threading.Lock()
         self._in_hand: Message | None = None
         #: what ended the stream here, before the loop knows
         self._error: CodecError | None = None
@@ -209,12 +213,15 @@ class Pull:
             else:
                 self.subscription.accept(message)
 
-    def _claim(self) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise StreamConsumedError(
-                f"the stream of {self.subscription.spec.channel!r} is being iterated already; "
-                f"subscribe again for a second consumer"
-            )
+    def _claim(self, caller: object) -> None:
+        """Take the right to ask. An interrupt may come at any time: the caller is to be in its ``try`` already."""
+        with self._guard:
+            if self._asking is not None:
+                raise StreamConsumedError(
+                    f"the stream of {self.subscription.spec.channel!r} is being iterated already; "
+                    f"subscribe again for a second consumer"
+                )
+            self._asking = caller
 
     def _take(self) -> Message | None:
         subscription = self.subscription
@@ -234,8 +241,9 @@ class Pull:
 
     def next(self, timeout: float | None) -> Message:
         """The next message; raises ``StreamEndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
-        self._claim()
+        caller = object()
         try:
+            self._claim(caller)
             self.settle()
             deadline = None if timeout is None else time.monotonic() + timeout
             arrived = threading.Event()
@@ -249,12 +257,14 @@ class Pull:
                 if not arrived.wait(None if left is None else min(left, threading.TIMEOUT_MAX)) and left is not None:
                     raise DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
         finally:
-            self._busy.release()
+            if self._asking is caller:
+                self._asking = None
 
     async def anext(self) -> Message:
         """The next message; raises ``StreamEndedError``. Cancelling loses none."""
-        self._claim()
+        caller = object()
         try:
+            self._claim(caller)
             self.settle()
             loop = asyncio.get_running_loop()
             box = mailbox(loop)
@@ -271,7 +281,8 @@ class Pull:
                     return message
                 await arrived.wait()
         finally:
-            self._busy.release()
+            if self._asking is caller:
+                self._asking = None
 
 
 def _nothing() -> None:

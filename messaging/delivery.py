@@ -261,7 +261,7 @@ class Subscription:
         self._connection.subscriptions.discard(self)
         handle, self.handle = self.handle, None
         if handle is not None:
-            self._connection.engine.spawn(self._let_go(handle))
+            self._connection.depart(self, self._let_go(handle))
         self._end(error)
 
     async def _let_go(self, handle: Any) -> None:

@@ -112,7 +112,7 @@ class MessageStream(Observable[Message]):
             self._pushes.add(push)
             if self._closed:  # by a finalizer, just now
                 push.stop()
-        push.quiet.listen(lambda: self._pushes.discard(push))
+        push.gone.listen(lambda: self._pushes.discard(push))
         if may_block():
             with contextlib.suppress(DeadlineError):
                 subscription.ready.exception(self._connection.settings.timeout)
@@ -212,7 +212,7 @@ class MessageStream(Observable[Message]):
 
     def _subscriptions(self) -> set[Subscription]:
         with self._guard:
-            found = {push.subscription for push in self._pushes}
+            found = {push.subscription for push in self._pushes.copy()}  # the loop discards without the guard
             if self._pull is not None:
                 found.add(self._pull.subscription)
             if self._first is not None:

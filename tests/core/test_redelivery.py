@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -355,6 +356,37 @@ def test_the_reject_of_an_observer_that_raised_is_buried_although_its_stream_end
     until(lambda: errors)
     broker.wait_sent(1)
     assert broker.payloads == [b"0"]
+
+
+@pytest.mark.parametrize("what", ["stream", "instance"])
+def test_closing_waits_for_the_end_of_an_observer_that_failed(broker: FakeBroker, connect: Connect, what: str) -> None:
+    """Its dead letter is confirmed, and the broker told, before anybody hears that it is over."""
+    broker.hold = True
+    m = connect(broker)
+    errors: list[Exception] = []
+
+    def observer(message: Message) -> None:
+        raise ValueError("bad")
+
+    context = m.context_builder().channel("a").extension_entry("deadLetterChannel", "dead").build_context()
+    stream = m.subscription.subscribe(context)
+    stream.subscribe(observer, errors.append)
+    broker.deliver(b"0")
+    broker.wait_sent(1)
+    until(lambda: errors)
+    broker.gates["unsubscribe"].close()
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
+        until(lambda: stream._closed or m._closing is not None)
+        settle_loop()
+        assert not closing.done()
+        broker.confirm()
+        until(lambda: broker.gates["unsubscribe"].waiting)
+        assert len(broker.acknowledged) == 1
+        assert not closing.done()
+        broker.gates["unsubscribe"].open()
+        closing.result(PATIENCE)
+    assert len(broker.unsubscribed) == 1
 
 
 # --- messages that do not fit

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 import gc
+import signal
 import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import reactivex as rx
@@ -783,7 +783,7 @@ def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, conne
     stream = m.subscribe("a")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(stream.receive, PATIENCE)
-        until(lambda: stream._pull is not None and stream._pull._busy.locked())
+        until(lambda: stream._pull is not None and stream._pull._asking is not None)
         with pytest.raises(StreamConsumedError, match="iterated already"):
             stream.receive(1)
 
@@ -796,6 +796,43 @@ def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, conne
         assert first.result(PATIENCE).payload == b"1"
     broker.deliver(b"2")
     assert stream.receive(PATIENCE).payload == b"2"  # one after the other is fine
+    stream.close().result(PATIENCE)
+
+
+class _Interrupting:
+    """A lock; an interrupt arrives right after it was released."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_asking_leaves_the_stream_to_be_iterated(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    with pytest.raises(DeadlineError):
+        stream.receive(0.01)
+    pull = stream._pull
+    assert pull is not None
+    guard, pull._guard = pull._guard, cast("threading.Lock", _Interrupting(pull._guard))
+    with pytest.raises(KeyboardInterrupt):
+        stream.receive(1)
+
+    async def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            await anext(stream)
+
+    asyncio.run(interrupted())
+    pull._guard = guard
+    broker.deliver(b"1")
+    assert stream.receive(PATIENCE).payload == b"1"
     stream.close().result(PATIENCE)
 
 
@@ -812,10 +849,11 @@ def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: C
     """Ctrl-C in ``for message in stream``."""
     m = connect(broker)
     with m.subscribe("a") as stream:
+        main = threading.get_ident()
 
         def interrupt() -> None:
-            until(lambda: stream._pull is not None and stream._pull._busy.locked())
-            _thread.interrupt_main()
+            until(lambda: stream._pull is not None and stream._pull._asking is not None)
+            signal.pthread_kill(main, signal.SIGINT)  # interrupt_main() would not end the wait
 
         interrupter = threading.Thread(target=interrupt)
         interrupter.start()
