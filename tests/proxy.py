@@ -44,7 +44,8 @@ class _Side(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.pause("no peer yet")
+        # soon, not now: before Python 3.11.5 or so what is paused in here starts to read all the same
+        asyncio.get_running_loop().call_soon(self.pause, "no peer yet")
         self._proxy.opened(self)
 
     def data_received(self, data: bytes) -> None:

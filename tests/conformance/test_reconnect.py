@@ -105,12 +105,13 @@ def test_subscribing_and_closing_while_the_link_breaks(backend: Backend) -> None
     channels = [backend.channel(str(number)) for number in range(4)]
     failures: list[BaseException] = []
     calm = threading.Event()
+    rounds: list[str] = []
 
     def work(channel: str) -> None:
         try:
             while not calm.is_set():
                 with m.subscribe(channel):
-                    pass
+                    rounds.append(channel)
             online(m)
             with m.subscribe(channel, **backend.reliable) as stream:
                 publish(m, channel, [b"1", b"2"], **backend.reliable)
@@ -118,11 +119,16 @@ def test_subscribing_and_closing_while_the_link_breaks(backend: Backend) -> None
         except BaseException as error:  # noqa: BLE001  # shown by the test's thread
             failures.append(error)
 
+    def see_rounds(more: int) -> None:
+        enough = len(rounds) + more
+        eventually(lambda: len(rounds) >= enough, f"{more} more subscriptions")
+
     threads = [threading.Thread(target=work, args=(channel,)) for channel in channels]
     for thread in threads:
         thread.start()
-    for _ in range(5):
-        online(m)
+    for more in (0, 1, 3, 7, 15, 31):
+        eventually(lambda: state(m) == "connected", "reconnected")
+        see_rounds(more)
         link.sever()
     calm.set()
     for thread in threads:
