@@ -71,10 +71,11 @@ def find_mosquitto() -> str | None:
 def find_rabbitmq(command: str = "rabbitmq-server") -> str | None:
     """Path of one of RabbitMQ's own scripts.
 
-    Debian's and Fedora's wrappers in /usr/sbin switch to the user ``rabbitmq``, so the scripts behind them come first.
+    Debian's and Fedora's wrappers in /usr/sbin switch to the user ``rabbitmq``, so the scripts behind them come first,
+    those beside the plugins before all.
     """
-    homes = [os.environ.get("RABBITMQ_HOME", ""), "/usr/lib/rabbitmq", "/opt/rabbitmq"]
-    homes += sorted(map(str, Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")), reverse=True)
+    versions = sorted(map(str, Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*")), reverse=True)
+    homes = [os.environ.get("RABBITMQ_HOME", ""), *versions, "/usr/lib/rabbitmq", "/opt/rabbitmq"]
     own = os.pathsep.join(f"{home}/{folder}" for home in homes if home for folder in ("sbin", "bin"))
     return shutil.which(command, path=own) or shutil.which(command, path=_search_path())
 
@@ -281,7 +282,7 @@ class Mosquitto(Broker):
 
     def _answers(self) -> bool:
         # Whoever has the port would take the connection; the log tells that it is this one.
-        return "running" in self.log()[self._log_start :] and _accepts(self.port)
+        return "running" in self.log()[self._log_start :] and accepts(self.port)
 
 
 class RabbitMQ(Broker):
@@ -389,14 +390,14 @@ class RabbitMQ(Broker):
         # Ours, in the foreground: the one the node would start on its own becomes a daemon and stays for ever.
         self._epmd = self._spawn(epmd, "-port", str(self._epmd_port), "-address", self.host, env=environment)
         deadline = time.monotonic() + self.start_timeout
-        while not _accepts(self._epmd_port):
+        while not accepts(self._epmd_port):
             if self._epmd.poll() is not None or time.monotonic() > deadline:
                 raise self._error("has no port mapper (epmd)")
             time.sleep(0.01)
         self._process = self._spawn(script, "-noinput", env=environment)
 
     def _answers(self) -> bool:
-        if "rabbitmq_mqtt" in self.plugins and not _accepts(self.mqtt_port):
+        if "rabbitmq_mqtt" in self.plugins and not accepts(self.mqtt_port):
             return False
         with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1.0) as probe:
             probe.sendall(b"AMQP\x00\x00\x09\x01")
@@ -411,6 +412,9 @@ class RabbitMQ(Broker):
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"))}
+        plugins = Path(find_rabbitmq() or "").parent.parent / "plugins"
+        if plugins.is_dir():  # rabbitmq-plugins 4.0 does not find it by itself
+            kept["RABBITMQ_PLUGINS_DIR"] = str(plugins)
         loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
         return kept | {
             "PATH": _search_path(),
@@ -486,7 +490,7 @@ def _overridden(defaults: Iterable[str], lines: Iterable[str], separator: str) -
     return [line for line in defaults if line.split(separator)[0].strip() not in given]
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
         return True
     return False

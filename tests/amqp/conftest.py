@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pika
 import pytest
 
-from tests.brokers import RabbitMQ, free_port, require
+from tests.brokers import RabbitMQ, accepts, free_port, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +37,9 @@ class TlsRabbitMQ(RabbitMQ):
             f"ssl_options.certfile = {self.cafile}",
             f"ssl_options.keyfile = {key}",
         ]
+
+    def _answers(self) -> bool:
+        return super()._answers() and accepts(self.tls_port)
 
     @property
     def tls_url(self) -> str:
