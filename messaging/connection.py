@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.adapter import PlannedLossError
@@ -341,29 +341,36 @@ class Connection:
         """
         self.subscriptions.discard(subscription)
         subscription.leaving = True
+        if subscription.ended:  # it failed, and takes leave without its consumer
+            await self._silence(subscription)
+        await asyncio.shield(self.depart(subscription))
+
+    def depart(self, subscription: Subscription) -> asyncio.Task[Any]:
+        """End it at the broker, unless that is under way. :meth:`remove` and :meth:`close` wait for it."""
         departure = self._departures.get(subscription)
         if departure is None:
-            departure = self.depart(subscription, self._take_leave(subscription))
-        await asyncio.shield(departure)
-
-    def depart(self, subscription: Subscription, leave: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
-        """Run the coroutine that ends ``subscription`` at the broker; :meth:`remove` and :meth:`close` wait for it."""
-        departure = self._departures[subscription] = self.engine.spawn(leave)
-        departure.add_done_callback(lambda _: self._departures.pop(subscription, None))
+            departure = self._departures[subscription] = self.engine.spawn(self._take_leave(subscription))
+            departure.add_done_callback(lambda _: self._departures.pop(subscription, None))
         return departure
 
     async def _take_leave(self, subscription: Subscription) -> None:
-        stopped = subscription.consumer.stop()
-        if stopped is not None and not stopped.done():
-            with contextlib.suppress(TimeoutError):  # an observer that hangs must not keep the broker waiting
-                await asyncio.wait_for(stopped, self.settings.close_timeout)
+        failed = subscription.ended
+        if not failed:
+            await self._silence(subscription)
         self.flush_verdicts()
         if subscription.handle is not None:
             await subscription.finish_burials(self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
-        if handle is not None and not (self.closing and self.adapter.keeps_session):
+        if handle is not None and (failed or not (self.closing and self.adapter.keeps_session)):
             await self.unsubscribe(handle)
         subscription.complete()
+
+    async def _silence(self, subscription: Subscription) -> None:
+        """Let the consumer finish the message in progress; one that hangs must not keep the broker waiting."""
+        stopped = subscription.consumer.stop()
+        if stopped is not None and not stopped.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped, self.settings.close_timeout)
 
     async def unsubscribe(self, handle: Any) -> None:
         """Have the adapter unsubscribe; whatever goes wrong is logged."""

@@ -76,11 +76,8 @@ class Push(rx.DisposableBase):
             while True:
                 if not self._over:
                     self._consume(subscription)
-                if not self._over:
-                    if self._stopping:
-                        self._finish(None, notify=self._complete)
-                    elif subscription.ended:
-                        self._finish(subscription.error, notify=True)
+                if not self._over and (self._stopping or subscription.ended):
+                    self._finish(subscription.error, notify=self._complete or not self._stopping)
                 self._busy.release()
                 idle = self._over or not (self._stopping or subscription.has_next)
                 if idle or not self._busy.acquire(blocking=False):

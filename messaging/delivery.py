@@ -259,15 +259,9 @@ class Subscription:
     def fail(self, error: MessagingError) -> None:
         """End with ``error``; see ``adapter.Sink``."""
         self._connection.subscriptions.discard(self)
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            self._connection.depart(self, self._let_go(handle))
         self._end(error)
-
-    async def _let_go(self, handle: Any) -> None:
-        self._connection.flush_verdicts()
-        await self.finish_burials(self._connection.settings.close_timeout)
-        await self._connection.unsubscribe(handle)
+        if self.handle is not None:
+            self._connection.depart(self)
 
     def complete(self) -> None:
         """End without error."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -309,6 +310,36 @@ def test_fail_ends_the_stream_at_the_first_message_too_many(broker: FakeBroker, 
     assert "its buffer holds 3 messages" in str(errors[0])
     assert slow.seen == [b"first"]
     until(lambda: len(broker.unsubscribed) == 1)
+
+
+@pytest.mark.parametrize("what", ["stream", "instance"])
+def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_error(
+    broker: FakeBroker, connect: Connect, slow: Slow, what: str
+) -> None:
+    """The broker is told at once, whatever the observer does."""
+    m = connect(broker)
+    errors: list[Exception] = []
+    completed: list[bool] = []
+    stream = m.subscribe("a", overflow="fail", buffer_size=1)
+    stream.subscribe(slow, errors.append, lambda: completed.append(True))
+    broker.deliver(b"first")
+    slow.wait()
+    broker.gates["unsubscribe"].close()
+    broker.deliver(b"second", b"too many")
+    until(lambda: broker.gates["unsubscribe"].waiting)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
+        until(lambda: stream._closed or m._closing is not None)
+        settle_loop()
+        broker.gates["unsubscribe"].open()
+        until(lambda: len(broker.unsubscribed) == 1)
+        settle_loop()
+        assert not closing.done()
+        slow.go()
+        closing.result(PATIENCE)
+    assert [type(error) for error in errors] == [StreamOverflowError]
+    assert not completed
+    assert len(broker.unsubscribed) == 1
 
 
 def test_fail_within_a_batch_takes_no_more_of_it(broker: FakeBroker, connect: Connect) -> None:
