@@ -143,11 +143,13 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether a channel may be in both patterns; both must be valid."""
-    for one, other in itertools.zip_longest(first.split("/"), second.split("/")):
-        if "#" in (one, other):
+    """Whether there is a channel in both patterns; both must be valid."""
+    if first.startswith("$") != second.startswith("$"):
+        return False  # wildcards do not match a '$' in the beginning
+    for one, other in itertools.zip_longest(first.split(SEPARATOR), second.split(SEPARATOR)):
+        if ANY_LEVELS in (one, other):
             return True
-        if one is None or other is None or (one != other and "+" not in (one, other)):
+        if one is None or other is None or (one != other and ANY_LEVEL not in (one, other)):
             return False
     return True
 

@@ -202,10 +202,8 @@ class Subscription:
                 buffer.append(incoming)
         if any(incoming.token is None for incoming in withheld):
             # no broker holds those back: they must not pile up behind what is
-            held = [incoming for incoming in withheld if incoming.token is not None]
-            self.counters.dropped += len(withheld) - len(held)
-            withheld.clear()
-            withheld.extend(held)
+            self._withheld = deque(incoming for incoming in withheld if incoming.token is not None)
+            self.counters.dropped += len(withheld) - len(self._withheld)
         if done:
             self.counters.acknowledged += len(done)
             self._adapter.acknowledge(done)
@@ -289,9 +287,7 @@ class Subscription:
     def _forget_withheld(self) -> None:
         """What was not acknowledged on arrival comes again, if the broker has it."""
         if self._delivers_again and self._withheld:
-            kept = [incoming for incoming in self._withheld if not self._is_stale(incoming)]
-            self._withheld.clear()
-            self._withheld.extend(kept)
+            self._withheld = deque(incoming for incoming in self._withheld if not self._is_stale(incoming))
 
     def reconnected(self, resumed: bool) -> None:
         """Prepare for a new connection: on the loop, before subscribing again.

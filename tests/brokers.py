@@ -491,6 +491,7 @@ def _overridden(defaults: Iterable[str], lines: Iterable[str], separator: str) -
 
 
 def accepts(port: int) -> bool:
+    """Whether something listens on ``port``."""
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
         return True
     return False

@@ -44,7 +44,7 @@ class _Side(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # soon, not now: before Python 3.11.5 or so what is paused in here starts to read all the same
+        # soon, not now: Python 3.11.2 starts to read all the same what is paused in here
         asyncio.get_running_loop().call_soon(self.pause, "no peer yet")
         self._proxy.opened(self)
 

@@ -118,12 +118,10 @@ class MemoryAdapter(Adapter):
     async def open(self, lost: Callable[[MessagingError], None]) -> bool:
         if self._broker is None:
             self._broker = join(self.url.host)
-            self._broker.users += 1
         broker = self._broker
 
         def dropped() -> None:
             self._client = None
-            broker.leave(client)
             lost(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
 
         client = self._client = Client(self.name, broker, dropped)

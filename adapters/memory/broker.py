@@ -296,12 +296,8 @@ class Broker:
 
     # --- clients
 
-    def leave(self, client: Client) -> None:
-        """A client is gone."""
-        self.clients.discard(client)
-
     def release(self) -> None:
-        """An instance is closed; the last one takes the broker with it."""
+        """An instance that joined is closed; the last one takes the broker with it."""
         self.users -= 1
         if not self.users and _brokers.get(self.name) is self:
             del _brokers[self.name]
@@ -416,10 +412,10 @@ class Client:
     def leave(self) -> None:
         """Disconnect in good order: the will is forgotten."""
         self._detach()
-        self.broker.leave(self)
 
     def _detach(self) -> None:
         self.gone = True
+        self.broker.clients.discard(self)
         for consumer in self.consumers:
             consumer.paused = True  # what one gives back is not for the other
         for consumer in self.consumers:
@@ -491,8 +487,9 @@ os.register_at_fork(after_in_child=_brokers.clear)
 
 
 def join(name: str) -> Broker:
-    """The broker of that name, started if need be. On the engine's loop only."""
+    """The broker of that name, started if need be, until ``release``. On the engine's loop only."""
     broker = _brokers.get(name)
     if broker is None:
         broker = _brokers[name] = Broker(name)
+    broker.users += 1
     return broker

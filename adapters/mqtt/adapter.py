@@ -353,13 +353,12 @@ class MqttAdapter(Adapter):
 
     def _warn_of_overlap(self, route: Route) -> None:
         """Of overlapping filters the broker picks any one, and its QoS, for the one packet it sends."""
-        for other in self._router.overlapping(route):
-            if bool(other.qos) != bool(route.qos):
-                logger.warning(
-                    "%s: subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both may "
-                    "come with QoS 0, and without acknowledgement; give both the same qos",
-                    self.name, route.filter, route.qos, other.filter, other.qos,
-                )  # fmt: skip
+        for other in self._router.contradicting(route):
+            logger.warning(
+                "%s: subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both may "
+                "come with QoS 0, and without acknowledgement; give both the same qos",
+                self.name, route.filter, route.qos, other.filter, other.qos,
+            )  # fmt: skip
 
     def _forget(self, stream: Stream) -> None:
         """Undo a subscription that was not confirmed."""

@@ -163,12 +163,12 @@ class Router:
             del self._identified[identifier]
         return True
 
-    def overlapping(self, route: Route) -> list[Route]:
-        """The other routes a message for ``route`` may be for as well."""
+    def contradicting(self, route: Route) -> list[Route]:
+        """Routes a message for ``route`` may be for as well, of which one is acknowledged and the other is not."""
         return [
             other
             for other in self._routes.values()
-            if other is not route and channels.overlap(route.pattern, other.pattern)
+            if bool(other.qos) != bool(route.qos) and channels.overlap(route.pattern, other.pattern)
         ]
 
     def identify(self, stream: Stream) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from itertools import zip_longest
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from messaging.channels import MAX_BYTES, check_name, check_pattern, has_wildcard, matcher, matches, overlap
@@ -97,6 +98,18 @@ def test_patterns_with_a_channel_in_common_overlap(first: str, second: str, name
     assert overlap(first, second) is overlap(second, first)
 
 
+@given(PATTERNS, PATTERNS)
+def test_patterns_that_overlap_have_a_channel_in_common(first: str, second: str) -> None:
+    assume(overlap(first, second))
+    levels = [
+        next((level for level in pair if level not in ("+", "#")), "x")
+        for one, other in zip_longest(first.split("/"), second.split("/"))
+        if (pair := [level for level in (one, other) if level is not None]) != ["#"]
+    ]
+    assert matches(first, "/".join(levels))
+    assert matches(second, "/".join(levels))
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -109,6 +122,9 @@ def test_patterns_with_a_channel_in_common_overlap(first: str, second: str, name
         ("a/b/#", "a", False),
         ("+", "a/b", False),
         ("#", "+/+", True),
+        ("#", "$SYS/x", False),
+        ("+/x", "$SYS/x", False),
+        ("$SYS/#", "$SYS/+", True),
     ],
 )
 def test_which_patterns_overlap(first: str, second: str, expected: bool) -> None:
