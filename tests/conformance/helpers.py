@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from messaging import AcknowledgeMessageContext, AcknowledgeType, Features, Message, MessageStream, Messaging
+from messaging import (
+    AcknowledgeMessageContext,
+    AcknowledgeType,
+    Features,
+    Message,
+    MessageContext,
+    MessageStream,
+    Messaging,
+)
 
 if TYPE_CHECKING:
     from reactivex import Observable
@@ -106,6 +114,32 @@ def acknowledgement(message: Message) -> AcknowledgeMessageContext:
 def ack_state(message: Message) -> AcknowledgeType:
     """The acknowledge state of a received message."""
     return acknowledgement(message).acknowledge_state
+
+
+def direct(
+    m: Messaging,
+    channel: str,
+    /,
+    *,
+    filter: Any = None,  # noqa: A002  # the RFC's word
+    handle: Any = None,
+    post: Any = None,
+    extensions: dict[str, Any] | None = None,
+) -> MessageContext:
+    """A context for subscribing with direct acknowledgement; with none of the three it is manual."""
+    builder = m.acknowledge_context_builder()
+    if filter is not None:
+        builder.filter_acknowledge(filter)
+    if handle is not None:
+        builder.handle_acknowledge(handle)
+    if post is not None:
+        builder.post_acknowledge(post)
+    return builder.message_context_builder().channel(channel).extensions(extensions or {}).build_context()
+
+
+def manual(m: Messaging, channel: str, /, **extensions: object) -> MessageContext:
+    """A context that leaves acknowledging to the consumer."""
+    return direct(m, channel, extensions=extensions)
 
 
 class Inbox:

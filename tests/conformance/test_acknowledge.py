@@ -18,8 +18,6 @@ from messaging import (
     Features,
     InvalidFilterError,
     Message,
-    MessageContext,
-    Messaging,
 )
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import (
@@ -27,6 +25,7 @@ from tests.conformance.helpers import (
     Inbox,
     ack_state,
     acknowledgement,
+    direct,
     eventually,
     feature,
     nothing_more,
@@ -37,27 +36,6 @@ from tests.conformance.helpers import (
 RECEIVED, ACKNOWLEDGED, REJECTED = AcknowledgeType.RECEIVED, AcknowledgeType.ACKNOWLEDGED, AcknowledgeType.REJECTED
 
 acknowledge = feature(Features.ACKNOWLEDGE)
-
-
-def direct(
-    m: Messaging,
-    channel: str,
-    /,
-    *,
-    filter: Any = None,  # noqa: A002  # the RFC's word
-    handle: Any = None,
-    post: Any = None,
-    extensions: dict[str, Any] | None = None,
-) -> MessageContext:
-    """A context for subscribing with direct acknowledgement; with none of the three it is manual."""
-    builder = m.acknowledge_context_builder()
-    if filter is not None:
-        builder.filter_acknowledge(filter)
-    if handle is not None:
-        builder.handle_acknowledge(handle)
-    if post is not None:
-        builder.post_acknowledge(post)
-    return builder.message_context_builder().channel(channel).extensions(extensions or {}).build_context()
 
 
 class Log:

@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from messaging import AcknowledgeType, Features, Message, Messaging, channels
-from tests.conformance.helpers import PATIENCE, Inbox, ack_state, acknowledgement, eventually, feature, publish
+from tests.conformance.helpers import (
+    PATIENCE,
+    Inbox,
+    ack_state,
+    acknowledgement,
+    direct,
+    eventually,
+    feature,
+    manual,
+    publish,
+)
 
 if TYPE_CHECKING:
-    from messaging import MessageStream
     from tests.conformance.backends import Backend
 
 #: how a consumer may take messages; those of the second line can reject and go on
 PLAIN: Final = ("observer", "iterator", "async iterator")
 JUDGING: Final = ("manual", "filter", "handler")
-
-
-def subscribe_judging(m: Messaging, channel: str, options: dict[str, Any], **callbacks: Any) -> MessageStream:
-    """A stream whose messages are settled by ``callbacks`` or, without any, by hand."""
-    builder = m.acknowledge_context_builder()
-    for name, callback in callbacks.items():
-        getattr(builder, name)(callback)
-    context = builder.message_context_builder().channel(channel)
-    for key, value in options.items():
-        context = context.extension_entry(key, value)
-    return m.subscription.subscribe(context.build_context())
 
 
 class Member:
@@ -41,13 +39,14 @@ class Member:
         self.how = how
         self._seen = seen
         judge: dict[str, dict[str, Any]] = {
-            "filter": {"filter_acknowledge": self._accepts},
-            "handler": {"handle_acknowledge": self._judge},
+            "filter": {"filter": self._accepts},
+            "handler": {"handle": self._judge},
         }
         if how in JUDGING:
-            self.stream = subscribe_judging(m, channel, options, **judge.get(how, {}))
+            context = direct(m, channel, **judge.get(how, {}), extensions=options)
         else:
-            self.stream = subscribe_plainly(m, channel, options)
+            context = m.context_builder().channel(channel).extensions(options).build_context()
+        self.stream = m.subscription.subscribe(context)
         if how in PLAIN[1:]:
             self._thread = threading.Thread(target=self._iterate, daemon=True)
             self._thread.start()
@@ -77,14 +76,6 @@ class Member:
     async def _aiterate(self) -> None:
         async for message in self.stream:
             self._note(message)
-
-
-def subscribe_plainly(m: Messaging, channel: str, options: dict[str, Any]) -> MessageStream:
-    """A stream whose consumer settles what it was given by taking it."""
-    context = m.context_builder().channel(channel)
-    for key, value in options.items():
-        context = context.extension_entry(key, value)
-    return m.subscription.subscribe(context.build_context())
 
 
 def rejections(payload: bytes) -> int:
@@ -230,7 +221,7 @@ def test_messages_in_hand_do_not_hold_up_another_stream(backend: Backend, held: 
     m, other = backend.connect(**credit), backend.connect()
     kept, busy = backend.channel("kept"), backend.channel("busy")
     hands: list[Message] = []
-    subscribe_judging(m, kept, {"qos": "1"}).subscribe(hands.append)
+    m.subscription.subscribe(manual(m, kept, qos="1")).subscribe(hands.append)
     publish(other, kept, [b""] * held, qos="1")
     eventually(lambda: len(hands) == held, "messages in hand")
     stream = m.subscribe(busy, qos="1")

@@ -17,6 +17,7 @@ from tests.conformance.helpers import (
     acknowledgement,
     eventually,
     feature,
+    manual,
     nothing_more,
     online,
     publish,
@@ -26,7 +27,6 @@ from tests.conformance.helpers import (
     subscription_to,
     wire,
 )
-from tests.conformance.test_redelivery import manual
 from tests.proxy import Proxy
 
 

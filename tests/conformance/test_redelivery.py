@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging import DeadlineError, Features, InvalidExtensionError, Message, MessageContext, Messaging
+from messaging import DeadlineError, Features, InvalidExtensionError, Message
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import (
     PATIENCE,
@@ -16,6 +16,7 @@ from tests.conformance.helpers import (
     eventually,
     feature,
     laden,
+    manual,
     nothing_more,
     publish,
     receive,
@@ -28,12 +29,6 @@ def reject(message: Message) -> None:
 
 def accept(message: Message) -> None:
     assert acknowledgement(message).acknowledge_handler.acknowledge()
-
-
-def manual(m: Messaging, channel: str, /, **extensions: object) -> MessageContext:
-    """A context that leaves acknowledging to the consumer."""
-    builder = m.acknowledge_context_builder().message_context_builder().channel(channel)
-    return builder.extensions(extensions).build_context()
 
 
 @feature(Features.ACKNOWLEDGE)

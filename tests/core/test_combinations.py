@@ -256,10 +256,6 @@ def queue_of(m: Messaging) -> module.Queue:
     return queues["q"]
 
 
-def unsettled(queue: module.Queue) -> int:
-    return sum(len(consumer.unsettled) for consumer in queue.consumers)
-
-
 def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
     """Publish and consume as planned; returns what the consumers saw, and the dead letters."""
     payloads = [b"%d" % number for number in range(len(plan.refusals))]
@@ -270,16 +266,14 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
         dead: list[bytes] = []
         keeper.subscribe("dead").subscribe(lambda message: dead.append(message.payload))
         keeper.subscribe("a", queue="q").close().result(PATIENCE)
+        publications = [
+            (payload, {} if priority is None else {"priority": priority})
+            for payload, priority in zip(payloads, plan.priorities, strict=True)
+        ]
         half = len(payloads) // 2
-        sent = [
-            keeper.publish("a", payload, **({} if priority is None else {"priority": priority}))
-            for payload, priority in zip(payloads[:half], plan.priorities, strict=False)
-        ]
+        sent = [keeper.publish("a", payload, **options) for payload, options in publications[:half]]
         workers = [Worker(m, kind, ledger, plan.extensions, not plan.disturbances) for kind in plan.workers]
-        sent += [
-            keeper.publish("a", payload, **({} if priority is None else {"priority": priority}))
-            for payload, priority in zip(payloads[half:], plan.priorities[half:], strict=True)
-        ]
+        sent += [keeper.publish("a", payload, **options) for payload, options in publications[half:]]
         for number, disturbance in enumerate(plan.disturbances):
             disturb(disturbance, m, workers[number % len(workers)])
         for promise in sent:

@@ -25,10 +25,7 @@ from messaging import (
 from messaging.services import ServiceEvent, ServiceEventKind
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, on_loop, until
-
-
-class RefusedError(Exception):
-    """Raised by consumers that refuse by raising."""
+from tests.core.test_combinations import RefusedError
 
 
 def refuse(message: Message) -> None:
@@ -59,45 +56,40 @@ def make_queue(m: Messaging) -> None:
 # --- streams that end by a refusal
 
 
-def by_observer(m: Messaging, seen: list[int | None], **context: Any) -> None:
-    over = threading.Event()
-    stream = m.subscribe("a", queue="q", **context)
+def refusing(seen: list[int | None]) -> Callable[[Message], None]:
+    """Notes which delivery it is, and refuses."""
 
-    def on_next(message: Message) -> None:
+    def refuse(message: Message) -> None:
         seen.append(message.context.delivery_count)  # type: ignore[attr-defined]
         raise RefusedError
 
-    stream.subscribe(on_next, lambda _: over.set())
+    return refuse
+
+
+def observe_to_its_end(
+    stream: MessageStream, *operators: Any, on_next: Callable[[Message], None] = lambda _: None
+) -> None:
+    over = threading.Event()
+    stream.pipe(*operators).subscribe(on_next, lambda _: over.set())
     assert over.wait(PATIENCE)
     stream.close().result(PATIENCE)
+
+
+def by_observer(m: Messaging, seen: list[int | None], **context: Any) -> None:
+    observe_to_its_end(m.subscribe("a", queue="q", **context), on_next=refusing(seen))
 
 
 def by_operator(m: Messaging, seen: list[int | None], **context: Any) -> None:
-    over = threading.Event()
-    stream = m.subscribe("a", queue="q", **context)
-
-    def mapper(message: Message) -> None:
-        seen.append(message.context.delivery_count)  # type: ignore[attr-defined]
-        raise RefusedError
-
-    stream.pipe(ops.map(mapper)).subscribe(on_error=lambda _: over.set())
-    assert over.wait(PATIENCE)
-    stream.close().result(PATIENCE)
+    observe_to_its_end(m.subscribe("a", queue="q", **context), ops.map(refusing(seen)))
 
 
 def by_block(m: Messaging, seen: list[int | None], **context: Any) -> None:
     with contextlib.suppress(RefusedError), m.subscribe("a", queue="q", **context) as stream:
-        message = stream.receive(PATIENCE)
-        seen.append(message.context.delivery_count)  # type: ignore[attr-defined]
-        refuse(message)
+        refusing(seen)(stream.receive(PATIENCE))
 
 
 def by_model(m: Messaging, seen: list[int | None], **context: Any) -> None:
-    over = threading.Event()
-    stream = m.subscribe("a", int, queue="q", **context)
-    stream.subscribe(lambda _: None, lambda _: over.set())
-    assert over.wait(PATIENCE)
-    stream.close().result(PATIENCE)
+    observe_to_its_end(m.subscribe("a", int, queue="q", **context))
     seen.append(len(seen) + 1)
 
 
