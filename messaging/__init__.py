@@ -51,6 +51,7 @@ from messaging.errors import (
     UnknownContentEncodingError,
     UnknownContentTypeError,
     UnknownSchemeError,
+    UnroutableError,
     UnsupportedFeatureError,
 )
 from messaging.features import Features
@@ -113,6 +114,7 @@ __all__ = [
     "UnknownContentEncodingError",
     "UnknownContentTypeError",
     "UnknownSchemeError",
+    "UnroutableError",
     "UnsupportedFeatureError",
     "connect",
 ]

@@ -179,9 +179,11 @@ class Adapter(abc.ABC):
     settings_type: ClassVar[type[Settings]]
     #: whether :meth:`reject` has a form on the wire. Without it the core redelivers by itself.
     can_reject: ClassVar[bool]
-    #: extension keys of this adapter alone -> check that returns the value to use or raises ``ValueError`` with
-    #: what would be right. Their values arrive in ``options.custom``; their names belong into ``features``.
-    custom_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    #: extension keys of this adapter alone, for publishing and for subscribing (a key may be in both) -> check that
+    #: returns the value to use or raises ``ValueError`` with what would be right. Their values arrive in
+    #: ``options.custom``, those of the other side left out; their names belong into ``features``.
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
     #: whether the protocol holds back deliveries until earlier ones are settled, so that overflow policy
     #: ``block`` needs nothing else. Deliveries without token are exempt.
     has_credit: ClassVar[bool]
@@ -201,6 +203,9 @@ class Adapter(abc.ABC):
         self.url = url
         self.settings = settings
         self.name = name
+        #: set by the core. To be called on the loop while connected: with the reason when the broker does less than it
+        #: should (takes no messages for lack of memory, say), with ``None`` when that is over. A loss ends it, too.
+        self.impaired: Callable[[MessagingError | None], object] = _nothing
 
     # --- what it can do
 
@@ -365,3 +370,7 @@ class Adapter(abc.ABC):
     def resume(self, handle: Any) -> None:
         """Undo :meth:`pause`."""
         return
+
+
+def _nothing(_: MessagingError | None) -> None:
+    """Nobody wants to know."""

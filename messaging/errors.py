@@ -23,6 +23,7 @@
     │   │   └── AuthenticationError          the broker refused the credentials
     │   ├── ConnectionLostError              an established connection went away
     │   ├── PublishRefusedError              the broker refused the message
+    │   │   └── UnroutableError              nobody would have got it, and it was mandatory
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
     ├── DeadlineError (TimeoutError)         not done in time, and known not to have happened
     │   └── OutcomeUnknownError              sent, but whether it arrived cannot be known
@@ -181,7 +182,18 @@ class UnsupportedFeatureError(MessagingError):
 
 
 class BrokerError(MessagingError):
-    """The broker, or the way to it, failed."""
+    """The broker, or the way to it, failed.
+
+    Attributes:
+        code: what the broker gave as the reason, as its protocol numbers reasons (MQTT: reason code, AMQP: reply
+            code); ``None`` if it gave none.
+        detail: what it added in words (MQTT: reason string, AMQP: reply text), or ``None``.
+    """
+
+    def __init__(self, message: str, *, code: int | None = None, detail: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail = detail
 
 
 class ConnectFailedError(BrokerError):
@@ -198,6 +210,10 @@ class ConnectionLostError(BrokerError):
 
 class PublishRefusedError(BrokerError):
     """The broker refused a message; it was not delivered."""
+
+
+class UnroutableError(PublishRefusedError):
+    """A mandatory message was bound for nobody: the broker gave it back."""
 
 
 class SubscriptionRefusedError(BrokerError):

@@ -8,7 +8,7 @@ sent (MSG090, MSG100); a value of the wrong type or range is refused naming the 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -179,7 +179,7 @@ def _headers(value: Any) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
-#: every extension this project knows -> its check; adapters add their own with ``custom_extensions``
+#: every extension this project knows -> its check; adapters add their own, see ``adapter.Adapter``
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
         Features.EXTENSION_GUARANTEED_ORDERING: _bool,
@@ -261,11 +261,11 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
     if not isinstance(extensions, Mapping):
         raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
     checked: dict[str, Any] = {}
-    features = adapter.features
+    features, own = adapter.features, custom_checks(adapter)
     for key, value in extensions.items():
         if key in RECEIVED_ONLY:
             continue
-        check = CHECKS.get(key) or adapter.custom_extensions.get(key)
+        check = CHECKS.get(key) or own.get(key)
         if check is None:
             raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
         try:
@@ -285,7 +285,22 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
 
 def known(adapter: Adapter) -> list[str]:
     """The extension keys ``adapter`` announces."""
-    return sorted(key for key in (*CHECKS, *adapter.custom_extensions) if key in adapter.features)
+    return sorted(key for key in (*CHECKS, *custom_checks(adapter)) if key in adapter.features)
+
+
+def custom_checks(adapter: Adapter) -> Mapping[str, Callable[[Any], Any]]:
+    """The checks of the adapter's own extensions, of both sides."""
+    return {**adapter.publish_extensions, **adapter.subscribe_extensions}
+
+
+def subscribing_only(adapter: Adapter) -> frozenset[str]:
+    """The keys that mean nothing to publishing."""
+    return SUBSCRIBE_ONLY | (adapter.subscribe_extensions.keys() - adapter.publish_extensions.keys())
+
+
+def publishing_only(adapter: Adapter) -> frozenset[str]:
+    """The keys that mean nothing to subscribing."""
+    return PUBLISH_ONLY | (adapter.publish_extensions.keys() - adapter.subscribe_extensions.keys())
 
 
 def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishOptions:
@@ -310,7 +325,7 @@ def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishO
         headers=values.get(Features.EXTENSION_HEADERS, EMPTY),
         timeout=values.get(Features.EXTENSION_TIMEOUT),
         autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
-        custom=_custom(values, adapter),
+        custom=_custom(values, adapter.publish_extensions),
     )
 
 
@@ -361,10 +376,10 @@ def subscribe_options(
         prefetch=1 if ordered else prefetch,
         buffer_size=buffer_size,
         overflow=overflow,
-        custom=_custom(values, adapter),
+        custom=_custom(values, adapter.subscribe_extensions),
     )
 
 
-def _custom(values: Mapping[str, Any], adapter: Adapter) -> Mapping[str, Any]:
-    own = {key: values[key] for key in adapter.custom_extensions if key in values}
+def _custom(values: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str, Any]:
+    own = {key: values[key] for key in keys if key in values}
     return MappingProxyType(own) if own else EMPTY

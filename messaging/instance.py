@@ -33,7 +33,7 @@ from messaging.errors import (
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import PUBLISH_ONLY, SUBSCRIBE_ONLY
+from messaging.extensions import publishing_only, subscribing_only
 from messaging.features import Features
 from messaging.forking import hold_over_fork
 from messaging.message import Message, MessageContext
@@ -309,7 +309,7 @@ class Messaging:
         except TypeError:  # a value is not hashable, such as headers
             key, known = None, None
         if known is None:
-            known = self._context(channel, context, SUBSCRIBE_ONLY, "subscribing").build_context()
+            known = self._context(channel, context, subscribing_only(self._adapter), "subscribing").build_context()
             if key is not None:
                 if len(self._contexts) >= _CONTEXT_CACHE:
                     self._contexts.clear()
@@ -331,7 +331,7 @@ class Messaging:
             ``for message in m.subscribe("sensors/+", Reading, qos=1): print(message.value().celsius)``
         """
         return self.subscription.subscribe(
-            self._context(channel, context, PUBLISH_ONLY, "publishing").build_context(),
+            self._context(channel, context, publishing_only(self._adapter), "publishing").build_context(),
             model=model,
             on_invalid=on_invalid,
         )

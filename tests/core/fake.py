@@ -291,7 +291,8 @@ class FakeAdapter(Adapter):
     settings_type: ClassVar[type[Settings]] = FakeSettings
     can_reject: ClassVar[bool] = True
     has_credit: ClassVar[bool] = True
-    custom_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({"fakeColour": _colour})
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({"fakeColour": _colour})
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = publish_extensions
 
     def __init__(self, url: Any, settings: Settings, name: str) -> None:
         super().__init__(url, settings, name)
@@ -411,7 +412,8 @@ class FakeAdapter(Adapter):
 class BareAdapter(FakeAdapter):
     can_reject: ClassVar[bool] = False
     has_credit: ClassVar[bool] = False
-    custom_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
 
     def reject(self, tokens: Sequence[Any]) -> None:
         raise AssertionError("rejected on the wire although it cannot")

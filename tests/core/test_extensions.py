@@ -47,7 +47,8 @@ class Stand:
         self.settings = FakeSettings(**settings)
         self.qos_levels = ("0", "1")
         self.default_qos = default_qos
-        self.custom_extensions: Mapping[str, Any] = {"fakeColour": self.colour}
+        self.publish_extensions: Mapping[str, Any] = {"fakeColour": self.colour, "fakeStamp": bool}
+        self.subscribe_extensions: Mapping[str, Any] = {"fakeColour": self.colour, "fakeSpeed": float}
 
     @staticmethod
     def colour(value: Any) -> Any:
@@ -212,12 +213,16 @@ def test_custom_extensions_arrive_checked_beside_the_known_ones() -> None:
     assert publish_options({"fakeColour": "red", "qos": "1"}, here).custom == {"fakeColour": "RED"}
     assert subscribe_options({"fakeColour": "green"}, here).custom == {"fakeColour": "GREEN"}
     assert publish_options({}, here).custom == {}
+    both = {"fakeColour": "red", "fakeStamp": True, "fakeSpeed": 2}
+    here = stand(EVERYTHING | both.keys())
+    assert publish_options(both, here).custom == {"fakeColour": "RED", "fakeStamp": True}
+    assert subscribe_options(both, here).custom == {"fakeColour": "RED", "fakeSpeed": 2.0}
     with pytest.raises(TypeError):
         publish_options({"fakeColour": "red"}, here).custom["x"] = 1  # type: ignore[index]
 
 
 def test_known_are_those_announced() -> None:
-    assert set(known(stand())) == {*CHECKS, "fakeColour"}
+    assert set(known(stand())) == {*CHECKS, "fakeColour"}  # the others are not announced
     assert set(known(stand(NEXT_TO_NOTHING))) == {*CHECKS} & NEXT_TO_NOTHING
 
 
