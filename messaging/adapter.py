@@ -210,6 +210,11 @@ class Adapter(abc.ABC):
     # --- what it can do
 
     @property
+    def client_id(self) -> str | None:
+        """What this client is called at the broker, once that is known; ``None`` where it means nothing."""
+        return None
+
+    @property
     @abc.abstractmethod
     def protocols(self) -> tuple[str, ...]:
         """``osgi.messaging.protocol`` of this instance, such as ``("mqtt", "mqtt5")``."""

@@ -11,19 +11,23 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
 from messaging.engine import of_library
 from messaging.errors import (
+    AuthenticationError,
+    BrokerError,
     ClosedError,
     ConnectFailedError,
     ConnectionLostError,
     MessagingError,
     SubscriptionRefusedError,
+    TakenOverError,
 )
 from messaging.outbox import Outbox, Publication
 from messaging.promise import Promise
+from messaging.state import ConnectionStates, StateName
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -31,8 +35,6 @@ if TYPE_CHECKING:
     from messaging.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-State = Literal["connecting", "connected", "reconnecting", "closed"]
 
 #: subscriptions opened at the same time after a reconnect
 _RESUBSCRIBE_AT_ONCE: Final = 32
@@ -47,7 +49,8 @@ class Connection:
     """The link between one messaging instance and its adapter.
 
     Attributes:
-        state: ``connecting``, ``connected``, ``reconnecting`` or ``closed``; readable from any thread.
+        states: what the connection is like, readable from any thread, and those who want to know.
+        cause: the last trouble, also after it is over.
         ready: resolves with the first connection, fails if there is to be none.
     """
 
@@ -56,7 +59,7 @@ class Connection:
         self.engine = engine
         self.adapter = adapter
         self.settings = settings
-        self.state: State = "connecting"
+        self.states = ConnectionStates(engine)
         self.cause: MessagingError | None = None
         #: no new subscriptions are taken
         self.closing = False
@@ -78,12 +81,21 @@ class Connection:
         self._will: Publication | None = None
         self._lost = asyncio.Event()
         self._loss_is_planned = False
+        #: what keeps an existing connection from being as it should be: the broker, and subscriptions under way
+        self._impairment: MessagingError | None = None
+        self._unrestored: set[asyncio.Task[Any]] = set()
+        adapter.impaired = self._impaired
         self._task: asyncio.Task[Any] | None = None
         #: subscriptions with verdicts on their way to the loop
         self._to_flush: deque[Subscription] = deque()
         self._signalled = False
 
     # --- any thread
+
+    @property
+    def state(self) -> StateName:
+        """The name of the state now."""
+        return self.states.value.name
 
     def request_flush(self, subscription: Subscription) -> None:
         """Have ``subscription.flush`` called on the loop soon: one wake-up serves all that ask. From any thread."""
@@ -108,8 +120,8 @@ class Connection:
         try:
             resumed = await self._connect_first()
         except MessagingError as error:
-            self.state = "closed"
             self.cause = error
+            self.states.change("closed", error)
             self.outbox.close()
             for subscription in [*self.subscriptions]:
                 subscription.fail(error)
@@ -126,7 +138,7 @@ class Connection:
                 self.ready.resolve(None)
             await self._lost.wait()
             self.outbox.disconnected()
-            self.state = "reconnecting"
+            self._trouble("reconnecting", None if self._loss_is_planned else self.cause)
             if self._loss_is_planned:
                 logger.info("%s connects anew to %s", self.adapter.name, self.adapter.url)
             else:
@@ -140,9 +152,9 @@ class Connection:
             except MessagingError as error:
                 if not self.settings.retry_connect:
                     raise
-                self.cause = error
+                self._trouble("connecting", error)
                 logger.warning("%s cannot connect to %s yet: %s", self.adapter.name, self.adapter.url, error)
-            await asyncio.sleep(delay)
+            await self._pause(delay)
         raise AssertionError("the delays never end")
 
     async def _reconnect(self) -> bool:
@@ -150,13 +162,30 @@ class Connection:
             # a connection that ends as soon as it is made is no reason to hurry
             self._retries = self._delays()
         for delay in self._retries:
-            await asyncio.sleep(delay)
+            await self._pause(delay)
             try:
                 return await self._open()
             except MessagingError as error:
-                self.cause = error
+                self._trouble("reconnecting", error)
                 logger.info("%s cannot reconnect to %s yet: %s", self.adapter.name, self.adapter.url, error)
         raise AssertionError("the delays never end")
+
+    def _trouble(self, name: StateName, cause: MessagingError | None) -> None:
+        """There is no connection: because nobody is there, or because the broker does not want one."""
+        if cause is not None:
+            self.cause = cause
+        refused = isinstance(cause, BrokerError) and (
+            isinstance(cause, (AuthenticationError, TakenOverError))
+            or (isinstance(cause, ConnectFailedError) and cause.code is not None)
+        )
+        self.states.change("refused" if refused else name, cause)
+
+    async def _pause(self, delay: float) -> None:
+        """Wait before the next attempt: long, if only somebody at the other end can make it a success."""
+        if isinstance(self.states.value.cause, (AuthenticationError, TakenOverError)):
+            longest = self.settings.reconnect_max
+            delay = max(delay, random.uniform(longest / 2, longest))  # noqa: S311
+        await asyncio.sleep(delay)
 
     def _delays(self) -> Iterator[float]:
         """Decorrelated jitter: clients that lost the same broker do not come back in step."""
@@ -186,7 +215,7 @@ class Connection:
     async def _connected(self, resumed: bool) -> None:
         self._generation += 1
         self._connected_at = self.engine.loop.time()
-        self.state = "connected"
+        self._up()
         self.on_connected()
         logger.info("%s is connected to %s", self.adapter.name, self.adapter.url)
         for subscription in self.subscriptions:
@@ -202,18 +231,42 @@ class Connection:
         # subscriptions first, so that nobody misses the answer to what waits in the outbox; but not for ever
         opening = [self.engine.spawn(open_one(each)) for each in self.subscriptions if each.handle is None]
         if opening:
-            await asyncio.wait(opening, timeout=self.settings.connect_timeout)
+            _, self._unrestored = await asyncio.wait(opening, timeout=self.settings.connect_timeout)
+            for task in self._unrestored:
+                task.add_done_callback(self._restored)
+            self._up()
         if self._will is not None:
             await self._hand_over_will()
         if not self._lost.is_set():
             self.outbox.connected()
             self.ready.resolve(None)
 
+    def _up(self) -> None:
+        """There is a connection: say how well it is."""
+        cause = self._impairment
+        if cause is None and self._unrestored:
+            cause = ConnectFailedError(f"{len(self._unrestored)} subscriptions are not restored yet")
+        if not self._lost.is_set():
+            self.states.change("connected" if cause is None else "degraded", cause)
+
+    def _impaired(self, cause: MessagingError | None) -> None:
+        """See ``Adapter.impaired``."""
+        self._impairment = cause
+        if self.states.value.is_up:
+            self._up()
+
+    def _restored(self, task: asyncio.Task[Any]) -> None:
+        self._unrestored.discard(task)
+        if self.states.value.is_up:
+            self._up()
+
     def _on_lost(self, cause: MessagingError) -> None:
         if self.state != "closed" and not self._lost.is_set():
             self._loss_is_planned = isinstance(cause, PlannedLossError)
             if not self._loss_is_planned:
                 self.cause = cause
+            self._impairment = None
+            self._unrestored = set()
             self.outbox.disconnected()
             for subscription in self.subscriptions:
                 subscription.lost()
@@ -242,7 +295,7 @@ class Connection:
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.flush_verdicts()
-        self.state = "closed"
+        self.states.change("closed")
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=1.0)
@@ -266,7 +319,7 @@ class Connection:
 
     def forsake(self) -> None:
         """In a forked child, where no engine runs this: end everything, touch nothing of the parent's."""
-        self.state = "closed"
+        self.states.forsake()
         for subscription in self.subscriptions:
             subscription.ended = True
         self.subscriptions.clear()
@@ -290,7 +343,7 @@ class Connection:
             subscription.fail((None if self.closing else self.cause) or ClosedError(f"{self.adapter.name!r} is closed"))
             return
         self.subscriptions.add(subscription)
-        if self.state == "connected" and not self._lost.is_set():
+        if self.states.value.is_up and not self._lost.is_set():
             await self._subscribe(subscription)
 
     async def _subscribe(self, subscription: Subscription) -> None:
@@ -401,7 +454,7 @@ class Connection:
     def _register_will(self, will: Publication) -> None:
         self.outbox.adopt(will)
         self._will = will
-        if self.state == "connected" and not self._lost.is_set():
+        if self.states.value.is_up and not self._lost.is_set():
             self.engine.spawn(self._hand_over_will())
 
     async def _hand_over_will(self) -> None:
@@ -414,7 +467,7 @@ class Connection:
                 await of_library(self.adapter.set_will(will))
         except (ConnectionLostError, TimeoutError):
             self._will = will  # handed over with the next connection, until its deadline
-            if generation != self._generation and self.state == "connected" and not self._lost.is_set():
+            if generation != self._generation and self.states.value.is_up and not self._lost.is_set():
                 self.engine.spawn(self._hand_over_will())  # which is there already
         except MessagingError as error:
             will.fail(error)

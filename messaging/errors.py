@@ -22,6 +22,7 @@
     │   ├── ConnectFailedError               no connection could be made
     │   │   └── AuthenticationError          the broker refused the credentials
     │   ├── ConnectionLostError              an established connection went away
+    │   │   └── TakenOverError               another client connected with the same identity
     │   ├── PublishRefusedError              the broker refused the message
     │   │   └── UnroutableError              nobody would have got it, and it was mandatory
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
@@ -206,6 +207,10 @@ class AuthenticationError(ConnectFailedError):
 
 class ConnectionLostError(BrokerError):
     """An established connection went away."""
+
+
+class TakenOverError(ConnectionLostError):
+    """Another client connected with the same identity, and the broker ended this connection for it."""
 
 
 class PublishRefusedError(BrokerError):

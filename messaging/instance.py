@@ -54,6 +54,7 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.delivery import OnInvalid
+    from messaging.state import ConnectionStates
     from messaging.stream import MessageStream
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,8 @@ class Messaging:
         name: the ``osgi.messaging.name``, unique in ``services``.
         services: the registry its services are in.
         publisher, subscription, runtime: its services.
+        connection_state: what the connection is like: an Observable of :class:`~messaging.state.ConnectionState`, and
+            its ``value`` now.
         ready: resolves with the first connection.
     """
 
@@ -178,6 +181,7 @@ class Messaging:
         _claim_name(services, self.name)
         self._connection = connection = Connection(engine(), self._adapter)
         self.ready: Promise[None] = connection.ready
+        self.connection_state: ConnectionStates = connection.states
         self.publisher = MessagePublisher(connection)
         self.subscription = MessageSubscription(connection, services, self.publisher)
         self.runtime = MessageServiceRuntime(connection)

@@ -77,10 +77,14 @@ class PublisherDTO:
 class ConnectionDTO:
     """The state of the connection (MSG060); not in the RFC."""
 
-    #: ``connecting``, ``connected``, ``reconnecting`` or ``closed``
+    #: see :mod:`messaging.state`
     state: str
-    #: what the last trouble was, in words, or ``None``
+    #: what the last trouble was, in words, or ``None``; also when it is over
     cause: str | None
+    #: when the state began, seconds since the epoch
+    since: float
+    #: what this client is called at the broker, or ``None`` if that is not known, or means nothing there
+    client_id: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class MessageServiceRuntime:
         connection = self._connection
         adapter = connection.adapter
         outbox = connection.outbox
+        state = connection.states.value
         return MessagingRuntimeDTO(
             service=reference_dto(self._own),
             connection_uri=str(adapter.url),
@@ -139,7 +144,9 @@ class MessageServiceRuntime:
                 self._subscription(each) for each in connection.subscriptions.copy() if not each.dismissed
             ),
             reply_to_subscriptions=(),
-            connection=ConnectionDTO(connection.state, str(connection.cause) if connection.cause else None),
+            connection=ConnectionDTO(
+                state.name, str(connection.cause) if connection.cause else None, state.since, adapter.client_id
+            ),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
             max_message_size=adapter.max_message_size,
         )
@@ -151,7 +158,7 @@ class MessageServiceRuntime:
             channel=ChannelDTO(
                 spec.channel,
                 spec.channel_extension,
-                self._connection.state == "connected" and subscription.handle is not None,
+                self._connection.states.value.is_up and subscription.handle is not None,
             ),
             buffered=subscription.buffered,
             counters=dataclasses.replace(subscription.counters),

@@ -136,6 +136,11 @@ class MqttAdapter(Adapter):
     # --- what it can do
 
     @property
+    def client_id(self) -> str:
+        """The setting, one made from the name, or the one the broker assigned."""
+        return self._target.client_id
+
+    @property
     def protocols(self) -> tuple[str, ...]:
         """``mqtt``, and the version."""
         return ("mqtt", "mqtt5" if self.settings.v5 else "mqtt3.1.1")

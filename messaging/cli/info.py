@@ -17,6 +17,7 @@ from messaging import Features, Messaging
 from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
 from messaging.cli.output import ExitCode, dump, show, write
+from messaging.cli.watch import watch as watch_connection
 from messaging.codecs import codec_for, content_types
 from messaging.errors import ArgumentError, MessagingError
 from messaging.instance import find_adapter
@@ -36,14 +37,19 @@ _PACKAGES: Final = (
     "zstandard",
 )
 
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object; with --watch, one for each state.")]
 _Features = Annotated[bool, typer.Option("--features", help="Every known feature, and whether it is announced here.")]
+
+_Watch = Annotated[
+    bool, typer.Option("--watch", help="The states of the connection as they change, until interrupted.")
+]
 
 
 def info(
     url: options.Url = None,
     json: _Json = False,
     features: _Features = False,
+    watch: _Watch = False,
     url_option: options.UrlOption = None,
     client_id: options.ClientId = None,
     option: options.Settings = None,
@@ -54,6 +60,10 @@ def info(
 
     Example: messaging info mqtt://localhost --features
     """
+    if watch:
+        if features:
+            raise ArgumentError("--watch and --features: give one of them")
+        return watch_connection(options.choose_url(url, url_option), client_id, option, json=json)
     if url is None and url_option is None and not os.environ.get(URL_VARIABLE):
         if features:
             raise ArgumentError("--features needs a broker URL: what is announced depends on the broker")

@@ -141,9 +141,12 @@ def choose_url(argument: str | None, option: str | None) -> str:
     return url
 
 
-def connect(url: str, client_id: str | None, settings: Iterable[str] | None) -> messaging.Messaging:
-    """``messaging.connect`` with the settings of the command line, which win over those in the URL."""
-    keywords: dict[str, Any] = pairs(settings, "--option")
+def connect(url: str, client_id: str | None, settings: Iterable[str] | None, **defaults: Any) -> messaging.Messaging:
+    """``messaging.connect`` with the settings of the command line, which win over those in the URL.
+
+    ``defaults`` are settings for when the command line names none; they win over the URL, too.
+    """
+    keywords: dict[str, Any] = defaults | pairs(settings, "--option")
     if client_id is not None:
         if "client_id" in keywords:
             raise ArgumentError("--option client_id is given twice: --id is the same")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import signal
+from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import messaging
 from messaging import Features
 from messaging.codecs import registry
-from tests.brokers import Mosquitto
+from tests.brokers import Mosquitto, require
 from tests.cli.conftest import Run
+from tests.cli.program import Program
 
 if TYPE_CHECKING:
     import pytest
@@ -56,7 +60,11 @@ def test_with_a_url_it_shows_the_runtime_dto(run: Run, mosquitto: Mosquitto) -> 
     found = json.loads(out)
     assert [*found] == [field.name for field in dataclasses.fields(messaging.MessagingRuntimeDTO)]
     assert found["instance_id"] == "shown"
-    assert found["connection"] == {"state": "connected", "cause": None}
+    assert found["connection"] | {"since": 0, "client_id": ""} == {
+        "state": "connected", "cause": None, "since": 0, "client_id": ""
+    }  # fmt: skip
+    assert found["connection"]["since"] > 0
+    assert found["connection"]["client_id"].startswith("shown")
     assert found["protocols"] == ["mqtt", "mqtt5"]
 
     code, out, _ = run("info", mosquitto.url, "--option", "name=shown")
@@ -93,3 +101,47 @@ def test_features_of_a_protocol_that_lacks_some(run: Run, mosquitto: Mosquitto) 
     found = json.loads(run("info", f"{mosquitto.url}?version=3.1.1", "--features", "--json")[1])
     assert found["retain"] is True
     assert found["headers"] is False
+
+
+def test_watch_writes_each_state_until_interrupted() -> None:
+    """It waits for a broker that is not there yet, and goes on when one is lost."""
+    require("mosquitto")
+    with Mosquitto() as broker:
+        broker.stop()
+        with Program("info", broker.url, "--watch", "--json", "--option", "reconnect_max=0.2") as program:
+            states = (json.loads(program.out.until(lambda _: True)) for _ in itertools.count())
+
+            def told(name: str) -> dict[str, object]:
+                return next(state for state in states if state["state"] == name)
+
+            assert told("connecting")["cause"] is None
+            refused = told("connecting")
+            assert refused["error"] == "ConnectFailedError"
+            broker.start()
+            told("connected")
+            broker.kill()
+            assert told("reconnecting")["error"] == "ConnectionLostError"
+            broker.start()
+            told("connected")
+            program.signal(signal.SIGTERM)
+            assert program.ended() == 130
+
+
+def test_watch_shows_a_refusal_with_its_code() -> None:
+    require("mosquitto")
+    with (
+        Mosquitto(["allow_anonymous false"]) as broker,
+        Program("info", broker.url, "--watch") as program,
+    ):
+        line = program.out.until(lambda line: b" refused: " in line).decode()
+        assert "Not authorized" in line
+        assert datetime.fromisoformat(line.split()[0]).tzinfo is not None
+
+
+def test_watch_of_what_cannot_be_is_an_error(run: Run) -> None:
+    code, out, err = run("info", "mqtt://localhost?versoin=5", "--watch")
+    assert (code, out) == (2, "")
+    assert "did you mean 'version'" in err
+    code, _, err = run("info", "mqtt://localhost", "--watch", "--features")
+    assert code == 2
+    assert "give one of them" in err

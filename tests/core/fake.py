@@ -227,13 +227,15 @@ class FakeBroker:
         """Refuse one of the held messages."""
         on_loop(lambda: self.held.pop(index).fail(error))
 
-    def lose(self, cause: str = "the cable was cut", *, then: Callable[[], None] | None = None) -> None:
+    def lose(
+        self, cause: str | ConnectionLostError = "the cable was cut", *, then: Callable[[], None] | None = None
+    ) -> None:
         """End the connection. ``then`` is called on the loop right after."""
 
         def lose() -> None:
             assert self._lost is not None
             self.connected = False
-            error = ConnectionLostError(cause)
+            error = ConnectionLostError(cause) if isinstance(cause, str) else cause
             if not self.keeps:
                 held, self.held[:] = self.held[:], []
                 for outgoing in held:

@@ -19,6 +19,7 @@ from messaging.adapter import Incoming
 from messaging.connection import Connection
 from messaging.engine import engine
 from messaging.errors import ClosedError, ConnectFailedError, ConnectionLostError, DeadlineError
+from messaging.state import ConnectionState
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeAdapter, FakeBroker, Token, on_loop, settle_loop, until
 from tests.core.test_delivery import Slow, numbered, receive, slow
@@ -354,10 +355,10 @@ def test_a_stream_whose_adapter_was_closed_flushes_nothing(
 
     def settled_as_it_closes() -> None:
         message.acknowledge()  # asks for a flush in the next turn of the loop
-        connection.state = "closed"
+        monkeypatch.setattr(connection.states, "_value", ConnectionState("closed"))
 
     on_loop(settled_as_it_closes)
     settle_loop()
-    connection.state = "connected"  # so that the instance closes in good order
+    monkeypatch.setattr(connection.states, "_value", ConnectionState("connected"))  # so that it closes in good order
     assert message.context.acknowledge_state is AcknowledgeType.ACKNOWLEDGED  # type: ignore[attr-defined]
     assert calls == []
