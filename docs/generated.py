@@ -49,13 +49,11 @@ def announced(url: str) -> frozenset[str]:
 
 
 def features() -> str:
-    """A table: a row for each feature that anybody announces."""
+    """A table: a row for each feature of the project that anybody announces."""
     columns = {name: announced(url) for name, url in ANNOUNCING.items()}
     constants = {name: value for name, value in vars(Features).items() if name.isupper()}
     lines = [f"| feature | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    known = [*constants.values(), GENERATE_REPLY_CHANNEL_ALIAS]
-    others = sorted(frozenset().union(*columns.values()) - {*known})
-    for value in [*known, *others]:
+    for value in [*constants.values(), GENERATE_REPLY_CHANNEL_ALIAS]:
         marks = ["yes" if value in column else "" for column in columns.values()]
         if any(marks):
             lines.append(f"| `{value}` | {' | '.join(marks)} |")

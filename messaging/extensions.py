@@ -92,7 +92,11 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def _bool(value: Any) -> bool:
+# checks that adapters use for extensions of their own, too
+
+
+def boolean(value: Any) -> bool:
+    """True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"must be True or False, not {_shown(value)}")
     return value
@@ -104,14 +108,16 @@ def _number(value: Any, what: str) -> float:
     return value
 
 
-def _seconds(value: Any) -> float:
-    seconds = _number(value, "a number of seconds")
-    if not 0 < seconds <= MAX_SECONDS:
+def seconds(value: Any) -> float:
+    """A number of seconds above 0."""
+    number = _number(value, "a number of seconds")
+    if not 0 < number <= MAX_SECONDS:
         raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {_shown(value)}")
-    return float(seconds)
+    return float(number)
 
 
-def _integer(low: int, high: int | None) -> Callable[[Any], int]:
+def integer(low: int, high: int | None) -> Callable[[Any], int]:
+    """A check for an int from ``low`` to ``high``, which may be open."""
     wanted = f"an int from {low} to {high}" if high is not None else f"an int of at least {low}"
 
     def check(value: Any) -> int:
@@ -182,22 +188,22 @@ def _headers(value: Any) -> Mapping[str, str]:
 #: every extension this project knows -> its check; adapters add their own, see ``adapter.Adapter``
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
-        Features.EXTENSION_GUARANTEED_ORDERING: _bool,
-        Features.EXTENSION_GUARANTEED_DELIVERY: _bool,
-        Features.EXTENSION_AUTO_ACKNOWLEDGE: _bool,
-        Features.EXTENSION_LAST_WILL: _bool,
+        Features.EXTENSION_GUARANTEED_ORDERING: boolean,
+        Features.EXTENSION_GUARANTEED_DELIVERY: boolean,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE: boolean,
+        Features.EXTENSION_LAST_WILL: boolean,
         Features.EXTENSION_QOS: _qos,
-        Features.EXTENSION_RETAIN: _bool,
-        Features.EXTENSION_TIME_TO_LIVE: _seconds,
-        Features.EXTENSION_PRIORITY: _integer(0, 9),
+        Features.EXTENSION_RETAIN: boolean,
+        Features.EXTENSION_TIME_TO_LIVE: seconds,
+        Features.EXTENSION_PRIORITY: integer(0, 9),
         Features.EXTENSION_HEADERS: _headers,
-        Features.EXTENSION_TIMEOUT: _seconds,
+        Features.EXTENSION_TIMEOUT: seconds,
         Features.EXTENSION_QUEUE: _queue,
-        Features.EXTENSION_AUTOCREATE: _bool,
+        Features.EXTENSION_AUTOCREATE: boolean,
         Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
-        Features.EXTENSION_MAX_DELIVERIES: _integer(1, None),
-        Features.EXTENSION_PREFETCH: _integer(1, MAX_PREFETCH),
-        Features.EXTENSION_BUFFER_SIZE: _integer(1, None),
+        Features.EXTENSION_MAX_DELIVERIES: integer(1, None),
+        Features.EXTENSION_PREFETCH: integer(1, MAX_PREFETCH),
+        Features.EXTENSION_BUFFER_SIZE: integer(1, None),
         Features.EXTENSION_OVERFLOW: _overflow,
     }
 )

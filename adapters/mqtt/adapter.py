@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import quote
 
 from adapters.mqtt import mapping, packets
 from adapters.mqtt import settings as options
@@ -19,15 +24,17 @@ from messaging.errors import (
     ConnectFailedError,
     ConnectionLostError,
     InvalidChannelError,
+    InvalidExtensionError,
     MissingExtraError,
     PayloadTooLargeError,
     PublishRefusedError,
     SubscriptionRefusedError,
 )
+from messaging.extensions import boolean, integer, seconds
 from messaging.features import Features
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from adapters.mqtt.handshake import Connack, Will
     from adapters.mqtt.link import Link
@@ -62,6 +69,16 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_QUEUE,
     }
 )
+# extensions of MQTT 5 alone
+#: float seconds, beside ``lastWill``: how long after the loss the will is sent at the earliest
+WILL_DELAY: Final = "willDelay"
+#: 0: retained messages at each subscribing; 1: only if the broker has no such subscription yet; 2: none
+RETAIN_HANDLING: Final = "retainHandling"
+#: bool: messages that were published with ``retain`` say so, also those that are not sent because of it
+RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
+#: bool: nothing that this instance published
+NO_LOCAL: Final = "noLocal"
+
 #: what needs properties, or an envelope
 _PROPERTY_FEATURES: Final = frozenset(
     {Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE}
@@ -83,6 +100,11 @@ class MqttAdapter(Adapter):
     can_reject = False
     has_credit = True
 
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({WILL_DELAY: seconds})
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+        {RETAIN_HANDLING: integer(0, 2), RETAIN_AS_PUBLISHED: boolean, NO_LOCAL: boolean}
+    )
+
     settings: MqttSettings
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
@@ -96,15 +118,23 @@ class MqttAdapter(Adapter):
             if (error.name or "").partition(".")[0] != "paho":
                 raise
             raise MissingExtraError("mqtt", f"{url.scheme}://") from error
+        if url.scheme in options.WEB:
+            try:
+                from adapters.mqtt import websocket
+            except ImportError as error:
+                if (error.name or "").partition(".")[0] != "websockets":
+                    raise
+                raise MissingExtraError("ws", f"{url.scheme}://") from error
         v5 = settings.v5
         username, password = options.credentials(url, settings)
         self._new_link = link.Link
         self._new_will = handshake.Will
+        self._subscribe_options = handshake.subscribe_options
         self._reason_name = handshake.reason_name
         self._target = handshake.Target(
             host=url.host,
             port=url.port or options.PORTS[url.scheme],
-            tls=functools.partial(options.tls_context, settings) if url.scheme == "mqtts" else None,
+            tls=functools.partial(options.tls_context, settings) if url.scheme in options.SECURE else None,
             v5=v5,
             client_id=options.client_id(settings, name),
             username=username,
@@ -113,13 +143,23 @@ class MqttAdapter(Adapter):
             connect_timeout=settings.connect_timeout,
             session_expiry=settings.session_expiry,
             receive_maximum=settings.receive_maximum,
+            topic_alias_maximum=settings.topic_alias_maximum if v5 else 0,
+            maximum_packet_size=settings.max_packet_size,
         )
+        if url.scheme in options.WEB:
+            secure, path = url.scheme in options.SECURE, "/" + quote(url.path or options.WEB_PATH)
+            web = functools.partial(websocket.WebSocket, url.host, self._target.port, path, secure=secure)
+            self._target = dataclasses.replace(self._target, web=web)
         codec: mapping.Codec = mapping.Mqtt5Codec() if v5 else mapping.Mqtt3Codec(settings.envelope)
         self._codec = codec
         self._router = Router(settings.persistent)
-        self._inbound = Inbound(self._router, codec, v5, settings.receive_maximum)
+        self._inbound = Inbound(self._router, codec, v5, settings.receive_maximum, self._target.topic_alias_maximum)
         self._outbound = outbound.Outbound(codec, v5, settings.max_inflight, str(self._target))
-        self._features = _FEATURES | _PROPERTY_FEATURES if v5 or settings.envelope else _FEATURES
+        self._features = _FEATURES
+        if v5 or settings.envelope:
+            self._features |= _PROPERTY_FEATURES
+        if v5:
+            self._features |= self.publish_extensions.keys() | self.subscribe_extensions.keys()
         self._qos_levels: tuple[str, ...] = ("0", "1", "2")
         self._max_packet = packets.MAX_PACKET
         self._link: Link | None = None
@@ -166,10 +206,20 @@ class MqttAdapter(Adapter):
         mapping.check_channel(context.channel or "")
         if self.settings.v5:
             mapping.check_texts(context, options.headers)
+        if WILL_DELAY in options.custom:
+            if not options.last_will:
+                raise InvalidExtensionError(WILL_DELAY, f"is for a last will: set {Features.EXTENSION_LAST_WILL!r} too")
+            if not self.settings.session_expiry:
+                raise InvalidExtensionError(
+                    WILL_DELAY,
+                    "a will is sent when the session ends, which without the option 'session_expiry' is at once",
+                )
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """The filter must fit, with the queue before it, and dead letters need a channel that takes them."""
         mapping.check_channel(spec.options.dead_letter_channel or "")
+        if spec.options.queue is not None and spec.options.custom.get(NO_LOCAL):
+            raise InvalidExtensionError(NO_LOCAL, "MQTT has it for subscriptions without queue only")
         size = len(filter_of(spec.options.queue, spec.channel).encode())
         if size > channels.MAX_BYTES:
             raise InvalidChannelError(
@@ -221,6 +271,9 @@ class MqttAdapter(Adapter):
         """See ``link.Events``."""
         self._link = link
         self._connack = connack
+        if connack.assigned_id is not None:
+            # from now on ours: with it the session can be resumed
+            self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
         self._announce(connack)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()
@@ -239,7 +292,7 @@ class MqttAdapter(Adapter):
         self._qos_levels = ("0", "1", "2")[: connack.maximum_qos + 1]
         missing: set[str] = set()
         if not connack.retain:
-            missing.add(Features.EXTENSION_RETAIN)
+            missing |= {Features.EXTENSION_RETAIN, RETAIN_HANDLING, RETAIN_AS_PUBLISHED}
         if not connack.wildcards:
             missing.add(Features.WILDCARDS)
         if not connack.shared:
@@ -310,7 +363,8 @@ class MqttAdapter(Adapter):
             will.fail(PayloadTooLargeError(len(payload), 65_535, "a last will in MQTT"))
             return
         channel = will.context.channel or ""
-        self._will = self._new_will(channel, payload, int(will.options.qos), will.options.retain, properties)
+        delay = math.ceil(will.options.custom.get(WILL_DELAY, 0))
+        self._will = self._new_will(channel, payload, int(will.options.qos), will.options.retain, properties, delay)
         self._will_outgoing = will
         self._outbound.pause()
         await self._outbound.finish(_WILL_PATIENCE)
@@ -330,7 +384,15 @@ class MqttAdapter(Adapter):
         link, connack = self._link, self._connack
         if link is None or connack is None:
             raise ConnectionLostError(f"no connection to {self._target}")
-        stream = self._router.add(spec.options.queue, spec.channel, int(spec.options.qos), sink)
+        custom = spec.options.custom
+        stream = self._router.add(
+            spec.options.queue,
+            spec.channel,
+            int(spec.options.qos),
+            sink,
+            no_local=custom.get(NO_LOCAL, False),
+            as_published=custom.get(RETAIN_AS_PUBLISHED, False),
+        )
         route = stream.route
         self._inbound.claim(stream)
         # asking again has the broker send retained messages again, which shared subscriptions do not get
@@ -344,15 +406,24 @@ class MqttAdapter(Adapter):
                 identifier = self._router.identify(stream) if connack.identifiers else None
                 if not (self.settings.v5 and connack.identifiers):
                     self._warn_of_overlap(route)
-                code = await link.subscribe(route.filter, qos, identifier)
+                wanted = self._subscribe_options(
+                    qos,
+                    no_local=route.no_local,
+                    as_published=route.as_published,
+                    retain_handling=custom.get(RETAIN_HANDLING, 0),
+                )
+                answer = await link.subscribe(route.filter, wanted, identifier)
         except BaseException as error:
             self._forget(stream)
             if isinstance(error, TimeoutError):
                 raise SubscriptionRefusedError(f"{self._target} did not answer: {_shown(spec)}") from None
             raise
-        if code >= packets.FAILURE:
+        if answer.code >= packets.FAILURE:
             self._forget(stream)
-            raise SubscriptionRefusedError(f"{self._target} refused {_shown(spec)}: {self._reason_name(code)}")
+            reason = self._reason_name(answer.code, answer.detail)
+            raise SubscriptionRefusedError(
+                f"{self._target} refused {_shown(spec)}: {reason}", code=answer.code, detail=answer.detail
+            )
         route.confirmed = route.confirmed or qos == route.qos
         return stream
 

@@ -10,6 +10,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import packets
 from messaging.errors import AuthenticationError, ConnectFailedError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pydantic import SecretStr
 
+    from adapters.mqtt.websocket import WebSocket
     from adapters.mqtt.wire import Dialer
 
 _CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
@@ -34,6 +36,8 @@ class Will:
     qos: int
     retain: bool
     properties: packets.Properties
+    #: MQTT 5: how long after the loss it is sent at the earliest, seconds
+    delay: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class Target:
     connect_timeout: float
     session_expiry: int
     receive_maximum: int
+    topic_alias_maximum: int = 0
+    #: bytes; ``None`` for what the protocol allows
+    maximum_packet_size: int | None = None
+    #: makes the WebSocket; ``None`` for none
+    web: Callable[[], WebSocket] | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -70,6 +79,11 @@ class Connack:
     wildcards: bool = True
     shared: bool = True
     identifiers: bool = True
+    topic_alias_maximum: int = 0
+    #: seconds, if the broker wants another interval than it was offered
+    keepalive: int | None = None
+    #: the client id the broker gave to a client without one
+    assigned_id: str | None = None
 
 
 def new_client(target: Target, dialer: Dialer, *, clean_start: bool, will: Will | None) -> mqtt.Client:
@@ -87,21 +101,24 @@ def new_client(target: Target, dialer: Dialer, *, clean_start: bool, will: Will 
     if target.username is not None:
         client.username_pw_set(target.username, target.password.get_secret_value() if target.password else None)
     if will is not None:
-        properties = _will_properties(will.properties) if target.v5 else None
+        properties = _will_properties(will) if target.v5 else None
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
     return client
 
 
 def dial(client: mqtt.Client, target: Target, dialer: Dialer, *, clean_start: bool) -> None:
-    """Connect TCP and TLS, and put CONNECT into the wire's buffer. Blocks.
+    """Connect TCP, TLS and WebSocket, and put CONNECT into the wire's buffer. Blocks.
 
     Raises:
         OSError, ValueError: it cannot be done.
-        ConnectFailedError: a file that TLS needs cannot be used.
+        ConnectFailedError: a file that TLS needs cannot be used, or the other end takes no WebSocket.
     """
     try:
         if target.tls is not None:
             dialer.tls = target.tls()
+        if target.web is not None:
+            dialer.web = target.web()
+        dialer.largest = target.maximum_packet_size or packets.MAX_PACKET
         if not target.v5:
             client.connect(target.host, target.port, target.keepalive)
             return
@@ -109,6 +126,10 @@ def dial(client: mqtt.Client, target: Target, dialer: Dialer, *, clean_start: bo
         properties.ReceiveMaximum = target.receive_maximum
         if target.session_expiry:
             properties.SessionExpiryInterval = target.session_expiry
+        if target.topic_alias_maximum:
+            properties.TopicAliasMaximum = target.topic_alias_maximum
+        if target.maximum_packet_size is not None:
+            properties.MaximumPacketSize = target.maximum_packet_size
         client.connect(target.host, target.port, target.keepalive, clean_start=clean_start, properties=properties)
     finally:
         dialer.dialed()
@@ -129,21 +150,25 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
         wildcards=bool(value("WildcardSubscriptionAvailable", 1)),
         shared=bool(value("SharedSubscriptionAvailable", 1)),
         identifiers=bool(value("SubscriptionIdentifierAvailable", 1)),
+        topic_alias_maximum=value("TopicAliasMaximum", 0),
+        keepalive=getattr(properties, "ServerKeepAlive", None),
+        assigned_id=getattr(properties, "AssignedClientIdentifier", None),
     )
 
 
-def refusal(target: Target, reason: str, properties: PahoProperties | None = None) -> ConnectFailedError:
+def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> ConnectFailedError:
     """The error for a refusing CONNACK."""
+    detail = getattr(properties, "ReasonString", None)
     why = with_detail(reason, properties)
     if target.password is not None and target.password.get_secret_value() in why:
-        why = reason  # the broker may add what it likes
+        why, detail = reason, None  # the broker may add what it likes
     if reason in _CREDENTIALS_REFUSED:
         what = "a client without user name" if target.username is None else f"the credentials of {target.username!r}"
-        return AuthenticationError(f"{target} refused {what}: {why}")
+        return AuthenticationError(f"{target} refused {what}: {why}", code=code, detail=detail)
     text = f"{target} refused the connection: {why}"
     if reason == "Unsupported protocol version":
         text += f"; try version={'3.1.1' if target.v5 else '5'}"
-    return ConnectFailedError(text)
+    return ConnectFailedError(text, code=code, detail=detail)
 
 
 def reason_name(code: int, detail: str | None = None) -> str:
@@ -166,7 +191,13 @@ def new_properties(kind: int) -> PahoProperties:
     return PahoProperties(kind)  # type: ignore[no-untyped-call]  # paho left its constructor without types
 
 
-def _will_properties(given: packets.Properties) -> PahoProperties:
+def subscribe_options(qos: int, *, no_local: bool, as_published: bool, retain_handling: int) -> SubscribeOptions:
+    """What SUBSCRIBE asks for beside the filter."""
+    return SubscribeOptions(qos, no_local, as_published, retain_handling)
+
+
+def _will_properties(will: Will) -> PahoProperties:
+    given = will.properties
     properties = new_properties(PacketTypes.WILLMESSAGE)
     for name, value in (
         ("ContentType", given.content_type),
@@ -174,6 +205,7 @@ def _will_properties(given: packets.Properties) -> PahoProperties:
         ("CorrelationData", given.correlation),
         ("MessageExpiryInterval", given.expiry),
         ("UserProperty", given.user or None),
+        ("WillDelayInterval", will.delay or None),
     ):
         if value is not None:
             setattr(properties, name, value)

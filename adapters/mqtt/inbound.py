@@ -30,6 +30,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
+from adapters.mqtt.packets import ProtocolError
 from messaging.adapter import Incoming
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ class Token:
 class Inbound:
     """The receiving half of a session."""
 
-    def __init__(self, router: Router, codec: Codec, v5: bool, limit: int) -> None:
+    def __init__(self, router: Router, codec: Codec, v5: bool, limit: int, aliases: int = 0) -> None:
         self._router = router
         self._limit = limit
+        #: topic aliases the broker may use, and those it did on this connection
+        self._alias_maximum = aliases
+        self._aliases: dict[int, str] = {}
         self._codec = codec
         self._v5 = v5
         self._link: Link | None = None
@@ -108,6 +112,7 @@ class Inbound:
             self.forget()
         self._link = link
         self._connection += 1
+        self._aliases.clear()
         if wait_for_claims:
             self._unclaimed = []
 
@@ -129,6 +134,8 @@ class Inbound:
     def publish(self, head: int, body: bytes) -> None:
         """A PUBLISH packet arrived."""
         publish = packets.parse_publish(head, body, self._v5)
+        if publish.properties.alias:
+            self._resolve(publish)
         receipt = None
         if publish.qos:
             if publish.dup and self._is_held(publish):
@@ -143,6 +150,20 @@ class Inbound:
             self._settled(receipt)
             return
         self._deliver(publish.topic, decoded, receipt, streams)
+
+    def _resolve(self, publish: Publish) -> None:
+        """Replace a topic alias by the topic it stands for, or learn it (MQTT 5, 3.3.2.3.4)."""
+        alias = publish.properties.alias
+        if alias > self._alias_maximum:
+            raise ProtocolError(
+                f"topic alias {alias}; at most {self._alias_maximum} were allowed", packets.TOPIC_ALIAS_INVALID
+            )
+        if publish.topic:
+            self._aliases[alias] = publish.topic
+        elif alias in self._aliases:
+            publish.topic = self._aliases[alias]
+        else:
+            raise ProtocolError(f"topic alias {alias} stands for nothing yet", packets.TOPIC_ALIAS_INVALID)
 
     def _receive(self, publish: Publish) -> Receipt:
         lost = self._receipts.get(publish.id)
@@ -186,7 +207,7 @@ class Inbound:
             # a stream that asked for QoS 0 has nothing to settle, whatever QoS it shares a subscription with
             if receipt is not None and stream.settles:
                 token = Token(receipt, stream)
-                stream.unsettled.add(token)
+                stream.unsettled[token] = None
                 copies += 1
             if not stream.batch:
                 self._touched.append(stream)
@@ -243,7 +264,7 @@ class Inbound:
 
     def release(self, stream: Stream) -> None:
         """A stream has ended: what it did not settle is settled."""
-        for token in [*stream.unsettled]:
+        for token in [*stream.unsettled]:  # in the order of their arrival
             self.settle(token)
 
     # --- verdicts
@@ -257,7 +278,7 @@ class Inbound:
         unsettled = token.stream.unsettled
         if token not in unsettled:
             return
-        unsettled.remove(token)
+        del unsettled[token]
         receipt = token.receipt
         receipt.copies -= 1
         if not receipt.copies:

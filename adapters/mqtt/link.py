@@ -2,46 +2,62 @@
 
 paho is driven from outside, with its public API only: ``connect`` on a thread of the executor, everything else on the
 loop. It reads what :class:`~adapters.mqtt.wire.Wire` feeds it and writes into its buffer, which is flushed once per
-turn of the loop. PUBLISH packets and their acknowledgements go past it (see the package). For each connection there
-is a client of its own, so nothing of an earlier one is ever left in it: no queue, no half-read packet, no message
-that it would send again by itself.
+turn of the loop. It makes CONNECT, SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, and reads CONNACK and DISCONNECT; PUBLISH,
+all answers and the pings go past it (see the package). For each connection there is a client of its own, so nothing of
+an earlier one is ever left in it: no queue, no half-read packet, no message that it would send again by itself.
 
 paho's callbacks run while it holds a lock and is in the middle of a packet, and what they raise would leave it there.
 So they only note what happened; it is acted on when paho has returned.
+
+**Keepalive.** A ping goes out when nothing was received, or nothing sent, for three quarters of the interval, which may
+be the broker's; a broker that does not answer one for as long again is gone. So a dead peer is noticed within twice the
+interval, whatever this side is doing meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import paho.mqtt.client as mqtt
 from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.packets import ProtocolError
 from adapters.mqtt.wire import Dialer, Wire
-from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError
+from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError, TakenOverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from paho.mqtt.properties import Properties as PahoProperties
     from paho.mqtt.reasoncodes import ReasonCode
+    from paho.mqtt.subscribeoptions import SubscribeOptions
 
     from adapters.mqtt.handshake import Connack, Target, Will
 
 logger = logging.getLogger(__name__)
 
-#: how often paho looks after keepalive at least, seconds
+#: how often keepalive is looked after at least, seconds
 _TICK: Final = 1.0
+#: part of the keepalive interval after which silence is answered by a ping, and a ping is given up
+_PATIENCE: Final = 0.75
 #: how long a broker may take to close after DISCONNECT, seconds
 _CLOSE_TIMEOUT: Final = 1.0
-#: packets that go past paho
+#: packets that are the events' business
 _DATA: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
+
+
+class Answer(NamedTuple):
+    """What the broker answered to SUBSCRIBE or UNSUBSCRIBE of one filter."""
+
+    code: int
+    #: its reason string
+    detail: str | None
 
 
 class Events(Protocol):
@@ -75,9 +91,14 @@ class Link:
         self._dialer = Dialer()
         self._connack: asyncio.Future[Connack] = self._loop.create_future()
         #: packet id -> answer, of SUBSCRIBE and UNSUBSCRIBE
-        self._answers: dict[int, asyncio.Future[int]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._last_id = 0
         self._timer: asyncio.TimerHandle | None = None
+        #: seconds; the broker's, if it has one
+        self._keepalive = float(target.keepalive)
+        #: the value of ``sent`` from which on a ping is out, and since when that is known, or has been waited for
+        self._ping: int | None = None
+        self._ping_at = 0.0
         self._flush_due = False
         self._writing = False
         #: whether anything has arrived
@@ -106,8 +127,6 @@ class Link:
         client = self._client = handshake.new_client(target, dialer, clean_start=clean_start, will=will)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
-        client.on_subscribe = self._on_subscribe
-        client.on_unsubscribe = self._on_subscribe
         # with this, paho only queues what it has to send
         client.on_socket_register_write = self._on_register_write
         dial = functools.partial(handshake.dial, client, target, dialer, clean_start=clean_start)
@@ -138,7 +157,7 @@ class Link:
         properties: PahoProperties | None,
     ) -> None:
         if reason.is_failure:
-            self._ended = handshake.refusal(self._target, str(reason), properties)
+            self._ended = handshake.refusal(self._target, str(reason), reason.value, properties)
         else:
             self._accepted = handshake.connack(flags.session_present, properties)
 
@@ -151,15 +170,12 @@ class Link:
         properties: PahoProperties | None,
     ) -> None:
         if self._ended is None:
-            who = "disconnected this client" if flags.is_disconnect_packet_from_server else "connection lost"
-            self._ended = ConnectionLostError(f"{self._target} {who}: {handshake.with_detail(str(reason), properties)}")
-
-    def _on_subscribe(
-        self, _client: Any, _userdata: Any, mid: int, reasons: list[ReasonCode], _properties: Any
-    ) -> None:
-        answer = self._answers.pop(mid, None)
-        if answer is not None and not answer.done():
-            answer.set_result(reasons[0].value if reasons else 0)
+            is_told = flags.is_disconnect_packet_from_server
+            who = "disconnected this client" if is_told else "connection lost"
+            text = f"{self._target} {who}: {handshake.with_detail(str(reason), properties)}"
+            code = reason.value if is_told else None
+            kind = TakenOverError if code == packets.SESSION_TAKEN_OVER else ConnectionLostError
+            self._ended = kind(text, code=code, detail=getattr(properties, "ReasonString", None))
 
     def _on_register_write(self, _client: Any, _userdata: Any, _sock: Any) -> None:
         if self._wire is not None:  # else it is CONNECT, on the connecting thread
@@ -194,9 +210,12 @@ class Link:
                     self._control(wire, head, body)
                     if self.closed:
                         return
+            if not wire.is_flushed:  # a WebSocket has answered a ping
+                self._schedule_flush()
         except OSError as error:
             self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
         except ProtocolError as error:
+            self._complain(wire, error.code)
             self._end(ConnectionLostError(f"{self._target} broke the protocol: {error}"), error)
         except Exception as error:
             logger.exception("cannot process what %s sent", self._target)
@@ -217,11 +236,24 @@ class Link:
             hint = "; it may not speak MQTT 5: try version=3.1.1" if self._target.v5 else ""
             self._end(ConnectFailedError(f"{self._target} closed the connection without an answer{hint}"))
 
+    def _complain(self, wire: Wire, code: int) -> None:
+        """Tell the broker why this connection ends, if it can be told (MQTT 5, 4.13)."""
+        if self._is_up and self._target.v5:
+            wire.send(packets.disconnect(code))
+            with contextlib.suppress(OSError):
+                wire.flush()
+
     def _control(self, wire: Wire, head: int, body: bytes) -> None:
-        """Have paho process a packet, then act on what it told."""
-        if head & 0xF0 == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
+        """An answer, or something for paho to process; then act on what it told."""
+        kind = head & 0xF0
+        if self._is_up and kind in (packets.SUBACK, packets.UNSUBACK):
+            self._answered(kind, body)
+            return
+        if self._is_up and kind == packets.PINGRESP:
+            return  # that something came is what counts
+        if kind == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
             # paho would only call it a protocol error
-            self._end(handshake.refusal(self._target, "Unsupported protocol version"))
+            self._end(handshake.refusal(self._target, "Unsupported protocol version", 0x84))
             return
         wire.feed(head, body)
         while wire.pending() and not self.closed:
@@ -229,6 +261,8 @@ class Link:
         if self._accepted is not None:
             connack, self._accepted = self._accepted, None
             self._is_up = True
+            if connack.keepalive is not None:
+                self._keepalive = float(connack.keepalive)
             self._events.connected(self, connack)
             if not self._connack.done():
                 self._connack.set_result(connack)
@@ -248,10 +282,23 @@ class Link:
     def _tick(self) -> None:
         # uvloop calls a reader no more after data and a reset came together: look whether there is an end to see
         self._on_readable()
-        self._drive(mqtt.Client.loop_misc)
-        if self._client is not None:
-            # after once and a half of keepalive, which may be the broker's, it may drop us
-            self._timer = self._loop.call_later(min(_TICK, self._client.keepalive / 4 or _TICK), self._tick)
+        if self._wire is not None and self._is_up and self._keepalive and self._finished is None:
+            self._keep_alive(self._wire)
+        if not self.closed:
+            self._timer = self._loop.call_later(min(_TICK, self._keepalive / 8 or _TICK), self._tick)
+
+    def _keep_alive(self, wire: Wire) -> None:
+        now, patience = time.monotonic(), self._keepalive * _PATIENCE
+        if self._ping is None:
+            if now - min(wire.received_at, wire.sent_at) >= patience:
+                self._ping, self._ping_at = self.send(packets.PING), now
+        elif wire.received_at > self._ping_at:
+            self._ping = None
+        elif wire.sent < self._ping:
+            # it stands behind what is slow to leave: as long as that goes on, so does the connection
+            self._ping_at = max(self._ping_at, wire.sent_at)
+        if self._ping is not None and now - self._ping_at >= patience:
+            self._end(ConnectionLostError(f"connection to {self._target} lost: no answer to a ping for {patience:g} s"))
 
     # --- writing
 
@@ -301,13 +348,13 @@ class Link:
             return
         if self._is_up:
             self._events.written(self)
-        if (wire.unsent > 0) is not self._writing:
+        if wire.is_flushed is self._writing:
             self._writing = not self._writing
             if self._writing:
                 self._loop.add_writer(wire.fileno(), self.flush)
             else:
                 self._loop.remove_writer(wire.fileno())
-        if self._finished is not None and not wire.unsent:
+        if self._finished is not None and wire.is_flushed:
             wire.finish()
 
     # --- subscribing
@@ -322,8 +369,8 @@ class Link:
         """Packet ids of SUBSCRIBE and UNSUBSCRIBE that the broker has not answered."""
         return self._answers
 
-    async def subscribe(self, topic_filter: str, qos: int, identifier: int | None) -> int:
-        """Subscribe, and return the broker's reason code.
+    async def subscribe(self, topic_filter: str, options: SubscribeOptions, identifier: int | None) -> Answer:
+        """Subscribe, and return the broker's answer.
 
         Raises:
             ConnectionLostError: the connection ended before the answer.
@@ -333,16 +380,18 @@ class Link:
             properties = handshake.new_properties(PacketTypes.SUBSCRIBE)
             if identifier is not None:
                 properties.SubscriptionIdentifier = identifier
-            options = SubscribeOptions(qos=qos)
             _, mid = client.subscribe(topic_filter, options=options, properties=properties)
         else:
-            _, mid = client.subscribe(topic_filter, qos)
+            _, mid = client.subscribe(topic_filter, options.QoS)
         return await self._expect_answer(mid)
 
     async def unsubscribe(self, topic_filter: str) -> None:
         """Unsubscribe and wait for the answer. Raises as :meth:`subscribe`."""
         _, mid = self._require_client().unsubscribe(topic_filter)
-        await self._expect_answer(mid)
+        answer = await self._expect_answer(mid)
+        if answer.code >= packets.FAILURE:
+            reason = handshake.reason_name(answer.code, answer.detail)
+            logger.warning("%s did not end the subscription to %r: %s", self._target, topic_filter, reason)
 
     def unsubscribe_soon(self, topic_filter: str) -> None:
         """Unsubscribe without waiting for the answer."""
@@ -355,13 +404,21 @@ class Link:
             raise ConnectionLostError(f"no connection to {self._target}")
         return self._client
 
-    def _expect_answer(self, mid: int | None) -> asyncio.Future[int]:
-        answer: asyncio.Future[int] = self._loop.create_future()
+    def _expect_answer(self, mid: int | None) -> asyncio.Future[Answer]:
+        answer: asyncio.Future[Answer] = self._loop.create_future()
         if mid is not None:
             self._last_id = mid
             # stays there until the broker has answered, even if nobody waits any more: the id is in use
             self._answers[mid] = answer
         return answer
+
+    def _answered(self, kind: int, body: bytes) -> None:
+        packet_id, codes, detail = packets.parse_answer(body, self._target.v5)
+        if kind == packets.SUBACK and len(codes) != 1:
+            raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
+        answer = self._answers.pop(packet_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(Answer(codes[0] if codes else 0, detail))
 
     # --- ending
 

@@ -19,6 +19,9 @@ Correlation data of other clients may be any bytes. What is not UTF-8, or holds 
 hexadecimal digits, and a correlation id of that form that stands for such bytes is sent as these bytes: a reply
 reaches its requester either way.
 
+**Topic aliases** (MQTT 5, 3.3.2.3.4). If the broker takes any, a topic that is published to a second time gets one, as
+long as there are some left on this connection: from then on it travels as a number.
+
 ``expires`` is the sender's wall clock: brokers know nothing of it, the receiving adapter drops what has expired. It is
 as right as the two clocks are.
 """
@@ -54,6 +57,9 @@ _HEX_FORM: Final = re.compile("hex:((?:[0-9a-f]{2})+)")
 _MESSAGE_ID_START: Final = b"\x26" + packets.text(MESSAGE_ID)
 _MAX_EXPIRY: Final = 2**32 - 1
 _COMPILED: Final = 1024
+_NO_TOPIC: Final = b"\0\0"
+#: bytes of a topic, with its length, that an alias would not make shorter
+_NOT_WORTH: Final = 5
 
 #: (payload, content type, content encoding, correlation id, reply-to channel, extensions)
 Decoded = tuple[bytes, str | None, str | None, str | None, str | None, Mapping[str, Any]]
@@ -62,8 +68,21 @@ Decoded = tuple[bytes, str | None, str | None, str | None, str | None, Mapping[s
 class Codec(Protocol):
     """Makes PUBLISH packets of messages, and what the core is given of PUBLISH packets."""
 
-    def frame(self, outgoing: Outgoing, qos: int, packet_id: int) -> bytes:
-        """The whole PUBLISH packet; ``packet_id`` counts with QoS > 0 only."""
+    def connected(self, topic_alias_maximum: int) -> None:
+        """There is another connection, to a broker that takes so many aliases on it."""
+
+    def unsent(self) -> None:
+        """The last frame made was not sent."""
+
+    def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
+        """The whole PUBLISH packet, to be sent on this connection in the order of the calls.
+
+        Args:
+            outgoing: the message.
+            payload: its payload, which the message itself has no more once it is settled.
+            qos: 0 to 2.
+            packet_id: counts with QoS > 0 only.
+        """
         ...
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
@@ -134,16 +153,56 @@ def correlation_text(data: bytes) -> str:
 class _Compiled:
     """What all messages of one context have in common."""
 
-    __slots__ = ("context", "head", "properties", "rest", "topic")
+    __slots__ = ("bare_properties", "bare_topic", "context", "generation", "head", "properties", "rest", "topic")
 
     def __init__(self, context: MessageContext, options: PublishOptions) -> None:
         #: kept, so that no other context can get its id
         self.context = context
         self.head = packets.PUBLISH | (1 if options.retain else 0)
-        self.topic = packets.text(context.channel or "")
-        self.properties = packets.properties_bytes(_properties(context, options))
+        self.bare_topic = packets.text(context.channel or "")
+        self.bare_properties = packets.properties_bytes(_properties(context, options))
+        #: of the aliases the rest is right with
+        self.generation = -1
+        self.travel_as(self.bare_topic, self.bare_properties)
+
+    def travel_as(self, topic: bytes, properties: bytes) -> None:
+        """From now on ``topic`` and ``properties`` are what is sent."""
+        self.topic = topic
+        self.properties = properties
         #: what is between fixed header and payload with QoS 0
-        self.rest = self.topic + packets.varint(len(self.properties)) + self.properties
+        self.rest = topic + packets.varint(len(properties)) + properties
+
+
+class _Aliases:
+    """The topic aliases of one connection."""
+
+    def __init__(self, maximum: int, generation: int) -> None:
+        self.generation = generation
+        self._maximum = maximum
+        self._numbers: dict[bytes, int] = {}
+        #: topics that were published to once
+        self._seen: set[bytes] = set()
+
+    def apply(self, compiled: _Compiled) -> bool:
+        """Have a context travel as it should here; whether it is settled now for good."""
+        topic, properties = compiled.bare_topic, compiled.bare_properties
+        number = self._numbers.get(topic)
+        if number is not None:
+            compiled.travel_as(_NO_TOPIC, properties + packets.topic_alias(number))
+            return True
+        if len(topic) <= _NOT_WORTH or len(self._numbers) == self._maximum:
+            compiled.travel_as(topic, properties)
+            return True
+        if topic in self._seen:
+            self._seen.remove(topic)
+            number = self._numbers[topic] = len(self._numbers) + 1
+            compiled.travel_as(topic, properties + packets.topic_alias(number))  # with both: this one introduces it
+            return False
+        if len(self._seen) >= _COMPILED:
+            self._seen.clear()
+        self._seen.add(topic)
+        compiled.travel_as(topic, properties)
+        return False
 
 
 class Mqtt5Codec:
@@ -151,8 +210,19 @@ class Mqtt5Codec:
 
     def __init__(self) -> None:
         self._compiled: dict[int, _Compiled] = {}
+        self._alias_maximum = 0
+        self._aliases = _Aliases(0, 0)
 
-    def frame(self, outgoing: Outgoing, qos: int, packet_id: int) -> bytes:
+    def connected(self, topic_alias_maximum: int) -> None:
+        """See :class:`Codec`."""
+        self._alias_maximum = topic_alias_maximum
+        self._aliases = _Aliases(topic_alias_maximum, self._aliases.generation + 1)
+
+    def unsent(self) -> None:
+        """See :class:`Codec`: it may have introduced an alias, which may be introduced as often as one likes."""
+        self.connected(self._alias_maximum)
+
+    def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`Codec`."""
         context = outgoing.context
         compiled = self._compiled.get(id(context))
@@ -160,6 +230,9 @@ class Mqtt5Codec:
             if len(self._compiled) >= _COMPILED:
                 self._compiled.clear()
             compiled = self._compiled[id(context)] = _Compiled(context, outgoing.options)
+        aliases = self._aliases
+        if compiled.generation != aliases.generation and aliases.apply(compiled):
+            compiled.generation = aliases.generation
         if qos:
             message_id = outgoing.message_id.encode()
             properties = b"%b%b%b%b" % (
@@ -170,7 +243,7 @@ class Mqtt5Codec:
             )  # fmt: skip
         else:
             rest = compiled.rest
-        return _publish(compiled.head | qos << 1, rest, outgoing.payload)
+        return _publish(compiled.head | qos << 1, rest, payload)
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
         """See :class:`Codec`."""
@@ -214,17 +287,23 @@ class Mqtt3Codec:
     def __init__(self, enveloped: bool) -> None:
         self._enveloped = enveloped
 
-    def frame(self, outgoing: Outgoing, qos: int, packet_id: int) -> bytes:
+    def connected(self, topic_alias_maximum: int) -> None:
+        """See :class:`Codec`: there are no aliases."""
+
+    def unsent(self) -> None:
+        """See :class:`Codec`."""
+
+    def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`Codec`."""
         rest = _topic(outgoing.context.channel or "")
         if qos:
             rest += packet_id.to_bytes(2, "big")
         head = packets.PUBLISH | qos << 1 | (1 if outgoing.options.retain else 0)
-        return _publish(head, rest, self._payload(outgoing))
+        return _publish(head, rest, self._payload(outgoing, payload))
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
         """See :class:`Codec`. A will that expires would do so from now on, so ``timeToLive`` is left out."""
-        return self._payload(outgoing, expires=False), packets.NO_PROPERTIES
+        return self._payload(outgoing, outgoing.payload, expires=False), packets.NO_PROPERTIES
 
     def decode(self, publish: Publish) -> Decoded | None:
         """See :class:`Codec`."""
@@ -252,9 +331,9 @@ class Mqtt3Codec:
             MappingProxyType(extensions),
         )
 
-    def _payload(self, outgoing: Outgoing, *, expires: bool = True) -> bytes:
+    def _payload(self, outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
         if not self._enveloped:
-            return outgoing.payload
+            return payload
         context, options = outgoing.context, outgoing.options
         header: dict[str, Any] = {
             "contentType": context.content_type,
@@ -267,7 +346,7 @@ class Mqtt3Codec:
         header = {key: value for key, value in header.items() if value is not None}
         if header and options.qos != "0":
             header["messageId"] = outgoing.message_id
-        return envelope.encode(outgoing.payload, header)
+        return envelope.encode(payload, header)
 
 
 @functools.lru_cache(maxsize=_COMPILED)

@@ -45,13 +45,14 @@ HIGH_WATER: Final = 256 * 1024
 class Exchange:
     """A QoS 1 or 2 message between its PUBLISH and the broker's last word."""
 
-    __slots__ = ("frame", "id", "outgoing", "qos", "released")
+    __slots__ = ("id", "outgoing", "payload", "qos", "released")
 
-    def __init__(self, outgoing: Outgoing, qos: int, packet_id: int, frame: bytes) -> None:
+    def __init__(self, outgoing: Outgoing, qos: int, packet_id: int) -> None:
         self.outgoing = outgoing
         self.qos = qos
         self.id = packet_id
-        self.frame = frame
+        #: kept here, since the message lets go of it once its deadline has passed
+        self.payload = outgoing.payload
         #: QoS 2: PUBREC has come, PUBREL was sent
         self.released = False
 
@@ -93,6 +94,7 @@ class Outbound:
         self._link = link
         self._is_paused = False
         self._connack = connack
+        self._codec.connected(connack.topic_alias_maximum)
         limit = self._max_inflight
         if self._v5:
             self._window = min(connack.receive_maximum, limit or WINDOW_V5)
@@ -132,10 +134,11 @@ class Outbound:
             self._begin(exchange)
             if exchange.released:
                 link.send(packets.acknowledgement(packets.PUBREL, exchange.id))
-            elif self._session_present:
-                link.send(bytes((exchange.frame[0] | packets.DUP,)) + exchange.frame[1:])
             else:
-                link.send(exchange.frame)
+                frame = self._codec.frame(exchange.outgoing, exchange.payload, exchange.qos, exchange.id)
+                if self._session_present:
+                    frame = bytes((frame[0] | packets.DUP,)) + frame[1:]
+                link.send(frame)
 
     # --- publishing
 
@@ -156,6 +159,7 @@ class Outbound:
                 try:
                     self._send(link, outgoing, qos)
                 except MessagingError as error:
+                    self._codec.unsent()
                     outgoing.fail(error)
 
     async def progress(self) -> None:
@@ -193,7 +197,7 @@ class Outbound:
         if outgoing.options.retain and not connack.retain:
             raise PublishRefusedError(f"{self._where} retains no messages")
         packet_id = self._next_id(link) if qos else 0
-        frame = self._codec.frame(outgoing, qos, packet_id)
+        frame = self._codec.frame(outgoing, outgoing.payload, qos, packet_id)
         if len(frame) > connack.maximum_packet_size:
             size = len(outgoing.payload)
             limit = connack.maximum_packet_size - (len(frame) - size)
@@ -201,7 +205,7 @@ class Outbound:
         # from here on it cannot be called back
         outgoing.sent()
         if qos:
-            self._begin(Exchange(outgoing, qos, packet_id, frame))
+            self._begin(Exchange(outgoing, qos, packet_id))
             link.send(frame)
         else:
             self._unflushed.append((link.send(frame), outgoing))
@@ -265,7 +269,11 @@ class Outbound:
                 return PublishRefusedError(f"{self._where} answered the message on {channel!r} with {detail}")
         if reason < packets.FAILURE:
             return None
-        return PublishRefusedError(f"{self._where} refused the message on {channel!r}: {reason_name(reason, detail)}")
+        return PublishRefusedError(
+            f"{self._where} refused the message on {channel!r}: {reason_name(reason, detail)}",
+            code=reason,
+            detail=detail,
+        )
 
     def _end(self, exchange: Exchange) -> None:
         del self._exchanges[exchange.id]

@@ -11,6 +11,11 @@ PUBACK: Final = 0x40
 PUBREC: Final = 0x50
 PUBREL: Final = 0x60
 PUBCOMP: Final = 0x70
+SUBACK: Final = 0x90
+UNSUBACK: Final = 0xB0
+PINGREQ: Final = 0xC0
+PINGRESP: Final = 0xD0
+DISCONNECT: Final = 0xE0
 
 DUP: Final = 0x08
 #: largest remaining length, and largest packet: that and a fixed header of five bytes
@@ -18,6 +23,10 @@ MAX_REMAINING: Final = 268_435_455
 MAX_PACKET: Final = MAX_REMAINING + 5
 #: reason codes from here on are failures (MQTT 5, 2.4)
 FAILURE: Final = 0x80
+PROTOCOL_ERROR: Final = 0x82
+SESSION_TAKEN_OVER: Final = 0x8E
+TOPIC_ALIAS_INVALID: Final = 0x94
+PACKET_TOO_LARGE: Final = 0x95
 
 # property identifiers (MQTT 5, 2.2.2.2)
 _FORMAT: Final = 0x01
@@ -27,19 +36,30 @@ _RESPONSE_TOPIC: Final = 0x08
 _CORRELATION: Final = 0x09
 _SUBSCRIPTION: Final = 0x0B
 _REASON: Final = 0x1F
+_TOPIC_ALIAS: Final = 0x23
 _USER: Final = 0x26
 
 
+#: a whole PINGREQ
+PING: Final = bytes((PINGREQ, 0))
+
+
 class ProtocolError(Exception):
-    """The peer sent what the protocol does not allow."""
+    """The peer sent what the protocol does not allow. ``code`` is the reason to give it (MQTT 5)."""
+
+    def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Properties:
     """MQTT 5 properties of a PUBLISH packet, a will, or (``reason`` and ``user``) an acknowledgement."""
 
-    __slots__ = ("content_type", "correlation", "expiry", "reason", "response_topic", "subscriptions", "user")
+    __slots__ = ("alias", "content_type", "correlation", "expiry", "reason", "response_topic", "subscriptions", "user")
 
     def __init__(self) -> None:
+        #: topic alias, or 0
+        self.alias = 0
         self.content_type: str | None = None
         self.response_topic: str | None = None
         self.correlation: bytes | None = None
@@ -99,6 +119,11 @@ def user_property(name: str, value: str) -> bytes:
     return b"\x26" + text(name) + text(value)
 
 
+def topic_alias(number: int) -> bytes:
+    """The property Topic Alias, with its identifier."""
+    return b"\x23" + number.to_bytes(2, "big")
+
+
 def properties_bytes(properties: Properties) -> bytes:
     """The properties, without their length."""
     parts = []
@@ -132,6 +157,26 @@ def parse_acknowledgement(body: bytes) -> tuple[int, int]:
     return body[0] << 8 | body[1], body[2] if size > 2 else 0
 
 
+def parse_answer(body: bytes, v5: bool) -> tuple[int, bytes, str | None]:
+    """Packet id, reason codes and reason string of a SUBACK or UNSUBACK.
+
+    Raises:
+        ProtocolError: malformed.
+    """
+    if len(body) < 2:
+        raise ProtocolError("an answer without packet id")
+    packet_id, at, reason = body[0] << 8 | body[1], 2, None
+    if v5:
+        properties, at = _parse_properties(body, at)
+        reason = properties.reason
+    return packet_id, body[at:], reason
+
+
+def disconnect(code: int) -> bytes:
+    """A DISCONNECT of MQTT 5 that gives a reason."""
+    return bytes((DISCONNECT, 2, code, 0))
+
+
 def reason_string(body: bytes) -> str | None:
     """What the broker added to the reason code of such a packet.
 
@@ -142,7 +187,7 @@ def reason_string(body: bytes) -> str | None:
 
 
 def parse_publish(head: int, body: bytes, v5: bool) -> Publish:
-    """Parse a PUBLISH packet.
+    """Parse a PUBLISH packet; its topic may be empty, for the one that an alias stands for.
 
     Args:
         head: its first byte.
@@ -162,9 +207,6 @@ def parse_publish(head: int, body: bytes, v5: bool) -> Publish:
             at += 2
             if qos == 3 or not packet_id:
                 raise ProtocolError("PUBLISH with QoS 3 or packet id 0")
-        if not topic:
-            # no Topic Alias Maximum was sent, so the broker may not use one
-            raise ProtocolError("PUBLISH without topic")
         properties = NO_PROPERTIES
         if v5:
             if body[at]:
@@ -175,6 +217,8 @@ def parse_publish(head: int, body: bytes, v5: bool) -> Publish:
         raise ProtocolError("malformed PUBLISH") from error
     if at > len(body):
         raise ProtocolError("PUBLISH shorter than it says")
+    if not topic and not properties.alias:
+        raise ProtocolError("PUBLISH with neither topic nor alias")
     return Publish(topic, body[at:], qos, bool(head & 1), bool(head & DUP), packet_id, properties)
 
 
@@ -222,6 +266,11 @@ def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
                 at += 4
             elif kind == _FORMAT:
                 at += 1
+            elif kind == _TOPIC_ALIAS:
+                found.alias = data[at] << 8 | data[at + 1]
+                at += 2
+                if not found.alias:
+                    raise ProtocolError("topic alias 0", TOPIC_ALIAS_INVALID)
             elif kind == _REASON:
                 found.reason, at = _parse_text(data, at)
             else:

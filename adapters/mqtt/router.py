@@ -28,6 +28,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from messaging import channels
+from messaging.errors import SubscriptionRefusedError
 
 if TYPE_CHECKING:
     from adapters.mqtt.inbound import Token
@@ -57,7 +58,8 @@ class Stream:
         self.number = number
         #: what arrived since the sink was last called
         self.batch: list[Incoming] = []
-        self.unsettled: set[Token] = set()
+        #: in the order of their arrival
+        self.unsettled: dict[Token, None] = {}
         #: without identifiers: channels whose retained message it has had
         self.replayed: set[str] = set()
         self.ended = False
@@ -68,19 +70,24 @@ class Route:
 
     __slots__ = (
         "_turn",
+        "as_published",
         "confirmed",
         "filter",
         "identifiers",
         "is_shared",
         "matches",
+        "no_local",
         "pattern",
         "qos",
         "streams",
     )
 
-    def __init__(self, queue: str | None, pattern: str) -> None:
+    def __init__(self, queue: str | None, pattern: str, no_local: bool, as_published: bool) -> None:
         self.filter = filter_of(queue, pattern)
         self.pattern = pattern
+        #: subscription options (MQTT 5, 3.8.3.1): No Local, Retain As Published
+        self.no_local = no_local
+        self.as_published = as_published
         self.is_shared = queue is not None
         self.matches = channels.matcher(pattern)
         #: the highest that one of its streams asked for
@@ -120,6 +127,8 @@ class Router:
         self._first = random.randrange(_MAX_IDENTIFIER) if persistent else 0  # noqa: S311
         self._given = 0
         self._matched: dict[str, list[Route]] = {}
+        #: pairs of filters that were found to contradict: told once
+        self._told: set[frozenset[str]] = set()
         self._streams = 0
         #: filters whose last stream went while there was no connection
         self.orphans: set[str] = set()
@@ -134,14 +143,37 @@ class Router:
         self._matched.clear()
         self.orphans.clear()
 
-    def add(self, queue: str | None, pattern: str, qos: int, sink: Sink) -> Stream:
-        """Add a stream, and its route if it is the first one there."""
+    def add(
+        self,
+        queue: str | None,
+        pattern: str,
+        qos: int,
+        sink: Sink,
+        *,
+        no_local: bool = False,
+        as_published: bool = False,
+    ) -> Stream:
+        """Add a stream, and its route if it is the first one there.
+
+        Raises:
+            SubscriptionRefusedError: the route is there, with options that contradict.
+        """
         topic_filter = filter_of(queue, pattern)
         route = self._routes.get(topic_filter)
         if route is None:
-            route = self._routes[topic_filter] = Route(queue, pattern)
+            route = self._routes[topic_filter] = Route(queue, pattern, no_local, as_published)
             self._matched.clear()
             self.orphans.discard(topic_filter)
+        elif (route.no_local, route.as_published) != (no_local, as_published):
+            raise SubscriptionRefusedError(
+                f"this instance has a subscription to {topic_filter!r} with other values of noLocal and "
+                f"retainAsPublished, and MQTT has one for each filter: use equal ones, or another instance"
+            )
+        elif as_published and not route.is_shared:
+            # what was retained before could not be told from what is retained now, and that from what another had
+            raise SubscriptionRefusedError(
+                f"this instance has a subscription to {topic_filter!r} with retainAsPublished, and there can be but one"
+            )
         if qos > route.qos:
             route.qos = qos
             route.confirmed = False
@@ -164,12 +196,20 @@ class Router:
         return True
 
     def contradicting(self, route: Route) -> list[Route]:
-        """Routes a message for ``route`` may be for as well, of which one is acknowledged and the other is not."""
-        return [
+        """Routes a message for ``route`` may be for as well, of which one is acknowledged and the other is not.
+
+        Those it was told of before, perhaps on another connection, are left out.
+        """
+        found = [
             other
             for other in self._routes.values()
-            if bool(other.qos) != bool(route.qos) and channels.overlap(route.pattern, other.pattern)
+            if bool(other.qos) != bool(route.qos)
+            and frozenset((route.filter, other.filter)) not in self._told
+            and channels.overlap(route.pattern, other.pattern)
         ]
+        if len(self._told) < _MATCHED:
+            self._told |= {frozenset((route.filter, other.filter)) for other in found}
+        return found
 
     def identify(self, stream: Stream) -> int:
         """A subscription identifier for the SUBSCRIBE of ``stream``. It replaces that of its route at the broker."""
@@ -197,7 +237,12 @@ class Router:
                 # subscribed to by an earlier process with this session
                 return self._by_topic(publish.topic)
         if publish.retain:
-            return [stream for route, stream in found if not stream.ended and not route.is_shared]
+            return [
+                stream
+                for route, subscribed in found
+                for stream in (route.receivers() if route.as_published else () if route.is_shared else (subscribed,))
+                if not stream.ended
+            ]
         if len(found) == 1:
             return found[0][0].receivers()
         return [stream for route, _ in found for stream in route.receivers()]
@@ -212,7 +257,10 @@ class Router:
         return [stream for route in routes for stream in route.receivers()]
 
     def _newcomer(self, topic: str) -> list[Stream]:
-        streams = [stream for route in self._matching(topic) if not route.is_shared for stream in route.streams]
+        routes = self._matching(topic)
+        if any(route.as_published for route in routes):
+            return self._by_topic(topic)
+        streams = [stream for route in routes if not route.is_shared for stream in route.streams]
         waiting = [stream for stream in streams if topic not in stream.replayed]
         if not waiting:
             return []

@@ -23,7 +23,12 @@ Version = Literal["5", "3.1.1"]
 _VERSIONS: Final = {"5": "5", "5.0": "5", "v5": "5", "3.1.1": "3.1.1", "v3.1.1": "3.1.1", "311": "3.1.1", "4": "3.1.1"}
 
 #: schemes served here -> default port
-PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+#: those with TLS, and those with WebSocket, where a path may follow the host
+SECURE: Final = frozenset({"mqtts", "wss"})
+WEB: Final = frozenset({"ws", "wss"})
+#: path of a WebSocket URL that names none: what most brokers use
+WEB_PATH: Final = "mqtt"
 
 
 def _version(value: Any) -> str:
@@ -34,7 +39,7 @@ def _version(value: Any) -> str:
 
 
 class MqttSettings(TlsSettings):
-    """Options of ``mqtt://`` and ``mqtts://`` URLs beside the common ones."""
+    """Options of ``mqtt://``, ``mqtts://``, ``ws://`` and ``wss://`` URLs beside the common ones."""
 
     version: Annotated[Version, BeforeValidator(_version)] = Field("5", description="protocol version, 5 or 3.1.1")
     keepalive: int = Field(
@@ -49,6 +54,15 @@ class MqttSettings(TlsSettings):
     )
     receive_maximum: int = Field(
         1024, ge=1, le=65_535, description="unacknowledged QoS 1 and 2 messages that the broker is to send ahead"
+    )
+    max_packet_size: int | None = Field(
+        None,
+        ge=64,
+        le=268_435_460,
+        description="MQTT 5: largest packet the broker may send, bytes; it drops larger ones",
+    )
+    topic_alias_maximum: int = Field(
+        32, ge=0, le=65_535, description="MQTT 5: topics the broker may send as a number; 0 for none"
     )
     max_inflight: int | None = Field(
         None, ge=1, le=65_535, description="unconfirmed QoS 1 and 2 publishes; never more than the broker allows"
@@ -76,12 +90,12 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
         InvalidUrlError: the URL has a path.
         InvalidOptionError: naming the option at fault.
     """
-    if url.path:
+    if url.path and url.scheme not in WEB:
         raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
-    if url.scheme == "mqtt":
+    if url.scheme not in SECURE:
         for option in ("cafile", "certfile", "keyfile", "allow_insecure"):
             if getattr(settings, option):
-                raise InvalidOptionError(option, f"option {option!r} is for TLS; use mqtts://")
+                raise InvalidOptionError(option, f"option {option!r} is for TLS; use mqtts:// or wss://")
     if settings.keyfile is not None and settings.certfile is None:
         raise InvalidOptionError("keyfile", "option 'keyfile' needs 'certfile', the certificate of that key")
     if not settings.clean_start and not settings.client_id:
@@ -90,8 +104,9 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
         )
     if settings.v5 and settings.envelope:
         raise InvalidOptionError("envelope", "option 'envelope' is for version 3.1.1; MQTT 5 has properties of its own")
-    if not settings.v5 and settings.session_expiry:
-        raise InvalidOptionError("session_expiry", "option 'session_expiry' needs version 5")
+    for option in ("session_expiry", "max_packet_size"):
+        if not settings.v5 and getattr(settings, option):
+            raise InvalidOptionError(option, f"option {option!r} needs version 5")
     username, password = credentials(url, settings)
     if password is not None and username is None:
         raise InvalidOptionError("password", "option 'password' needs 'username'")
@@ -106,9 +121,12 @@ def credentials(url: BrokerUrl, settings: MqttSettings) -> tuple[str | None, Sec
 def client_id(settings: MqttSettings, name: str) -> str:
     """The client id to use. A generated one is unique, tells the instance, and fits the strictest broker.
 
-    Brokers must take 1 to 23 letters and digits, and may refuse anything else (MQTT-3.1.3-5).
+    An empty one is the broker's to fill in. Brokers must take 1 to 23 letters and digits, and may refuse anything else
+    (MQTT-3.1.3-5).
     """
-    return settings.client_id or re.sub(r"[^0-9A-Za-z]", "", name)[:11] + secrets.token_hex(6)
+    if settings.client_id is not None:
+        return settings.client_id
+    return re.sub(r"[^0-9A-Za-z]", "", name)[:11] + secrets.token_hex(6)
 
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext:

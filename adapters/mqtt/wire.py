@@ -1,7 +1,8 @@
 """The socket paho is given.
 
 To paho it is a TLS connection: it gets it from what it takes for a TLS context (:class:`Dialer`). Behind it is the real
-socket, TLS or not. It reads as much as there is, cuts that into packets, and gathers what is written until flushed.
+socket, TLS or not, WebSocket or not. It reads as much as there is, cuts that into packets, and gathers what is written
+until flushed.
 
 The dialer's methods run on the thread that connects; everything else runs on the loop.
 """
@@ -12,6 +13,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
@@ -20,24 +22,44 @@ from adapters.mqtt.packets import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from adapters.mqtt.websocket import WebSocket
+
 #: bytes to read at a time; more only costs allocations
 _READ_SIZE: Final = 65_536
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
 class Wire:
-    """A connected socket with buffers on both sides."""
+    """A connected socket with buffers on both sides.
 
-    def __init__(self, sock: socket.socket | ssl.SSLSocket) -> None:
+    Args:
+        sock: connected.
+        web: frames what passes, if the broker wants WebSocket.
+        largest: bytes of the largest packet that may arrive.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket | ssl.SSLSocket,
+        web: WebSocket | None = None,
+        largest: int = packets.MAX_PACKET,
+    ) -> None:
         self._sock = sock
+        self._web = web
+        self._largest = largest
         #: packets for paho that it has not read yet
         self._control = b""
         #: the beginning of a packet whose end has not arrived
         self._partial = bytearray()
         self._wanted = 0
         self._out = bytearray()
-        #: bytes handed to the real socket so far
+        #: WebSocket: frames on their way, and how many bytes of packets are in them
+        self._framed = bytearray()
+        self._in_frames = 0
+        #: bytes of packets handed to the real socket so far
         self.sent = 0
+        #: when something last arrived, and when the socket last took something; monotonic seconds
+        self.received_at = self.sent_at = time.monotonic()
 
     # --- paho's side: as much of a non-blocking TLS socket as paho uses
 
@@ -46,13 +68,15 @@ class Wire:
         self._sock.settimeout(seconds)
 
     def do_handshake(self) -> None:
-        """TLS handshake, on the connecting thread."""
-        if isinstance(self._sock, ssl.SSLSocket):
-            try:
+        """TLS handshake, then that of WebSocket; on the connecting thread."""
+        try:
+            if isinstance(self._sock, ssl.SSLSocket):
                 self._sock.do_handshake()
-            except BaseException:
-                self._sock.close()  # paho would leave that to the garbage collector
-                raise
+            if self._web is not None:
+                self._web.handshake(self._sock)
+        except BaseException:
+            self._sock.close()  # paho would leave that to the garbage collector
+            raise
 
     def setblocking(self, blocking: bool) -> None:
         """See ``socket``."""
@@ -87,7 +111,12 @@ class Wire:
     @property
     def unsent(self) -> int:
         """Bytes gathered and not handed to the socket."""
-        return len(self._out)
+        return len(self._out) + self._in_frames
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the socket has everything, what WebSocket adds included."""
+        return not (self._out or self._framed)
 
     def feed(self, head: int, body: bytes) -> None:
         """Let paho read a packet."""
@@ -98,6 +127,7 @@ class Wire:
 
         Raises:
             OSError: the connection broke.
+            ProtocolError: it is not WebSocket, where that was agreed.
         """
         try:
             data = self._sock.recv(_READ_SIZE)
@@ -112,8 +142,16 @@ class Wire:
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except ssl.SSLEOFError:
-            return b""
-        return data
+            data = b""
+        if data:
+            self.received_at = time.monotonic()
+        if self._web is None:
+            return data
+        decoded = self._web.decode(data)
+        self._framed += self._web.encode(b"")  # answers to pings
+        if decoded or self._web.ended:
+            return decoded
+        return None  # a ping, or the beginning of a frame
 
     def split(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Cut ``data``, which follows what came before, into packets: first byte, and what follows the length.
@@ -147,6 +185,10 @@ class Wire:
                     if shift > 21:
                         raise ProtocolError("packet length of more than four bytes")
             end = start + length
+            if end - at > self._largest:
+                raise ProtocolError(
+                    f"a packet of {end - at} bytes; at most {self._largest} were agreed", packets.PACKET_TOO_LARGE
+                )
             if end > size:
                 self._keep(data, at, end)
                 return
@@ -164,18 +206,39 @@ class Wire:
         Raises:
             OSError: the connection broke.
         """
-        out = self._out
+        if self._web is not None:
+            self._flush_frames(self._web)
+        else:
+            self.sent += self._write(self._out)
+
+    def _flush_frames(self, web: WebSocket) -> None:
+        self._in_frames += len(self._out)
+        self._framed += web.encode(self._out)
+        self._out.clear()
+        self._write(self._framed)
+        if not self._framed:
+            self.sent += self._in_frames
+            self._in_frames = 0
+
+    def _write(self, out: bytearray) -> int:
+        """Hand over what the socket takes of ``out``, and how much that was."""
+        before = len(out)
         try:
             while out:
-                count = self._sock.send(out)
-                self.sent += count
-                del out[:count]
+                del out[: self._sock.send(out)]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
+        written = before - len(out)
+        if written:
+            self.sent_at = time.monotonic()
+        return written
 
     def finish(self) -> None:
         """Say that nothing more will be written."""
         with contextlib.suppress(OSError):
+            if self._web is not None:
+                self._framed += self._web.close()
+                self._write(self._framed)
             self._sock.shutdown(socket.SHUT_WR)
 
     def interrupt(self) -> None:
@@ -193,6 +256,8 @@ class Dialer:
 
     Attributes:
         tls: the real context; ``None`` for no TLS.
+        web: WebSocket, or ``None`` for none.
+        largest: bytes of the largest packet that may arrive.
         wire: the connection, once there is one.
     """
 
@@ -201,6 +266,8 @@ class Dialer:
 
     def __init__(self) -> None:
         self.tls: ssl.SSLContext | None = None
+        self.web: WebSocket | None = None
+        self.largest = packets.MAX_PACKET
         self._lock = threading.Lock()  # guards the three below
         self._dialing = True
         self._cancelled = False
@@ -216,7 +283,7 @@ class Dialer:
                 sock = self.tls.wrap_socket(
                     sock, server_hostname=server_hostname, do_handshake_on_connect=do_handshake_on_connect
                 )
-            wire = Wire(sock)
+            wire = Wire(sock, self.web, self.largest)
             with self._lock:
                 if self._cancelled:
                     raise ConnectionAbortedError("cancelled")

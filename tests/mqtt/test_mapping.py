@@ -34,7 +34,7 @@ class Out:
 
 def there_and_back(codec: Codec, v5: bool, out: Any) -> Decoded | None:
     qos = int(out.options.qos)
-    frame = codec.frame(out, qos, 7)
+    frame = codec.frame(out, out.payload, qos, 7)
     publish = packets.parse_publish(frame[0], body(frame), v5)
     assert (publish.topic, publish.qos, publish.id) == (out.context.channel, qos, 7 if qos else 0)
     return codec.decode(publish)
@@ -126,13 +126,13 @@ def test_what_brokers_drop_the_connection_over_is_refused(bad: str) -> None:
 def test_a_message_id_alone_makes_no_envelope() -> None:
     codec = Mqtt3Codec(enveloped=True)
     out: Any = Out(b"plain", MessageContext("t"), PublishOptions(qos="1"))
-    assert codec.frame(out, 1, 1).endswith(b"\x00\x01tplain"[:3] + b"\x00\x01plain")
+    assert codec.frame(out, out.payload, 1, 1).endswith(b"\x00\x01tplain"[:3] + b"\x00\x01plain")
 
 
 def test_an_expired_envelope_is_nothing() -> None:
     codec = Mqtt3Codec(enveloped=True)
     out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=0.01))
-    frame = codec.frame(out, 0, 0)
+    frame = codec.frame(out, out.payload, 0, 0)
     asyncio.run(asyncio.sleep(0.02))
     assert codec.decode(packets.parse_publish(frame[0], body(frame), False)) is None
 
@@ -142,7 +142,7 @@ def test_contexts_are_compiled_once_and_forgotten_in_time() -> None:
     for number in range(3000):
         out: Any = Out(b"", MessageContext(f"t/{number}"), PublishOptions())
         for _ in range(2):
-            frame = codec.frame(out, 0, 0)
+            frame = codec.frame(out, out.payload, 0, 0)
             assert packets.parse_publish(frame[0], body(frame), True).topic == f"t/{number}"
     assert len(codec._compiled) <= 1024
 
@@ -154,7 +154,7 @@ def test_a_packet_longer_than_the_protocol_allows_is_refused() -> None:
 
     out: Any = Out(Long(), MessageContext("t"), PublishOptions())
     with pytest.raises(PayloadTooLargeError):
-        Mqtt5Codec().frame(out, 0, 0)
+        Mqtt5Codec().frame(out, out.payload, 0, 0)
 
 
 def test_a_will_carries_its_properties() -> None:

@@ -1,0 +1,118 @@
+"""MQTT over WebSocket (MQTT 5, 6.0; the same for 3.1.1), for ``ws://`` and ``wss://``.
+
+The protocol is that of the library ``websockets``, without its I/O: bytes go in and come out. It sits between the
+socket and :class:`~adapters.mqtt.wire.Wire`, which goes on seeing a stream of MQTT packets: where one WebSocket message
+ends and the next begins means nothing to MQTT.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import WebSocketException
+from websockets.frames import Frame, Opcode
+from websockets.protocol import CONNECTING, OPEN
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from adapters.mqtt.packets import MAX_PACKET, ProtocolError
+from messaging.errors import ConnectFailedError
+
+if TYPE_CHECKING:
+    import socket
+
+#: what MQTT is called in the handshake (6.0.0-3)
+_SUBPROTOCOL: Final = Subprotocol("mqtt")
+_HANDSHAKE_READ: Final = 4096
+#: the wire has a limit for packets; this one is for what is gathered before it gets to see them, bytes
+_LARGEST_FRAME: Final = MAX_PACKET
+#: The library logs every frame on DEBUG, CONNECT and the password in it, too: this logger has nowhere to go.
+_NO_LOGGER: Final = logging.Logger("adapters.mqtt.websocket.frames", logging.CRITICAL)  # noqa: LOG001
+
+
+class WebSocket:
+    """The framing of one connection.
+
+    Args:
+        host: with ``port``, what the handshake says whom it is for.
+        path: of the URL, percent-encoded, with its slash.
+        secure: whether TLS is below.
+    """
+
+    def __init__(self, host: str, port: int, path: str, *, secure: bool) -> None:
+        self._protocol = ClientProtocol(
+            WebSocketURI(secure, host, port, path, "", None, None),
+            subprotocols=[_SUBPROTOCOL],
+            max_size=(None, _LARGEST_FRAME),
+            logger=_NO_LOGGER,
+        )
+        #: the peer has ended the connection
+        self.ended = False
+
+    def handshake(self, sock: socket.socket) -> None:
+        """Turn ``sock``, connected and blocking with a timeout, into a WebSocket.
+
+        Raises:
+            ConnectFailedError: the other end speaks no WebSocket there, or no MQTT over it.
+            OSError: the connection broke, or took too long.
+        """
+        protocol = self._protocol
+        protocol.send_request(protocol.connect())
+        for data in protocol.data_to_send():
+            sock.sendall(data)
+        while protocol.state is CONNECTING and protocol.handshake_exc is None:
+            # not a byte more than the answer: what follows it is for the wire, and no broker speaks first
+            data = sock.recv(_HANDSHAKE_READ)
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+        protocol.events_received()  # the response itself
+        error = protocol.handshake_exc
+        if error is not None:
+            raise ConnectFailedError(f"it does not take a WebSocket at {protocol.uri.path!r}: {error}") from error
+        if protocol.subprotocol != _SUBPROTOCOL:
+            raise ConnectFailedError(f"the WebSocket at {protocol.uri.path!r} speaks no MQTT")
+
+    def encode(self, data: bytes | bytearray) -> bytes:
+        """``data`` as a binary message, behind what the peer is owed for its pings."""
+        if data and self._protocol.state is OPEN:  # else it is about to end
+            self._protocol.send_binary(bytes(data))
+        return b"".join(self._protocol.data_to_send())
+
+    def decode(self, data: bytes) -> bytes:
+        """The payload in ``data``; see :attr:`ended` for whether more can come. Call :meth:`encode` for what is owed.
+
+        Raises:
+            ProtocolError: not what a server may send, or text.
+        """
+        protocol = self._protocol
+        try:
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+        except (WebSocketException, EOFError) as error:
+            raise ProtocolError(f"malformed WebSocket: {error}") from error
+        parts = []
+        for event in protocol.events_received():
+            if isinstance(event, Frame):
+                if event.opcode is Opcode.TEXT:
+                    raise ProtocolError("a WebSocket message of text")
+                if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                    parts.append(event.data)
+                elif event.opcode is Opcode.CLOSE:
+                    self.ended = True
+        if protocol.parser_exc is not None and not isinstance(protocol.parser_exc, EOFError):
+            raise ProtocolError(f"malformed WebSocket: {protocol.parser_exc}")
+        if not data:
+            self.ended = True
+        return b"".join(map(bytes, parts))
+
+    def close(self) -> bytes:
+        """The bytes that end it from our side."""
+        if self._protocol.state is OPEN:
+            self._protocol.send_close(1000)
+        return self.encode(b"")
