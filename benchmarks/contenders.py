@@ -1,0 +1,79 @@
+"""Who is measured, and how each is used: the usual way, per its own documentation.
+
+``how`` is printed and saved with the results. Contenders that are not ``usual`` are other ways of using the same
+library; they run with ``--peers all``, or when named.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A library, and a way of using it."""
+
+    #: in ``--peers``, tables and results
+    name: str
+    #: of ``benchmarks.peers``
+    module: str
+    #: top-level package that must be installed
+    package: str
+    #: in words
+    how: str
+    #: how to publish, where there are several ways; see the peer's module
+    style: str = ""
+    #: event loop
+    loop: str = "asyncio"
+    #: whether it takes part unless others are named
+    usual: bool = True
+
+    @property
+    def missing(self) -> str | None:
+        """What has to be installed before it can run, if something has."""
+        for package in (self.package, "uvloop") if self.loop == "uvloop" else (self.package,):
+            if importlib.util.find_spec(package) is None:
+                return f"{package} is not installed"
+        return None
+
+    @property
+    def command(self) -> list[str]:
+        """The command line, up to the role."""
+        return [sys.executable, "-m", f"benchmarks.peers.{self.module}"]
+
+    @property
+    def options(self) -> list[str]:
+        """What this contender adds to the command line."""
+        return ["--style", self.style, "--loop", self.loop]
+
+
+#: the one the others are compared with
+OURS: Final = "ours"
+
+MQTT: Final = (
+    Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "mqtt"),
+    Contender("paho", "paho", "paho", "loop_start, a window of publishes, on_message"),
+    Contender("gmqtt", "gmqtt", "gmqtt", "publish in a loop, on_message; uvloop, as in its README", loop="uvloop"),
+    Contender("ours-awaited", "ours", "messaging", "asyncio, each publish awaited", "mqtt-awaited", usual=False),
+    Contender("paho-awaited", "paho", "paho", "loop_start, wait_for_publish each", "awaited", usual=False),
+    Contender("gmqtt-asyncio", "gmqtt", "gmqtt", "publish in a loop, on_message; asyncio's loop", usual=False),
+)
+
+AMQP: Final = (
+    Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "amqp"),
+    Contender("aio-pika", "aio_pika", "aio_pika", "publishes gathered by the window; a callback that acknowledges"),
+    Contender("pika", "pika_select", "pika", "SelectConnection, a window of publishes; on_message, basic_ack"),
+    Contender("ours-awaited", "ours", "messaging", "asyncio, each publish awaited", "amqp-awaited", usual=False),
+    Contender("aio-pika-awaited", "aio_pika", "aio_pika", "each publish awaited", "awaited", usual=False),
+    Contender("aio-pika-uvloop", "aio_pika", "aio_pika", "as aio-pika, on uvloop", loop="uvloop", usual=False),
+)
+
+
+def choose(known: tuple[Contender, ...], names: list[str] | None) -> list[Contender]:
+    """Those named; all for ``all``, the usual ones for ``None``. Names that are not known here are left out."""
+    if names is None:
+        return [each for each in known if each.usual]
+    return [each for each in known if each.name in names or "all" in names]

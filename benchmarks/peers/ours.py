@@ -1,0 +1,87 @@
+"""rx-messaging: a message is built from a context made once and given to the publisher; an observer receives.
+
+The promises of the last messages are kept and asked for their outcome in turn, so none goes unseen. What bounds the
+messages under way is the library's own (``outbox_size``, the in-flight window, prefetch): nothing is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, Final
+
+import messaging
+from benchmarks.peers.job import QUEUE, TOPIC, Job, Tally, run
+from messaging import Message, Promise
+
+#: promises kept before the oldest is asked for
+_KEPT: Final = 5_000
+_TIMEOUT: Final = 60.0
+
+
+def _url(job: Job) -> str:
+    if job.style.startswith("amqp"):
+        return f"amqp://{job.host}:{job.port}"
+    return f"mqtt://{job.host}:{job.port}?version={job.version}"
+
+
+def publish(job: Job) -> None:
+    if job.style.endswith("awaited"):
+        asyncio.run(_publish_awaited(job))
+        return
+    with messaging.connect(_url(job)) as m:
+        context = _context(m, job)
+        kept: deque[Promise[None]] = deque()
+        publish = m.publisher.publish
+        job.ready()
+        job.wait_for_go()
+        start = time.monotonic()
+        for payload in job.blocking_payloads():
+            kept.append(publish(Message(payload, context)))
+            if len(kept) > _KEPT:
+                kept.popleft().result(_TIMEOUT)
+        while kept:
+            kept.popleft().result(_TIMEOUT)
+        job.finish(start=start, end=time.monotonic())
+
+
+async def _publish_awaited(job: Job) -> None:
+    async with messaging.connect(_url(job)) as m:
+        context = _context(m, job)
+        job.ready()
+        await asyncio.to_thread(job.wait_for_go)
+        start = time.monotonic()
+        for payload in job.payloads():
+            if payload is None:
+                await asyncio.sleep(job.delay)
+            else:
+                await m.publisher.publish(Message(payload, context))
+        job.finish(start=start, end=time.monotonic())
+
+
+def _context(m: messaging.Messaging, job: Job) -> messaging.MessageContext:
+    return m.context_builder().channel(TOPIC).extension_entry("qos", str(job.qos)).build_context()
+
+
+def subscribe(job: Job) -> None:
+    tally = Tally(job)
+    received = tally.received
+    with messaging.connect(_url(job)) as m:
+        options: dict[str, Any] = {"qos": job.qos}
+        if job.style.startswith("amqp"):
+            options["queue"] = QUEUE
+        if job.role == "consume":
+            job.ready()
+            job.wait_for_go()
+            tally.start()
+        with m.subscribe(TOPIC, **options) as stream:
+            stream.subscribe(lambda message: received(message.payload))
+            if job.role == "subscribe":
+                job.ready()
+            tally.wait()
+            tally.finish()
+
+
+if __name__ == "__main__":
+    run({"publish": publish, "subscribe": subscribe, "consume": subscribe}, "rx-messaging")
