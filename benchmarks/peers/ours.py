@@ -1,7 +1,7 @@
 """rx-messaging: messages are built from a context made once and given to the publisher; an observer receives.
 
-Promises are looked at, all of them, two thousand at a time, while the next two thousand are under way: whoever waits for
-each in turn pays for a switch of threads each time. What bounds the messages under way is the library's own
+Promises are looked at, all of them, two thousand at a time, while the next two thousand are under way: whoever waits
+for each in turn pays for a switch of threads each time. What bounds the messages under way is the library's own
 (``outbox_size``, the in-flight window, prefetch): nothing is set.
 """
 
