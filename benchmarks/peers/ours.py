@@ -2,7 +2,8 @@
 
 Promises are looked at, all of them, two thousand at a time, while the next two thousand are under way: whoever waits
 for each in turn pays for a switch of threads each time. What bounds the messages under way is the library's own
-(``outbox_size``, the in-flight window, prefetch): nothing is set.
+(``outbox_size``, prefetch, and so on); only the in-flight window of MQTT is set, as it is for the others: to what the
+broker allows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TIMEOUT: Final = 60.0
 def _url(job: Job) -> str:
     if job.style.startswith("amqp"):
         return f"amqp://{job.host}:{job.port}"
-    return f"mqtt://{job.host}:{job.port}?version={job.version}"
+    return f"mqtt://{job.host}:{job.port}?version={job.version}&max_inflight={job.window}"
 
 
 def publish(job: Job) -> None:
