@@ -104,7 +104,8 @@ class Wire:
         self._protocol = protocol
         self._writer = writer
         self._watch: asyncio.TimerHandle | None = None
-        protocol.settle(tune.frame_max or frames.NO_LIMIT, lambda reason: self.blocked(reason), self._end)
+        largest = tune.frame_max - frames.OVERHEAD if tune.frame_max else frames.NO_LIMIT
+        protocol.settle(largest, lambda reason: self.blocked(reason), self._end)
         connection.closing.add_done_callback(self._closed)
         if target.heartbeat:
             self._look_for_silence()

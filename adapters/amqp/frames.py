@@ -25,6 +25,8 @@ END: Final = 0xCE
 _END: Final = bytes([END])
 #: what a peer that sets no limit is sent at most in one frame, bytes
 DEFAULT_FRAME_MAX: Final = 131_072
+#: the largest message RabbitMQ can be configured to take, bytes
+MAX_BODY: Final = 536_870_912
 #: what the size of a frame can say
 NO_LIMIT: Final = 0xFFFF_FFFF
 
@@ -138,8 +140,14 @@ def read_route(route: bytes) -> tuple[str, str]:
 
 
 def read_body_size(data: bytes, at: int) -> int:
-    """Body size in the content header whose payload starts at ``at``."""
+    """Body size in the content header whose payload starts at ``at``.
+
+    Raises:
+        ValueError: more than any broker delivers.
+    """
     size: int = _U64.unpack_from(data, at + 4)[0]
+    if size > MAX_BODY:
+        raise ValueError(f"a message of {size} bytes")
     return size
 
 

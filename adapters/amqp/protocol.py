@@ -112,7 +112,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         """The handshake is over.
 
         Args:
-            frame_max: largest frame the broker may send, bytes.
+            frame_max: what a frame the broker sends may hold, bytes.
             blocked: told why the broker takes no messages, and ``None`` when it does again.
             ended: told once why and by what the connection has ended.
         """
