@@ -436,7 +436,15 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     async def main() -> None:
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = broker
-        consumer = Consumer(wire, spec, Sink(), source(spec, "e", 0), exchange="e", tag="t", spawn=lambda _: None)
+        consumer = Consumer(
+            wire,
+            spec,
+            Sink(),
+            source(spec, "e", 0),
+            exchange="e",
+            tag="t",
+            spawn=lambda _: None,
+        )
         consumer._open = True
         for turn in turns:
             for tag, requeue in turn:
