@@ -2,8 +2,8 @@
 
 **Channels.** A channel without extension is a routing key on the topic exchange ``exchange`` (:mod:`.names`), and a
 subscription pattern a binding of it. ``channel(name, extension)`` is AMQP as it is: the exchange ``name``, and the
-extension its routing key or, subscribing, its binding pattern. With ``autocreate`` (the default) an exchange or queue
-that does not exist is made; what exists is used as it is.
+extension its routing key or, subscribing, its binding key. With ``autocreate`` (the default) an exchange or queue that
+does not exist is made, as the extensions say (:mod:`.extensions`); what exists is used as it is.
 
 **Queues.** A subscription without ``queue`` has an exclusive queue of its own, which ends with it. Subscriptions with
 the same ``queue`` compete for a durable queue, which keeps what arrives while nobody consumes and is never deleted
@@ -11,6 +11,7 @@ from here. Whatever such a queue holds is delivered, also what other bindings or
 
 **Guarantees.** Level "1" (the default): confirmed by the broker when publishing, acknowledged when consuming. Level
 "0": a message is done once written, a delivery once sent. ``guaranteedDelivery`` makes messages persistent as well.
+``docs/amqp.md`` says all of it.
 """
 
 from __future__ import annotations
