@@ -262,6 +262,13 @@ class Adapter(abc.ABC):
         """
         return False
 
+    def redelivers(self, spec: SubscriptionSpec) -> bool:
+        """Whether what ``spec`` had not settled when its connection was lost is delivered again by the next one.
+
+        If so, it leaves the buffers; otherwise it stays, and is handed out.
+        """
+        return spec.options.queue is not None and self.can_reject
+
     # --- connection
 
     @abc.abstractmethod

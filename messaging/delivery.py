@@ -368,7 +368,7 @@ class Subscription:
 
     def _has_broker_redelivery(self) -> bool:
         """Whether the queue outlives its connection, and delivers again what was not settled there."""
-        return self.spec.options.queue is not None and self._adapter.can_reject
+        return self._adapter.redelivers(self.spec)
 
     def _is_stale(self, incoming: Incoming) -> bool:
         return incoming.token is not None and self._adapter.is_stale(incoming.token)
