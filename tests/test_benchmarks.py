@@ -41,6 +41,7 @@ def mqtt_case(broker: Mosquitto, **options: Any) -> Case:
 # --- contenders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", contenders.MQTT, ids=lambda each: each.name)
 def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Contender) -> None:
     if contender.missing:
@@ -51,6 +52,7 @@ def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Con
     assert run.said["publish"]["rss_peak"] >= run.said["publish"]["rss_ready"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", contenders.AMQP, ids=lambda each: each.name)
 def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
     pytest.importorskip("pika")  # makes the queues
@@ -121,23 +123,29 @@ def test_a_process_that_ends_fails_its_contender_and_tells_why() -> None:
 
 def test_missing_and_damaged_messages_are_counted(mosquitto: Mosquitto) -> None:
     """The publisher sends fewer, and shorter, messages than the subscriber waits for."""
-    case = mqtt_case(mosquitto)
     line = ["--port", str(mosquitto.port), "--qos", "1"]
-    ours = next(each for each in contenders.MQTT if each.name == "paho")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    subscriber = subprocess.Popen([*ours.command, "subscribe", *line, "--count", "10"], **pipes)
-    publisher = subprocess.Popen([*ours.command, "publish", *line, "--count", "7", "--size", "50"], **pipes)
-    with subscriber, publisher:
-        assert subscriber.stdout.readline() == publisher.stdout.readline() == "READY\n"
+    command = next(each for each in contenders.MQTT if each.name == "paho").command
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*command, *arguments, *line], stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
+
+    with (
+        start("subscribe", "--count", "10") as subscriber,
+        start("publish", "--count", "7", "--size", "50") as publisher,
+    ):
+        for process in (subscriber, publisher):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "READY\n"
         publisher.communicate("GO\n", timeout=30)
         said = json.loads(subscriber.communicate("PUBLISHED\n", timeout=30)[0])
     assert (said["received"], said["lost"], said["wrong"]) == (7, 3, 7)
-    assert case.lossy is False
 
 
 # --- the benchmarks
 
 
+@pytest.mark.slow
 def test_mqtt_and_amqp_make_tables_and_files(tmp_path: Path) -> None:
     pytest.importorskip("pika")
     tiny = ["--quick", "--runs", "1", "--messages", str(COUNT), "--payload", "100", "--results", str(tmp_path)]
@@ -156,6 +164,7 @@ def test_mqtt_and_amqp_make_tables_and_files(tmp_path: Path) -> None:
         assert any(f"x {peer}, is " in line for line in out.splitlines() if line.startswith("target"))
 
 
+@pytest.mark.slow
 def test_latency_and_footprint_make_tables_and_files(tmp_path: Path) -> None:
     tiny = ["--quick", "--runs", "1", "--messages", "30", "--qos", "1", "--protocols", "mqtt", "--peers", "ours,paho"]
     benchmark("latency", "footprint", *tiny, "--results", str(tmp_path))
@@ -224,16 +233,18 @@ def test_the_number_of_messages_follows_the_warm_up() -> None:
     assert Plan().count(fast) == harness._MOST
 
 
-def test_rounds_begin_with_another_contender_each() -> None:
-    order: list[str] = []
-    names = ["a", "b", "c"]
-    peers = [Scripted(name, "", "json", "", "{}") for name in names]
-    roles: tuple[str, ...] = ("publish",)
-    measure_order = Case({}, {}, 0, roles, metrics=())
-    outcomes = measure(measure_order, peers, Plan(runs=3, messages=10))
-    order = [outcome.contender.name for outcome in outcomes]
-    assert order == names
-    assert [len(outcome.runs) for outcome in outcomes] == [3, 3, 3]
+def test_rounds_begin_with_another_contender_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    def note(contender: Contender, _: Case, count: int) -> Run:
+        order.append(contender.name)
+        return Run(count, {"publish": {"start": 0.0, "end": 1.0}})
+
+    monkeypatch.setattr(harness, "run_once", note)
+    peers = [Contender(name, "", "json", "") for name in "abc"]
+    outcomes = measure(Case({}, {}, 0), peers, Plan(runs=4))
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"
+    assert [len(outcome.runs) for outcome in outcomes] == [4, 4, 4]
 
 
 def test_percentiles_are_by_nearest_rank() -> None:
