@@ -77,6 +77,9 @@ MQTT: Final = (
     ),
     Contender("c", "c_mqtt", "", "libmosquitto, one thread, a window of publishes: the limit"),
     Contender("ours-awaited", "ours", "messaging", "asyncio, each publish awaited", "mqtt-awaited", usual=False),
+    Contender(
+        "ours-buffered", "ours", "messaging", "as ours, with a buffer of 64 Ki messages", "mqtt-buffered", usual=False
+    ),
     Contender("paho-awaited", "paho", "paho", "loop_start, wait_for_publish each", "awaited", usual=False),
     Contender("aiomqtt-gathered", "aiomqtt", "aiomqtt", "publishes gathered by ten", "gathered", usual=False),
     Contender("aiomqtt-uvloop", "aiomqtt", "aiomqtt", "as aiomqtt, on uvloop", loop="uvloop", usual=False),
