@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name ...]``: run the benchmarks named, or all but ``flat``."""
+"""``python -m benchmarks [name ...]``: run the benchmarks named, or all that compare with others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ BENCHMARKS = {
     "memory": "publish to observer in one process, against reactivex.Subject and queue.SimpleQueue",
     "mqtt": "publisher to subscriber through mosquitto, against other clients",
     "amqp": "publishing with confirms, consuming with acknowledgements, both, against other clients",
+    "latency": "from due to received, idle and under load, against other clients",
+    "footprint": "memory and processor time of publisher and subscriber, against other clients",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",
+    "report": "writes the figures of docs/performance.md anew, from the reference results",
 }
+#: not part of a run of everything
+_BY_NAME = ("flat", "report")
 
 
 def _names(text: str) -> list[str]:
@@ -26,19 +31,24 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="name", help=", ".join(BENCHMARKS))
     parser.add_argument("--runs", type=int, default=5, help="runs of each; the median is printed")
     parser.add_argument("--seconds", type=float, default=1.5, help="how long a run should take")
-    parser.add_argument("--messages", type=int, default=None, help="messages in each run, rather than by --seconds")
+    parser.add_argument("--messages", type=int, help="messages in each run, rather than by --seconds")
     parser.add_argument("--quick", action="store_true", help="short runs and few: to see that it works")
-    parser.add_argument("--peers", type=_names, default=None, help="who takes part, separated by commas, or 'all'")
-    parser.add_argument("--payload", type=int, nargs="+", default=[100, 1024], help="bytes")
-    parser.add_argument("--qos", type=int, nargs="+", choices=[0, 1, 2], default=[0, 1, 2], help="of MQTT")
-    parser.add_argument("--versions", nargs="+", choices=["3.1.1", "5"], default=["3.1.1", "5"], help="of MQTT")
     parser.add_argument(
-        "--operations", nargs="+", choices=["publish", "consume", "both"], default=["publish", "consume", "both"],
-        help="of AMQP",
-    )  # fmt: skip
+        "--peers", type=_names, help="who takes part, separated by commas, or 'all' (see contenders.py)"
+    )
+    parser.add_argument("--payload", type=int, nargs="+", help="bytes, at least 8")
+    parser.add_argument("--qos", type=int, nargs="+", choices=[0, 1, 2], help="of MQTT")
+    parser.add_argument("--versions", nargs="+", choices=["3.1.1", "5"], help="of MQTT")
+    parser.add_argument("--operations", nargs="+", choices=["publish", "consume", "both"], help="of 'amqp'")
+    parser.add_argument("--protocols", nargs="+", choices=["mqtt", "amqp"], default=["mqtt", "amqp"],
+                        help="of 'latency' and 'footprint'")  # fmt: skip
+    parser.add_argument("--rate", type=float, default=1000.0, help="load of 'latency', messages a second")
+    parser.add_argument("--instructions", action="store_true",
+                        help="'footprint' also counts instructions a message: takes minutes for each peer")  # fmt: skip
+    parser.add_argument("--reference", action="store_true", help="save as the reference of docs/performance.md")
     parser.add_argument("--backends", default="memory,mqtt,amqp", help="backends of 'flat', separated by commas")
     arguments = parser.parse_args()
-    for name in arguments.names or [name for name in BENCHMARKS if name != "flat"]:
+    for name in arguments.names or [name for name in BENCHMARKS if name not in _BY_NAME]:
         importlib.import_module(f"benchmarks.{name}").run(arguments)
 
 

@@ -20,10 +20,12 @@ from benchmarks.peers.job import EXCHANGE, QUEUE, ROUTING_KEY
 
 #: messages that may be unconfirmed, where applications keep count, and prefetch
 WINDOW: Final = 1000
+#: what the broker is told, beside its ports
+BROKER: Final = ()
 OPERATIONS: Final = {"publish": ("publish",), "consume": ("consume",), "both": ("publish", "subscribe")}
 
 
-class _Queue:
+class Queue:
     """The queue all runs use; on a connection of its own, made when needed."""
 
     def __init__(self, port: int, size: int) -> None:
@@ -39,21 +41,21 @@ class _Queue:
         with pika.BlockingConnection(self._parameters) as connection:
             yield connection.channel()
 
-    def renew(self, fill: int) -> None:
-        """An empty queue, then ``fill`` messages in it."""
+    def fill(self, count: int) -> None:
+        """An empty queue, then ``count`` messages in it."""
         with self._channel() as channel:
             channel.queue_delete(QUEUE)
             channel.queue_declare(QUEUE, durable=True)
             channel.queue_bind(QUEUE, EXCHANGE, ROUTING_KEY)
             filler = b"x" * (self._size - 8)
-            for number in range(fill):
+            for number in range(count):
                 channel.basic_publish(EXCHANGE, ROUTING_KEY, number.to_bytes(8, "big") + filler)
-        if fill:
-            self.expect(fill)
+        if count:
+            self.expect(count)
 
     def empty(self, _: int) -> None:
         """An empty queue."""
-        self.renew(0)
+        self.fill(0)
 
     def expect_empty(self, _: int) -> None:
         """Wait until it is empty: everything was acknowledged."""
@@ -73,21 +75,21 @@ def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
     from tests.brokers import RabbitMQ
 
-    results = report.Results("amqp", "messages/s", arguments)
-    results.broker = {"name": "rabbitmq", "configuration": []}
+    results = report.Results("amqp", "AMQP, confirmed and acknowledged", "operation", arguments)
+    results.broker("rabbitmq", BROKER)
     plan = Plan.of(arguments)
-    for operation in arguments.operations:
-        for size in arguments.payload:
-            with RabbitMQ() as broker:
-                queue = _Queue(broker.port, size)
+    peers = contenders.choose(contenders.AMQP, arguments.peers)
+    for size in arguments.payload or [100, 1024]:
+        for operation in arguments.operations or OPERATIONS:
+            with RabbitMQ(BROKER) as broker:
+                queue = Queue(broker.port, size)
                 case = Case(
                     labels={"operation": operation, "payload": str(size)},
                     options={"qos": 1, "size": size, "window": WINDOW},
-                    roles=OPERATIONS[operation],
                     port=broker.port,
-                    before=queue.renew if operation == "consume" else queue.empty,
+                    roles=OPERATIONS[operation],
+                    before=queue.fill if operation == "consume" else queue.empty,
                     after=queue.expect if operation == "publish" else queue.expect_empty,
                 )
-                peers = contenders.choose(contenders.AMQP, arguments.peers)
                 results.add(case, measure(case, peers, plan))
     results.finish()

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.peers import c_mqtt
+
 
 @dataclass(frozen=True, slots=True)
 class Contender:
@@ -34,6 +36,12 @@ class Contender:
     @property
     def missing(self) -> str | None:
         """What has to be installed before it can run, if something has."""
+        if self.module == "c_mqtt":
+            try:
+                c_mqtt.build()
+            except RuntimeError as error:
+                return str(error)
+            return None
         for package in (self.package, "uvloop") if self.loop == "uvloop" else (self.package,):
             if importlib.util.find_spec(package) is None:
                 return f"{package} is not installed"
@@ -42,6 +50,8 @@ class Contender:
     @property
     def command(self) -> list[str]:
         """The command line, up to the role."""
+        if self.module == "c_mqtt":
+            return [str(c_mqtt.build())]
         return [sys.executable, "-m", f"benchmarks.peers.{self.module}"]
 
     @property
@@ -56,19 +66,58 @@ OURS: Final = "ours"
 MQTT: Final = (
     Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "mqtt"),
     Contender("paho", "paho", "paho", "loop_start, a window of publishes, on_message"),
+    Contender("aiomqtt", "aiomqtt", "aiomqtt", "each publish awaited, async for over the messages"),
     Contender("gmqtt", "gmqtt", "gmqtt", "publish in a loop, on_message; uvloop, as in its README", loop="uvloop"),
+    Contender(
+        "faststream",
+        "faststream_mqtt",
+        "zmqtt",
+        "each publish awaited, a handler; uvloop, as its command",
+        loop="uvloop",
+    ),
+    Contender("c", "c_mqtt", "", "libmosquitto, one thread, a window of publishes: the limit"),
     Contender("ours-awaited", "ours", "messaging", "asyncio, each publish awaited", "mqtt-awaited", usual=False),
     Contender("paho-awaited", "paho", "paho", "loop_start, wait_for_publish each", "awaited", usual=False),
+    Contender("aiomqtt-gathered", "aiomqtt", "aiomqtt", "publishes gathered by ten", "gathered", usual=False),
+    Contender("aiomqtt-uvloop", "aiomqtt", "aiomqtt", "as aiomqtt, on uvloop", loop="uvloop", usual=False),
     Contender("gmqtt-asyncio", "gmqtt", "gmqtt", "publish in a loop, on_message; asyncio's loop", usual=False),
+    Contender(
+        "faststream-gathered",
+        "faststream_mqtt",
+        "zmqtt",
+        "publishes gathered by the window; uvloop",
+        "gathered",
+        "uvloop",
+        usual=False,
+    ),
+    Contender("faststream-asyncio", "faststream_mqtt", "zmqtt", "as faststream, on asyncio's loop", usual=False),
 )
 
 AMQP: Final = (
     Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "amqp"),
     Contender("aio-pika", "aio_pika", "aio_pika", "publishes gathered by the window; a callback that acknowledges"),
     Contender("pika", "pika_select", "pika", "SelectConnection, a window of publishes; on_message, basic_ack"),
+    Contender("kombu", "kombu", "kombu", "py-amqp, confirm_publish; a consumer that acknowledges"),
+    Contender(
+        "faststream",
+        "faststream_rabbit",
+        "faststream",
+        "each publish awaited, a handler; uvloop, as its command",
+        loop="uvloop",
+    ),
     Contender("ours-awaited", "ours", "messaging", "asyncio, each publish awaited", "amqp-awaited", usual=False),
     Contender("aio-pika-awaited", "aio_pika", "aio_pika", "each publish awaited", "awaited", usual=False),
     Contender("aio-pika-uvloop", "aio_pika", "aio_pika", "as aio-pika, on uvloop", loop="uvloop", usual=False),
+    Contender(
+        "faststream-gathered",
+        "faststream_rabbit",
+        "faststream",
+        "publishes gathered by the window; uvloop",
+        "gathered",
+        "uvloop",
+        usual=False,
+    ),
+    Contender("faststream-asyncio", "faststream_rabbit", "faststream", "as faststream, on asyncio's loop", usual=False),
 )
 
 

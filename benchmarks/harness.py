@@ -1,21 +1,23 @@
-"""Runs contenders side by side: one process per role, one after the other in rotating order, several rounds.
+"""Runs contenders side by side: one process per role, one contender after the other in rotating order, several rounds.
 
 The first run of each is a warm-up, and tells how many messages it manages: the number for the runs that count is chosen
-so that they take about the same time. All runs of a group use one broker, started for it.
+so that they take about the same time. All runs of a case use one broker, started for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ _ROOT: Final = Path(__file__).parent.parent
 #: seconds until a process must have connected, and until it must have ended after its result
 _SETUP: Final = 30.0
 #: fewest messages a second that is waited for
-_SLOWEST: Final = 200
+_SLOWEST: Final = 100
+#: most messages of a run: beyond this they tell nothing more
+_MOST: Final = 400_000
 
 
 class RunError(Exception):
@@ -33,19 +37,60 @@ class RunError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What is measured in a group: options of the command line of :mod:`benchmarks.peers.job`."""
+class Run:
+    """One run: what each role said at its end; see :mod:`benchmarks.peers.job`."""
 
-    #: columns of the table and keys of the results
+    count: int
+    said: dict[str, dict[str, Any]]
+
+    @property
+    def rate(self) -> float:
+        """Messages a second: of the last role, from the start of the first (``publish`` before ``subscribe``)."""
+        roles = sorted(self.said)
+        first, last = self.said[roles[0]], self.said[roles[-1]]
+        messages = last.get("received", self.count)
+        return float(messages / (last["end"] - first["start"])) if messages else 0.0
+
+    @property
+    def lost(self) -> int:
+        """Messages that did not arrive."""
+        return sum(said.get("lost", 0) for said in self.said.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a run."""
+
+    name: str
+    unit: str
+    of: Callable[[Run], float]
+    more_is_better: bool = False
+
+
+RATE: Final = Metric("rate", "messages/s", lambda run: run.rate, more_is_better=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is done in a group of runs, and measured.
+
+    Attributes:
+        labels: what tells it from other cases.
+        options: of the command line of :mod:`benchmarks.peers.job`.
+        port: where the broker listens.
+        roles: ``publish``, ``consume``, or ``publish`` and ``subscribe`` at the same time.
+        metrics: what is measured.
+        lossy: whether messages may be lost without the run being void.
+        before: called before each run with the number of messages.
+        after: called after it, likewise; both raise ``RunError`` if something is wrong.
+    """
+
     labels: dict[str, str]
     options: dict[str, Any]
-    #: roles: "publish", "consume", or both sides, "publish" and "subscribe"
+    port: int
     roles: tuple[str, ...] = ("publish", "subscribe")
-    #: where the broker listens
-    port: int = 0
-    #: whether a message may be lost without the run being void
+    metrics: tuple[Metric, ...] = (RATE,)
     lossy: bool = False
-    #: called before each run with the number of messages, and after it; raises ``RunError`` if something is wrong
     before: Callable[[int], None] = field(default=lambda _: None)
     after: Callable[[int], None] = field(default=lambda _: None)
 
@@ -57,8 +102,7 @@ class Outcome:
     contender: Contender
     #: messages in each run
     count: int = 0
-    #: one entry for each run: what its roles said
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     #: why there is nothing
     failure: str | None = None
 
@@ -80,118 +124,115 @@ class Plan:
     def of(cls, arguments: argparse.Namespace) -> Plan:
         """What the command line asks for; ``--quick`` is for trying, not for figures."""
         if arguments.quick:
-            return cls(min(arguments.runs, 2), 0.2, 1_000, arguments.messages)
+            return cls(min(arguments.runs, 2), 0.2, 500, arguments.messages)
         return cls(arguments.runs, arguments.seconds, messages=arguments.messages)
 
-    def count(self, warm_up: dict[str, Any], case: Case) -> int:
+    def paced(self, rate: float) -> Plan:
+        """The same with a fixed number of messages: those of ``seconds`` at ``rate``."""
+        messages = self.messages or max(20, round(rate * self.seconds))
+        return dataclasses.replace(self, messages=messages, warm_up=max(10, messages // 10))
+
+    def count(self, warm_up: Run) -> int:
         """Messages for the runs that count, by the warm-up."""
         if self.messages is not None:
             return self.messages
-        rate = rate_of(warm_up, case)
-        return max(self.warm_up // 4, min(400_000, round(rate * self.seconds)))
-
-    def progress(self, case: Case, outcome: Outcome) -> None:
-        """Say what a run came to, on standard error: a whole measurement takes long."""
-        labels = ", ".join(f"{key} {value}" for key, value in case.labels.items())
-        rate = rate_of(outcome.runs[-1], case)
-        print(f"{labels}: {outcome.contender.name} {rate:,.0f}/s", file=sys.stderr, flush=True)
+        return max(self.warm_up // 4, min(_MOST, round(warm_up.rate * self.seconds)))
 
 
 def measure(case: Case, contenders: Sequence[Contender], plan: Plan) -> list[Outcome]:
-    """Run everybody in ``case``: a warm-up each, then rounds in which the first of one is the last of the next."""
+    """Run everybody: a warm-up each, then rounds, each beginning with another contender."""
     outcomes = [Outcome(contender, failure=contender.missing) for contender in contenders]
     for outcome in outcomes:
-        if outcome.failure is None:
-            with _failing(outcome):
-                outcome.count = plan.count(run_once(outcome.contender, case, plan.warm_up), case)
+        warm_up = _attempt(outcome, case, plan.warm_up)
+        if warm_up is not None:
+            outcome.count = plan.count(warm_up)
     for number in range(plan.runs):
-        turn = number % len(outcomes) if outcomes else 0
+        turn = number % max(1, len(outcomes))
         for outcome in outcomes[turn:] + outcomes[:turn]:
-            if outcome.failure is None:
-                with _failing(outcome):
-                    outcome.runs.append(run_once(outcome.contender, case, outcome.count))
-                    plan.progress(case, outcome)
+            run = _attempt(outcome, case, outcome.count)
+            if run is not None:
+                outcome.runs.append(run)
+                _tell(case, outcome, run)
     return outcomes
 
 
-@contextlib.contextmanager
-def _failing(outcome: Outcome) -> Iterator[None]:
+def _attempt(outcome: Outcome, case: Case, count: int) -> Run | None:
+    """A run of whoever has not failed before; who fails, fails for good, and the others go on."""
+    if outcome.failure is not None:
+        return None
     try:
-        yield
+        return run_once(outcome.contender, case, count)
     except RunError as error:
         outcome.failure = str(error)
-        print(f"{outcome.contender.name}: {error}", file=sys.stderr, flush=True)
+        return None
 
 
-def rate_of(run: dict[str, Any], case: Case) -> float:
-    """Messages per second of a run: from the first publish, or the start of consuming, to the end of the last role."""
-    first, last = run[case.roles[0]], run[case.roles[-1]]
-    messages = last.get("received", last["count"])
-    return float(messages / (last["end"] - first["start"])) if messages else 0.0
+def _tell(case: Case, outcome: Outcome, run: Run) -> None:
+    """Say what a run came to, on standard error: a whole measurement takes long."""
+    labels = ", ".join(f"{key} {value}" for key, value in case.labels.items())
+    figures = ", ".join(f"{metric.of(run):,.0f} {metric.unit}" for metric in case.metrics)
+    print(f"{labels}: {outcome.contender.name} {figures}", file=sys.stderr, flush=True)
 
 
-def run_once(contender: Contender, case: Case, count: int, prefix: Sequence[str] = ()) -> dict[str, Any]:
-    """One run: what each role said.
+def run_once(
+    contender: Contender,
+    case: Case,
+    count: int,
+    *,
+    prefix: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ready: Callable[[dict[str, int]], None] = lambda _: None,
+) -> Run:
+    """One run.
 
     Args:
         contender: whose processes.
         case: what they do.
         count: messages.
-        prefix: command that the processes run under.
+        prefix: role -> command that its process runs under.
+        ready: called with the process id of each role when all are set up and nothing was sent yet.
 
     Raises:
         RunError: a process failed or was too slow, or messages were lost, duplicated or damaged.
     """
     options = case.options | {"port": case.port, "count": count}
     line = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+    slack = 20.0 if prefix else 1.0  # whatever it is that watches, it takes time
     case.before(count)
     with contextlib.ExitStack() as stack:
-        # the subscriber first: it must be there when the first message is
-        processes = {
-            role: stack.enter_context(
-                _Process([*prefix, *contender.command, role, *line, *contender.options], contender.name, role)
-            )
-            for role in sorted(case.roles, reverse=True)
+        processes: dict[str, _Process] = {}
+        for role in sorted(case.roles, reverse=True):  # subscriber first: it must be there when the first message is
+            command = [*prefix.get(role, ()), *contender.command, role, *line, *contender.options]
+            processes[role] = stack.enter_context(_Process(command, f"{contender.name} {role}"))
+            processes[role].expect_ready(_SETUP * slack)
+        ready({role: process.pid for role, process in processes.items()})
+        said = {
+            role: process.result(role, (_SETUP + count / _SLOWEST) * slack)
+            for role, process in sorted(processes.items())  # publisher first: when it is through, the other is told
         }
         for process in processes.values():
-            process.expect_ready()
-        deadline = _SETUP + count / _SLOWEST
-        result: dict[str, Any] = {}
-        for role, process in processes.items():
-            if role != "subscribe":
-                process.tell("GO")
-                if role == "publish":
-                    result[role] = process.result(deadline) | {"count": count}
-        for role, process in processes.items():
-            if role != "publish":
-                process.tell("PUBLISHED")
-                result[role] = process.result(deadline) | {"count": count}
-        for process in processes.values():
-            process.expect_end()
+            process.expect_end(_SETUP * slack)
     case.after(count)
-    _check(result, case)
-    return result
-
-
-def _check(result: dict[str, Any], case: Case) -> None:
-    for role, said in result.items():
+    for role, result in said.items():
         for fault in ("wrong", "duplicates", "lost"):
-            if said.get(fault) and not (fault == "lost" and case.lossy):
-                raise RunError(f"{said[fault]} of {said['count']} messages {fault} ({role})")
+            if result.get(fault) and not (fault == "lost" and case.lossy):
+                raise RunError(f"{result[fault]} of {count} messages {fault} ({role})")
+    return Run(count, said)
 
 
 class _Process:
     """A process of a peer, and the conversation with it."""
 
-    def __init__(self, command: Sequence[str], name: str, role: str) -> None:
-        self._what = f"{name} {role}"
+    def __init__(self, command: Sequence[str], what: str) -> None:
+        self._what = what
         self._popen = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        self.pid = self._popen.pid
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: list[str] = []
-        for target in (self._read_lines, self._read_errors):
-            threading.Thread(target=target, daemon=True).start()
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_lines, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
 
     def __enter__(self) -> _Process:
         return self
@@ -199,56 +240,63 @@ class _Process:
     def __exit__(self, *_: object) -> None:
         self._popen.kill()
         self._popen.wait()
+        for reader in self._readers:
+            reader.join()
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
     def _read_lines(self) -> None:
         assert self._popen.stdout is not None
-        with contextlib.suppress(ValueError):  # closed
-            for line in self._popen.stdout:
-                self._lines.put(line.strip())
+        for line in self._popen.stdout:
+            self._lines.put(line.strip())
         self._lines.put(None)
 
     def _read_errors(self) -> None:
         assert self._popen.stderr is not None
-        with contextlib.suppress(ValueError):
-            self._errors.extend(self._popen.stderr)
+        self._errors.extend(self._popen.stderr)
 
-    def _next(self, timeout: float) -> str:
+    def _hear(self, timeout: float) -> str:
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             raise RunError(f"{self._what}: nothing heard for {timeout:.0f} s; {self._last_words()}") from None
         if line is None:
+            self._readers[1].join(1.0)
             raise RunError(f"{self._what}: ended; {self._last_words()}")
         return line
 
-    def _last_words(self) -> str:
-        words = [line.strip() for line in self._errors if line.strip()]
-        return words[-1] if words else "it said nothing"
-
-    def expect_ready(self) -> None:
-        line = self._next(_SETUP)
-        if line != "READY":
-            raise RunError(f"{self._what}: said {line!r} rather than READY")
-
-    def tell(self, word: str) -> None:
+    def _tell(self, word: str) -> None:
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended: what is heard from it next tells
             self._popen.stdin.write(word + "\n")
             self._popen.stdin.flush()
 
-    def result(self, timeout: float) -> dict[str, Any]:
-        line = self._next(timeout)
+    def _last_words(self) -> str:
+        words = [line.strip() for line in self._errors if line.strip()]
+        return words[-1] if words else "it said nothing"
+
+    def expect_ready(self, timeout: float) -> None:
+        """Wait until it is set up."""
+        line = self._hear(timeout)
+        if line != "READY":
+            raise RunError(f"{self._what}: said {line!r} rather than READY")
+
+    def result(self, role: str, timeout: float) -> dict[str, Any]:
+        """Have it begin, or end, as its role is; and wait for what it says."""
+        if role != "subscribe":
+            self._tell("GO")
+        if role != "publish":
+            self._tell("PUBLISHED")
+        line = self._hear(timeout)
         try:
             result: dict[str, Any] = json.loads(line)
         except ValueError:
-            raise RunError(f"{self._what}: said {line!r} rather than its result") from None
+            raise RunError(f"{self._what}: said {line[:200]!r} rather than its result") from None
         return result
 
-    def expect_end(self) -> None:
-        """It disconnects in good order: what it acknowledged last is only then with the broker for sure."""
+    def expect_end(self, timeout: float) -> None:
+        """Let it disconnect in good order: what it acknowledged last is only then with the broker for sure."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_SETUP)
+            self._popen.wait(timeout)

@@ -42,10 +42,11 @@ class Part(NamedTuple):
 
 
 def announced(url: str) -> frozenset[str]:
-    """What an adapter announces before it knows its broker."""
+    """What an adapter announces before it knows its broker, without the keys that are its own."""
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
-    return kind(parsed, load_settings(kind.settings_type, parsed, {}), "table").features
+    adapter = kind(parsed, load_settings(kind.settings_type, parsed, {}), "table")
+    return adapter.features - kind.publish_extensions.keys() - kind.subscribe_extensions.keys()
 
 
 def features() -> str:

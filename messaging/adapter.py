@@ -364,6 +364,19 @@ class Adapter(abc.ABC):
         """
         return False
 
+    def suspend_reading(self) -> None:
+        """Read nothing from the broker until :meth:`resume_reading`: streams have enough to do for the moment.
+
+        A hint, for some milliseconds at a time: under load it leaves the machine to the consumers, gathers what
+        arrives into larger batches and, where nothing else holds a broker back (QoS 0), spares messages that would
+        overflow a buffer. What still arrives is delivered.
+        """
+        return
+
+    def resume_reading(self) -> None:
+        """Undo :meth:`suspend_reading`."""
+        return
+
     def pause(self, handle: Any) -> None:
         """Ask the broker to send nothing more to this subscription for now, where the protocol can.
 

@@ -86,6 +86,8 @@ class Connection:
         self._unrestored: set[asyncio.Task[Any]] = set()
         adapter.impaired = self._impaired
         self._task: asyncio.Task[Any] | None = None
+        #: subscriptions that have enough to do for the moment
+        self._crowded: set[Subscription] = set()
         #: subscriptions with verdicts on their way to the loop
         self._to_flush: deque[Subscription] = deque()
         self._signalled = False
@@ -326,6 +328,7 @@ class Connection:
         self.outbox.forsake()
 
     async def _close_adapter(self) -> None:
+        self.adapter.impaired = _nothing  # whoever keeps the adapter is not to keep all this
         try:
             await asyncio.wait_for(of_library(self.adapter.close()), _ADAPTER_CLOSE_SECONDS)
         except Exception:
@@ -410,13 +413,27 @@ class Connection:
         failed = subscription.ended
         if not failed:
             await self._silence(subscription)
-        self.flush_verdicts()
+        if self.state != "closed":  # else the adapter is closed too
+            subscription.flush()
         if subscription.handle is not None:
             await subscription.finish_burials(self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
         if handle is not None and (failed or not (self.closing and self.adapter.keeps_session)):
             await self.unsubscribe(handle)
         subscription.complete()
+
+    def crowded(self, subscription: Subscription) -> None:
+        """Let its consumer catch up before anything more is read."""
+        if not self._crowded:
+            self.adapter.suspend_reading()
+        self._crowded.add(subscription)
+
+    def relieved(self, subscription: Subscription) -> None:
+        """It did, or is not waited for any longer. Idempotent."""
+        if subscription in self._crowded:
+            self._crowded.remove(subscription)
+            if not self._crowded:
+                self.adapter.resume_reading()
 
     async def _silence(self, subscription: Subscription) -> None:
         """Let the consumer finish the message in progress; one that hangs must not keep the broker waiting."""
@@ -476,5 +493,5 @@ class Connection:
             will.fail(MessagingError(f"the adapter failed to set the last will: {type(error).__name__}"))
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Nobody wants to know."""

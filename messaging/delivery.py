@@ -13,6 +13,10 @@ consumer.
 
 **Bounds.** What the protocol holds back until it is settled is bounded by its credit. Everything else is bounded by
 ``bufferSize`` and the overflow policy, and what is dropped is counted.
+
+**Batches.** A consumer that is busy is left alone: verdicts are gathered for a millisecond, or until it has nothing
+more to take; and while it has many messages to go nothing more is read from the broker, for some milliseconds at most,
+and not on behalf of one that does not catch up.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from messaging.message import Message
 from messaging.promise import Promise
 
 if TYPE_CHECKING:
+    import asyncio
+
     from messaging.adapter import Incoming, SubscriptionSpec
     from messaging.connection import Connection
     from messaging.publisher import MessagePublisher
@@ -40,6 +46,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnInvalid = Literal["raise", "skip", "dead_letter"]
+
+#: how long verdicts are gathered before the loop looks for them by itself, seconds
+_GATHER_SECONDS: Final = 0.001
+#: a buffer with so many messages, or half full, is crowded; with a quarter of that it is not any more
+_CROWD: Final = 256
+#: how long a consumer is given to catch up, seconds
+_CROWD_SECONDS: Final = 0.01
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
@@ -149,6 +162,13 @@ class Subscription:
         #: accepted after all: their rejections count no more
         self._forgotten: deque[Incoming] = deque()
         self._flush_requested = False
+        #: the loop looks for verdicts by itself: it need not be told
+        self._gathering = False
+        self._crowd = min(max(1, options.buffer_size // 2), _CROWD)
+        self._is_crowded = False
+        #: whether its consumer caught up when it was given time
+        self._catches_up = True
+        self._crowd_timer: asyncio.TimerHandle | None = None
         self._admitting = False
         self._redelivery = redelivery.Redelivery(
             connection.engine,
@@ -171,6 +191,8 @@ class Subscription:
             return  # unsubscribing: the adapter releases them
         self.counters.received += len(batch)
         buffer = self._buffer
+        if not buffer:
+            self._catches_up = True
         if self._auto:
             self._admit(batch)
         elif len(buffer) + len(batch) <= self._capacity:
@@ -184,7 +206,38 @@ class Subscription:
                     return
             if dropped:
                 self._adapter.acknowledge(dropped)
+        if not self._gathering:
+            self._gathering = True
+            self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
+        if len(buffer) >= self._crowd and self._catches_up and not self._is_crowded and self.consumer is not _NOBODY:
+            self._crowd_timer = self._connection.engine.loop.call_later(_CROWD_SECONDS, self._give_up)
+            self._is_crowded = True
+            self._connection.crowded(self)
         self.consumer.wake()
+
+    def _give_up(self) -> None:
+        """Its consumer has had its time."""
+        self._catches_up = self._is_crowded = False
+        self._relieve()
+
+    def _relieve(self) -> None:
+        if self._crowd_timer is not None:
+            self._crowd_timer.cancel()
+            self._crowd_timer = None
+        self._connection.relieved(self)
+
+    def _gather(self) -> None:
+        if self.ended or self._connection.state == "closed":  # then the adapter is closed, too
+            self._gathering = False
+            return
+        if self._acknowledged or self._rejected:
+            self.flush()
+            self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
+            return
+        self._gathering = False
+        # settled between the two lines above, without telling
+        if self._acknowledged or self._rejected:
+            self._request_flush()
 
     def _admit(self, arrived: Sequence[Incoming]) -> None:
         """Acknowledge on arrival what finds room; what does not is held back, and holds the broker back."""
@@ -256,6 +309,8 @@ class Subscription:
 
     def fail(self, error: MessagingError) -> None:
         """End with ``error``; see ``adapter.Sink``."""
+        if not self.ended and self._connection.state != "closed":
+            self.flush()  # the verdicts gathered so far
         self._connection.subscriptions.discard(self)
         self._end(error)
         if self.handle is not None:
@@ -270,6 +325,8 @@ class Subscription:
             return
         self.error = error
         self.ended = True
+        self._is_crowded = False
+        self._relieve()
         self._buffer.clear()
         self._withheld.clear()
         self.ready.reject(
@@ -340,7 +397,10 @@ class Subscription:
             try:
                 incoming = self._buffer.popleft()
             except IndexError:
-                return None
+                break
+            if self._is_crowded and len(self._buffer) <= self._crowd // 4:
+                self._is_crowded = False
+                self._connection.engine.call(self._relieve)
             if self._withheld and not self._admitting:
                 self._admitting = True
                 self._connection.engine.call(self._readmit)
@@ -360,6 +420,8 @@ class Subscription:
             if (self._model is None and self._direct is None) or self._enters(message, incoming):
                 self.counters.delivered += 1
                 return message
+        if (self._acknowledged or self._rejected) and not self._flush_requested:
+            self._request_flush()
         return None
 
     @property
@@ -430,7 +492,7 @@ class Subscription:
             self._acknowledged.append(incoming.token)
         else:
             self._rejected.append(incoming)
-        if not self._flush_requested:
+        if not (self._flush_requested or self._gathering):
             self._request_flush()
         if self._direct is not None:
             self._direct.settled(Message(incoming.payload, incoming, self._model))
@@ -447,7 +509,7 @@ class Subscription:
         if self._redelivery.rejections:
             self._forgotten.append(incoming)
         self._acknowledged.append(incoming.token)
-        if not self._flush_requested:
+        if not (self._flush_requested or self._gathering):
             self._request_flush()
 
     def refuse(self, message: Message) -> None:

@@ -156,6 +156,7 @@ class Outbox:
         self._closed = False
         self._accepted = self._accepted_bytes = 0
         self._waiting: deque[Publication] = deque()
+        #: the sender is awake, or will be: it need not be told of another entry
         self._signalled = False
         # --- the rest belongs to the loop
         self._settled_messages = self._settled_bytes = self._offered_bytes = 0
@@ -268,6 +269,8 @@ class Outbox:
         self._closed = True
         if self._sender is not None:
             self._sender.cancel()
+        # ``put`` may be in the middle of accepting one more: it is to signal, and have it settled
+        self._signalled = False
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -287,8 +290,6 @@ class Outbox:
             entry.forsake(ClosedError(f"{entry.what}: published by the parent of this process"))
 
     def _wake(self) -> None:
-        # cleared before the sender looks: whoever appends after this line signals again
-        self._signalled = False
         if self._closed:  # meanwhile, by a signal handler that interrupted ``put``
             self.close()
             return
@@ -300,20 +301,30 @@ class Outbox:
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            while self._waiting and self._connected:
-                self._batch = self._take()
-                # nothing of a batch may stay in this frame: it would keep its payloads until the next one
-                await self._send_batch()
-                self._batch = []
-                if self._blocked_publishers:
-                    self._offer_room()
-                # an adapter that never has to wait must not keep the loop from everybody else
-                await asyncio.sleep(0)
+            await self._send_waiting()
+            # cleared before the last look: whoever appends after this line signals again
+            self._signalled = False
+            if self._waiting and self._connected:
+                self._signalled = True
+                self._wakeup.set()
+
+    async def _send_waiting(self) -> None:
+        while self._waiting and self._connected:
+            self._batch = self._take()
+            # nothing of a batch may stay in this frame: it would keep its payloads until the next one
+            await self._send_batch()
+            self._batch = []
+            if self._blocked_publishers:
+                self._offer_room()
+            # an adapter that never has to wait must not keep the loop from everybody else
+            await asyncio.sleep(0)
 
     async def _send_batch(self) -> None:
         batch = self._batch
         if not batch:
             return
+        if self._sweeper is None:
+            self._arm()
         try:
             await of_library(self._adapter.publish(batch))
         except MessagingError as error:

@@ -16,11 +16,14 @@ from here. Whatever such a queue holds is delivered, also what other bindings or
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SecretStr
 
-from adapters.amqp import names, properties
+from adapters.amqp import extensions, names, properties
+from adapters.amqp.declarations import destination, source
+from adapters.amqp.target import Target, Tls
 from messaging import channels
 from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import (
@@ -37,9 +40,9 @@ from messaging.settings import Settings, TlsSettings
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from adapters.amqp.connection import Target
+    from adapters.amqp.declarations import Source
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
     from messaging.extensions import PublishOptions
@@ -69,6 +72,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_HEADERS,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
+        *extensions.EXTENSIONS,
     }
 )
 
@@ -78,6 +82,9 @@ class AmqpSettings(TlsSettings):
 
     heartbeat: int = Field(
         10, ge=0, le=65_534, description="interval of heartbeats, seconds; two silent ones are a loss; 0 for none"
+    )
+    sasl: Literal["plain", "external"] = Field(
+        "plain", description="who this client is: `plain`, user name and password; `external`, its certificate"
     )
     exchange: str = Field("amq.topic", min_length=1, description="topic exchange of channels without extension")
     publish_window: int = Field(4096, ge=1, description="messages that may await the broker's confirm")
@@ -93,6 +100,8 @@ class AmqpAdapter(Adapter):
     settings_type: ClassVar[type[Settings]] = AmqpSettings
     can_reject: ClassVar[bool] = True
     has_credit: ClassVar[bool] = True
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.PUBLISH_EXTENSIONS
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
 
     settings: AmqpSettings
 
@@ -110,16 +119,7 @@ class AmqpAdapter(Adapter):
 
     def _make_target(self) -> Target:
         url, settings = self.url, self.settings
-        username = url.username if url.username is not None else settings.username
-        password = url.password if url.password is not None else settings.password
-        if username is None and password is None:
-            username, password = "guest", SecretStr("guest")
-        elif username is None:
-            raise InvalidOptionError("username", "a password is given, but no user name")
-        elif password is None:
-            raise InvalidOptionError("password", f"user {username!r} is given without a password")
-        if not username or not password.get_secret_value():
-            raise InvalidOptionError("password" if username else "username", "user name and password are not empty")
+        username, password = self._credentials()
         given = [
             option
             for option in ("cafile", "certfile", "keyfile", "allow_insecure")
@@ -136,13 +136,17 @@ class AmqpAdapter(Adapter):
             names.check_length(settings.exchange, "the exchange")
         except InvalidChannelError as error:
             raise InvalidOptionError("exchange", str(error)) from None
-        tls = self._connection.Tls(
+        if settings.sasl == "external" and not (secure and settings.certfile is not None):
+            raise InvalidOptionError(
+                "sasl", "'external' lets the client's certificate say who it is: it needs amqps:// and 'certfile'"
+            )
+        tls = Tls(
             cafile=settings.cafile,
             certfile=settings.certfile,
             keyfile=settings.keyfile,
             insecure=settings.allow_insecure,
         )
-        return self._connection.Target(
+        return Target(
             host=url.host,
             port=url.port or (DEFAULT_TLS_PORT if secure else DEFAULT_PORT),
             username=username,
@@ -153,6 +157,25 @@ class AmqpAdapter(Adapter):
             timeout=settings.connect_timeout,
             tls=tls if secure else None,
         )
+
+    def _credentials(self) -> tuple[str | None, SecretStr | None]:
+        url, settings = self.url, self.settings
+        username = url.username if url.username is not None else settings.username
+        password = url.password if url.password is not None else settings.password
+        if settings.sasl == "external":
+            for option, given in (("username", username), ("password", password)):
+                if given is not None:
+                    raise InvalidOptionError(option, "sasl 'external' takes none: the certificate stands for it")
+            return None, None
+        if username is None and password is None:
+            username, password = "guest", SecretStr("guest")
+        elif username is None:
+            raise InvalidOptionError("username", "a password is given, but no user name")
+        elif password is None:
+            raise InvalidOptionError("password", f"user {username!r} is given without a password")
+        if not username or not password.get_secret_value():
+            raise InvalidOptionError("password" if username else "username", "user name and password are not empty")
+        return username, password
 
     # --- what it can do
 
@@ -187,7 +210,7 @@ class AmqpAdapter(Adapter):
         return min(1024, self.settings.publish_window)
 
     def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
-        """Refuse what is too long for AMQP (names, header names, property values, a time to live), and ``CC``."""
+        """Refuse what is too long for AMQP, ``CC``, and extensions that contradict each other."""
         channel = context.channel or ""
         _check_names(channel, context.channel_extension, names.routing_key(channel))
         if options.time_to_live is not None and options.time_to_live > properties.MAX_TIME_TO_LIVE:
@@ -207,9 +230,10 @@ class AmqpAdapter(Adapter):
                     f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
                 )
         properties.Template(context, options)
+        destination(context, options, self.settings.exchange)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
-        """Refuse names that are too long for AMQP, and a private queue that must not be made."""
+        """Refuse names that are too long for AMQP, and extensions that contradict each other."""
         if spec.channel_extension is not None and channels.has_wildcard(spec.channel):
             raise InvalidChannelError(
                 f"{spec.channel!r} names an exchange and can have no wildcards; "
@@ -217,14 +241,16 @@ class AmqpAdapter(Adapter):
             )
         _check_names(spec.channel, spec.channel_extension, names.binding_key(spec.channel))
         options = spec.options
-        if options.queue is None and not options.autocreate:
+        declare = options.custom.get(extensions.DECLARE, "create" if options.autocreate else "passive")
+        if options.queue is None and declare != "create":
             raise InvalidExtensionError(
-                Features.EXTENSION_AUTOCREATE,
+                extensions.DECLARE if options.autocreate else Features.EXTENSION_AUTOCREATE,
                 "a subscription without queue makes one of its own; name an existing queue with the extension "
                 f"{Features.EXTENSION_QUEUE!r}",
             )
         if options.dead_letter_channel is not None:
             _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
+        self._source(spec)
 
     # --- connection
 
@@ -246,8 +272,8 @@ class AmqpAdapter(Adapter):
             context,
             exchange=settings.exchange,
             window=settings.publish_window,
-            max_priority=settings.max_priority,
             lost=lost,
+            impaired=lambda error: self.impaired(error),
         )
         return False
 
@@ -275,7 +301,10 @@ class AmqpAdapter(Adapter):
         """See :class:`adapters.amqp.consumer.Consumer`."""
         if self._link is None:
             raise ConnectionLostError(f"there is no connection to {self._target}")
-        return await self._link.subscribe(spec, sink)
+        return await self._link.subscribe(spec, sink, self._source(spec))
+
+    def _source(self, spec: SubscriptionSpec) -> Source:
+        return source(spec, self.settings.exchange, self.settings.max_priority)
 
     async def unsubscribe(self, handle: Any) -> None:
         """Close the subscription's AMQP channel: its unsettled deliveries go back to the queue."""

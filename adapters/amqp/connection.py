@@ -1,9 +1,10 @@
 """One connection to the broker: aiormq's, with a lane beside it for what passes once per message.
 
 aiormq does the handshake, channels, declarations, heartbeats and closing. Deliveries and publisher confirms never
-get that far: the protocol under its stream reader hands the frames of chosen channels to their :class:`Lane` and
-passes on the rest. Publishes and acknowledgements are written to the transport directly; as both sides write whole
-frames, they may take turns. Only public hooks are used: a transport factory that returns a stream reader and writer.
+get that far: the protocol under its stream reader (:mod:`.protocol`) hands the frames of chosen channels to their
+``Lane`` and passes on the rest. Publishes and acknowledgements are written to the transport directly; as both sides
+write whole frames, they may take turns. Only public hooks are used: a transport factory that returns a stream reader
+and writer.
 """
 
 from __future__ import annotations
@@ -11,33 +12,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import ssl
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiormq
 from aiormq import spec
 from yarl import URL
 
 from adapters.amqp import frames
-from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from adapters.amqp.protocol import TLS_ALERT, FrameProtocol
+from adapters.amqp.target import failure
+from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
-    from pydantic import SecretStr
+    from pamqp.base import Frame
+
+    from adapters.amqp.protocol import Lane
+    from adapters.amqp.target import Target
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+B = TypeVar("B", bound=BrokerError)
 
 PRODUCT: Final = "rx-messaging"
 #: how long closing in good order may take before the transport is cut, seconds
 CLOSE_GRACE: Final = 0.8
-#: how often the lane tells aiormq that the peer is alive, seconds
-_ALIVE_INTERVAL: Final = 0.5
+#: as the specification has it (4.2.7): a peer that was silent for two intervals is gone
+SILENT_HEARTBEATS: Final = 2
 #: aiormq leaves out the code where it has a class for it
 _CODES: Final[dict[type[BaseException], int]] = {
     aiormq.ChannelAccessRefused: 403,
@@ -45,138 +49,6 @@ _CODES: Final[dict[type[BaseException], int]] = {
     aiormq.ChannelLockedResource: 405,
     aiormq.ChannelPreconditionFailed: 406,
 }
-_KINDS: Final = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
-#: largest frame of a handshake, bytes; after it, what was agreed counts
-_HANDSHAKE_FRAME_MAX: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how to connect. Shows no password."""
-
-    host: str
-    port: int
-    username: str
-    password: SecretStr
-    vhost: str
-    #: seconds between heartbeats; 0 turns them off
-    heartbeat: int
-    #: what the broker calls the connections
-    name: str
-    #: deadline of the second connection, and of any single request to the broker, seconds
-    timeout: float
-    #: ``None`` without TLS
-    tls: Tls | None = None
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """What TLS needs to know: paths of PEM files, and whether the broker's certificate is left unverified."""
-
-    cafile: Path | None
-    certfile: Path | None
-    keyfile: Path | None
-    insecure: bool
-
-    def context(self) -> ssl.SSLContext:
-        """Make the context; reads files.
-
-        Raises:
-            ConnectFailedError: one of the files cannot be used.
-        """
-        try:
-            context = ssl.create_default_context(cafile=self.cafile)
-            if self.certfile is not None:
-                # without a password callback OpenSSL would ask at the terminal
-                context.load_cert_chain(self.certfile, self.keyfile, password="")
-        except (OSError, ssl.SSLError) as error:
-            shown = ", ".join(str(path) for path in (self.cafile, self.certfile, self.keyfile) if path is not None)
-            raise ConnectFailedError(f"cannot use the TLS files {shown}: {error}") from error
-        if self.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-
-class Lane(Protocol):
-    """What takes the frames of a channel before aiormq sees them. Must not raise."""
-
-    def take(self, kind: int, data: bytes, at: int, end: int, /) -> bool:
-        """Take the frame with the payload ``data[at:end]``; ``False`` leaves it to aiormq."""
-        ...
-
-    def closed(self, reason: str) -> None:
-        """The broker closed the channel. From here on nothing may be written on it: that would end the connection."""
-
-
-class _FrameProtocol(asyncio.StreamReaderProtocol):
-    """Splits what arrives into frames and decides who gets each."""
-
-    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(reader, loop=loop)
-        self.lanes: dict[int, Lane] = {}
-        self.frame_max = _HANDSHAKE_FRAME_MAX
-        #: why the broker closed the connection: code and text
-        self.close_reason: tuple[int, str] | None = None
-        self.blocked: Callable[[bool], None] = lambda _: None
-        self._time = loop.time
-        self._rest = b""
-        self.speaks_amqp = True
-        self._alive_at = 0.0
-
-    def data_received(self, data: bytes) -> None:
-        if not self.speaks_amqp:
-            super().data_received(data)
-            return
-        data = self._rest + data if self._rest else data
-        lanes, size, at, unpack, prefix = self.lanes, len(data), 0, frames.PREFIX.unpack_from, frames.PREFIX.size
-        passed: list[bytes] = []
-        taken = False
-        while size - at >= prefix:
-            kind, channel, length = unpack(data, at)
-            end = at + frames.OVERHEAD + length
-            if kind not in _KINDS or length > self.frame_max or (end <= size and data[end - 1] != frames.END):
-                # aiormq knows best what to say about it, and ends the connection
-                self.speaks_amqp = False
-                passed.append(data[at:])
-                at = size
-                break
-            if end > size:
-                break
-            lane = lanes.get(channel)
-            if lane is not None and lane.take(kind, data, at + prefix, end - 1):
-                taken = True
-            else:
-                if kind == frames.METHOD:
-                    self._look(channel, data, at + prefix, end - 1)
-                passed.append(data[at:end])
-            at = end
-        self._rest = data[at:]
-        if taken and not passed and (now := self._time()) - self._alive_at > _ALIVE_INTERVAL:
-            # the broker sends no heartbeat while it sends messages, but aiormq does not see those
-            self._alive_at = now
-            passed.append(frames.HEARTBEAT_FRAME)
-        if passed:
-            super().data_received(b"".join(passed))
-
-    def _look(self, channel: int, data: bytes, at: int, end: int) -> None:
-        """Notice what aiormq is told, but passes on late or not at all."""
-        method = data[at : at + 4]
-        if method == frames.CHANNEL_CLOSE:
-            lane = self.lanes.pop(channel, None)
-            if lane is not None:
-                lane.closed("{} {}".format(*frames.read_close(data, at, end)))
-        elif method == frames.CHANNEL_CLOSE_OK:
-            self.lanes.pop(channel, None)
-        elif method == frames.CONNECTION_CLOSE:
-            self.close_reason = frames.read_close(data, at, end)
-        elif method == frames.CONNECTION_BLOCKED:
-            self.blocked(True)
-        elif method == frames.CONNECTION_UNBLOCKED:
-            self.blocked(False)
 
 
 class _Transport(aiormq.TransportFactory):
@@ -191,12 +63,7 @@ class _Transport(aiormq.TransportFactory):
 
 
 class _Connection(aiormq.Connection):
-    #: as the specification has it (4.2.7): a peer that was silent for two intervals is gone
-    HEARTBEAT_GRACE_MULTIPLIER = 2
-
-
-class _ConnectionWithoutHeartbeat(aiormq.Connection):
-    #: silence means nothing: otherwise aiormq takes the peer for dead after it, and does not say good-bye
+    #: silence is ours to notice: aiormq does not see messages, and does not say good-bye to whom it takes for dead
     HEARTBEAT_GRACE_MULTIPLIER = 2**31
 
 
@@ -209,6 +76,7 @@ ExchangeDeclare = _named(spec.Exchange.Declare)
 QueueDeclare = _named(spec.Queue.Declare)
 QueueBind = _named(spec.Queue.Bind)
 QueueDelete = _named(spec.Queue.Delete)
+BasicQos = spec.Basic.Qos
 BasicConsume = _named(spec.Basic.Consume)
 
 
@@ -217,32 +85,45 @@ class Wire:
 
     Attributes:
         alive: until the connection is lost or closed; what was received before is void afterwards.
+        lost: told of a loss, once.
+        blocked: told why the broker takes no messages for now, and ``None`` when it does again.
         frame_max: the largest frame the broker takes, bytes.
     """
 
     def __init__(
-        self, target: Target, connection: aiormq.Connection, protocol: _FrameProtocol, writer: asyncio.StreamWriter
+        self, target: Target, connection: aiormq.Connection, protocol: FrameProtocol, writer: asyncio.StreamWriter
     ) -> None:
         self.alive = True
-        self.lost: Callable[[ConnectionLostError], None] = lambda _: None
+        self.lost: Callable[[ConnectionLostError], object] = lambda _: None
+        self.blocked: Callable[[str | None], object] = lambda _: None
         tune = connection.connection_tune
         self.frame_max = tune.frame_max or frames.DEFAULT_FRAME_MAX
-        protocol.frame_max = tune.frame_max or frames.NO_LIMIT
         self._channel_max = tune.channel_max or 65_535
         self._target = target
         self._connection = connection
         self._protocol = protocol
         self._writer = writer
+        self._watch: asyncio.TimerHandle | None = None
+        largest = tune.frame_max - frames.OVERHEAD if tune.frame_max else frames.NO_LIMIT
+        protocol.settle(largest, lambda reason: self.blocked(reason), self._end)
         connection.closing.add_done_callback(self._closed)
+        if target.heartbeat:
+            self._look_for_silence()
 
     @property
     def lanes(self) -> dict[int, Lane]:
         """Channel number -> who takes its frames."""
         return self._protocol.lanes
 
-    def on_blocked(self, callback: Callable[[bool], None]) -> None:
-        """Have ``callback`` told when the broker stops, and when it resumes, taking messages for lack of resources."""
-        self._protocol.blocked = callback
+    def _look_for_silence(self) -> None:
+        if not self.alive:
+            return
+        loop, patience = asyncio.get_running_loop(), self._target.heartbeat * SILENT_HEARTBEATS
+        left = self._protocol.heard_at + patience - loop.time()
+        if left <= 0:
+            self.abort(f"it was silent for {patience} s")
+        else:
+            self._watch = loop.call_later(left, self._look_for_silence)
 
     def write(self, data: bytes) -> bool:
         """Write whole frames.
@@ -264,7 +145,7 @@ class Wire:
         try:
             await self._writer.drain()
         except (OSError, RuntimeError) as error:
-            self._end(_os_error(error), error)
+            self._end(failure(error) or describe(error), error)
             self._check(error)
         self._check()
 
@@ -292,29 +173,47 @@ class Wire:
             with contextlib.suppress(aiormq.AMQPChannelError):
                 await self.ask(channel.close(aiormq.ChannelClosed(200, "closed")))
 
-    async def ask(self, request: Awaitable[T]) -> T:
-        """Await an answer of the broker.
+    async def command(self, channel: aiormq.Channel, method: Frame) -> Any:
+        """Send a method on a channel and await the answer.
 
         Raises:
             ConnectionLostError: the connection went away or, as no answer came in time, was given up.
-            aiormq.AMQPChannelError: the broker refused and closed the channel.
+            aiormq.AMQPChannelError: the broker refused, and closed the channel, or even the connection over it. The
+                latter is a refusal, too: the same on another connection would only cost that one as well.
         """
         try:
-            async with asyncio.timeout(self._target.timeout):
-                return await request
-        except TimeoutError:
-            self.abort(f"no answer within {self._target.timeout:g} s")
-            raise ConnectionLostError(f"{self._target} did not answer within {self._target.timeout:g} s") from None
+            return await self.ask(channel.rpc(method))
+        except ConnectionLostError as error:
+            if self._protocol.close_reason is None or self._protocol.culprit != method.index:
+                raise
+            raise aiormq.ChannelClosed(*self._protocol.close_reason) from error
+
+    async def ask(self, request: Awaitable[T]) -> T:
+        """Await an answer of the broker. Raises as :meth:`command`."""
+        asking = asyncio.ensure_future(request)
+        try:
+            done, _ = await asyncio.wait([asking], timeout=self._target.timeout)
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        if not done:
+            # not cancelled, which aiormq would log, and take for a reason to ask something else: it ends with the rest
+            asking.add_done_callback(_look_at)
+            why = f"no answer within {self._target.timeout:g} s"
+            self.abort(why)
+            raise ConnectionLostError(f"connection to {self._target} lost: {why}")
+        try:
+            return asking.result()
         except aiormq.AMQPChannelError:
             raise
         except asyncio.CancelledError as error:
-            if _is_cancelled():
-                raise
             # this is how aiormq ends what waits for a connection that breaks
             self.abort("a request was given up")
             raise ConnectionLostError(f"connection to {self._target} lost") from error
-        except (aiormq.AMQPError, RuntimeError, OSError) as error:
-            # RuntimeError is what aiormq raises for requests on what is closed
+        except Exception as error:
+            if type(error) is not Exception and not isinstance(error, (aiormq.AMQPError, RuntimeError, OSError)):
+                raise
+            # what aiormq raises for requests on what is closed: RuntimeError, or Exception itself
             self._check(error)
             raise aiormq.ChannelClosed(504, "the channel is closed") from error
 
@@ -326,7 +225,10 @@ class Wire:
 
     def _check(self, cause: BaseException | None = None) -> None:
         if self._is_gone() or not self._connection.is_opened:
-            raise ConnectionLostError(f"connection to {self._target} lost") from cause
+            code, text = self._protocol.close_reason or (None, None)
+            why = f": {code} {text}" if code is not None else ""
+            lost = ConnectionLostError(f"connection to {self._target} lost{why}", code=code, detail=text)
+            raise lost from cause
 
     def abort(self, reason: str) -> None:
         """Give the connection up: ``lost`` is called, and the transport is cut."""
@@ -336,6 +238,8 @@ class Wire:
     async def close(self) -> None:
         """Disconnect in good order, or after ``CLOSE_GRACE`` seconds without. Idempotent; does not raise."""
         self.alive = False
+        if self._watch is not None:
+            self._watch.cancel()
         connection, transport = self._connection, self._writer.transport
         # an error of our own: aiormq's default would reach whoever still waits as a cancellation
         closing = asyncio.ensure_future(connection.close(aiormq.ConnectionClosed(200, "closed")))
@@ -353,9 +257,12 @@ class Wire:
     def _end(self, reason: str, cause: BaseException | None) -> None:
         if self.alive:
             self.alive = False
-            if self._protocol.close_reason is not None:  # the broker knows better
-                reason = "{} {}".format(*self._protocol.close_reason)
-            lost = ConnectionLostError(f"connection to {self._target} lost: {reason}")
+            if self._watch is not None:
+                self._watch.cancel()
+            code, text = self._protocol.close_reason or (None, None)
+            if code is not None:  # the broker knows better
+                reason = f"{code} {text}"
+            lost = ConnectionLostError(f"connection to {self._target} lost: {reason}", code=code, detail=text)
             lost.__cause__ = cause
             self.lost(lost)
 
@@ -373,24 +280,26 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         ConnectFailedError: anything else.
     """
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(loop=loop)
-    protocol = _FrameProtocol(reader, loop)
+    protocol = FrameProtocol(loop)
     try:
         transport, _ = await loop.create_connection(lambda: protocol, target.host, target.port, ssl=context)
     except (OSError, ssl.SSLError, UnicodeError) as error:
-        raise ConnectFailedError(f"cannot connect to {target}: {_os_error(error)}") from error
-    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        raise ConnectFailedError(f"cannot connect to {target}: {failure(error) or describe(error)}") from error
+    writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)
     url = URL.build(
         scheme="amqp",
         host=target.host,
         port=target.port,
         user=target.username,
-        password=target.password.get_secret_value(),
+        password=None if target.password is None else target.password.get_secret_value(),
         path="/",
-        query={"heartbeat": target.heartbeat, "name": f"{target.name} ({purpose})"},
+        query={
+            "heartbeat": target.heartbeat,
+            "name": f"{target.name} ({purpose})",
+            "auth": "external" if target.username is None else "plain",
+        },
     )
-    kind = _Connection if target.heartbeat else _ConnectionWithoutHeartbeat
-    connection = kind(url, transport_factory=_Transport(reader, writer))
+    connection = _Connection(url, transport_factory=_Transport(protocol.reader, writer))
     # not by the URL: aiormq reads some percent signs in it twice
     connection.vhost = target.vhost
     try:
@@ -414,33 +323,50 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _connect_error(target: Target, protocol: _FrameProtocol, error: BaseException) -> ConnectFailedError:
+def _connect_error(target: Target, protocol: FrameProtocol, error: BaseException) -> ConnectFailedError:
     if protocol.close_reason is not None:
         code, text = protocol.close_reason
         if code == 403:
-            return AuthenticationError(f"{target} refused the credentials of {target.username!r}: {code} {text}")
-        return ConnectFailedError(f"{target} refused the connection: {code} {text}")
+            return AuthenticationError(f"{target} refused {target.who}: {code} {text}", code=code, detail=text)
+        return ConnectFailedError(f"{target} refused the connection: {code} {text}", code=code, detail=text)
     if isinstance(error, aiormq.AuthenticationError):
-        return AuthenticationError(f"{target} takes no user name and password (SASL PLAIN)")
+        how = "client certificate (SASL EXTERNAL)" if target.username is None else "user name and password (SASL PLAIN)"
+        return AuthenticationError(f"{target} takes no {how}")
+    if protocol.greeting.startswith(TLS_ALERT):
+        return ConnectFailedError(f"{target} speaks TLS: use amqps:// instead of amqp://")
     if not protocol.speaks_amqp or isinstance(error, (aiormq.ProtocolSyntaxError, aiormq.IncompatibleProtocolError)):
         return ConnectFailedError(f"{target} does not speak AMQP 0-9-1")
-    return ConnectFailedError(f"cannot connect to {target}: {describe(error)}")
+    return ConnectFailedError(f"cannot connect to {target}: {failure(error.__cause__ or error) or describe(error)}")
 
 
-def _os_error(error: Exception) -> str:
-    number = error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
-    if number is not None and number > 0:  # those of the resolver are below
-        return os.strerror(number)  # asyncio puts a sentence of its own into the error
-    return describe(error)
+def _look_at(asked: asyncio.Future[Any]) -> None:
+    if not asked.cancelled():
+        asked.exception()
+
+
+def reply(error: BaseException) -> tuple[int | None, str | None]:
+    """Reply code and text of the broker, if that is what the library's ``error`` is about."""
+    code = _CODES.get(type(error))
+    if code is not None:
+        return code, str(error)
+    if isinstance(error, (aiormq.ChannelClosed, aiormq.ConnectionClosed)) and len(error.args) == 2:
+        return error.args[0], error.args[1]
+    return None, None
+
+
+def refusal(kind: type[B], what: str, error: aiormq.AMQPChannelError) -> B:
+    """An error of ours for what the broker refused."""
+    code, text = reply(error)
+    refused = kind(f"{what}: {describe(error)}", code=code, detail=text)
+    refused.__cause__ = error
+    return refused
 
 
 def describe(error: BaseException) -> str:
     """What the broker or the library said, with the reply code where there is one."""
-    code = _CODES.get(type(error))
+    code, text = reply(error)
     if code is not None:
-        return f"{code} {error}"
-    if isinstance(error, (aiormq.ChannelClosed, aiormq.ConnectionClosed)) and len(error.args) == 2:
-        return f"{error.args[0]} {error.args[1]}"
+        return f"{code} {text}"
     if isinstance(error.__cause__, asyncio.IncompleteReadError):
         return "the peer closed it"
     return str(error) or type(error).__name__

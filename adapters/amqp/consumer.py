@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import aiormq
 
 from adapters.amqp import frames, names, properties, topology
-from adapters.amqp.connection import BasicConsume, Wire, describe
+from adapters.amqp.connection import BasicConsume, BasicQos, Wire, refusal
+from adapters.amqp.declarations import DEFAULT_EXCHANGE, Source
 from messaging import channels
 from messaging.adapter import Incoming, Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
@@ -38,8 +39,8 @@ class Consumer:
         wire: the connection.
         spec: what to subscribe to.
         sink: where it goes.
+        source: the same, compiled.
         exchange: where channels without extension are looked for.
-        max_priority: of queues that are made.
         tag: what the broker calls the consumer.
         spawn: runs what has to be told to the broker later.
     """
@@ -49,20 +50,20 @@ class Consumer:
         wire: Wire,
         spec: SubscriptionSpec,
         sink: Sink,
+        source: Source,
         *,
         exchange: str,
-        max_priority: int,
         tag: str,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._wire = wire
         self._sink = sink
         self._spec = spec
+        self._source = source
         self._exchange = exchange
-        self._max_priority = max_priority
         self._tag = tag
         self._spawn = spawn
-        self._matches = channels.matcher(spec.channel)
+        self._matchers = [channels.matcher(pattern) for pattern in source.patterns]
         self._routes: dict[bytes, _Route] = {}
         self._settles = spec.options.qos != "0"
         self._open = False
@@ -109,34 +110,32 @@ class Consumer:
             self._given_up = True
             self._spawn(self._clean_up(opening))
             if isinstance(error, aiormq.AMQPChannelError):
-                raise self._refusal(describe(error), error) from error
+                raise refusal(SubscriptionRefusedError, self._what(), error) from error
             raise
         if self._error is not None:  # cancelled between the broker's confirmation and here
             raise self._error
         self._established = True
 
     async def _subscribe(self) -> None:
-        wire, options = self._wire, self._spec.options
-        extension = self._spec.channel_extension
-        exchange = self._exchange if extension is None else self._spec.channel
-        key = names.binding_key(self._spec.channel) if extension is None else extension
-        await topology.ensure_exchange(wire, exchange, create=options.autocreate)
-        if options.queue is None:
+        wire, source = self._wire, self._source
+        await topology.ensure_exchange(wire, source.exchange)
+        if source.queue.name is None:
             self._channel = channel = await wire.channel()
-            queue = await topology.make_private_queue(wire, channel, max_priority=self._max_priority)
+            queue = await topology.make_queue(wire, channel, source.queue)
             self._private_queue = queue
         else:
-            queue = options.queue
-            self._channel = channel = await topology.find_queue(
-                wire, queue, create=options.autocreate, max_priority=self._max_priority
-            )
-        if options.autocreate:
-            await topology.bind(wire, channel, queue, exchange, key)
-        await wire.ask(channel.basic_qos(prefetch_count=options.prefetch))
+            queue = source.queue.name
+            self._channel = channel = await topology.find_queue(wire, source.queue)
+        for key in source.bindings:
+            await topology.bind(wire, channel, queue, source.exchange.name, key, source.binding_arguments)
+        await wire.command(channel, BasicQos(prefetch_count=self._spec.options.prefetch))
         self._number = channel.number
         wire.lanes[channel.number] = self
         self._open = not self._given_up
-        await wire.ask(channel.rpc(BasicConsume(queue=queue, consumer_tag=self._tag, no_ack=not self._settles)))
+        request = BasicConsume(
+            queue=queue, consumer_tag=self._tag, no_ack=not self._settles, arguments=dict(source.consumer_arguments)
+        )
+        await wire.command(channel, request)
 
     async def close(self) -> None:
         """Unsubscribe: what is not settled goes back to the queue. Idempotent.
@@ -173,21 +172,21 @@ class Consumer:
         except ConnectionLostError as error:
             logger.debug("channel %d ended with its connection: %s", self._number, error)
 
-    def closed(self, reason: str) -> None:
+    def closed(self, code: int, text: str) -> None:
         """The broker closed the channel; see ``connection.Lane``."""
+        self._end(SubscriptionRefusedError(f"{self._what()}: {code} {text}", code=code, detail=text))
+
+    def _end(self, error: SubscriptionRefusedError) -> None:
         if self._open:
             self._open = False
             self._batch.clear()
-            self._error = self._refusal(reason, None)
+            self._error = error
             if self._established:
-                self._sink.fail(self._error)
+                self._sink.fail(error)
 
-    def _refusal(self, reason: str, cause: BaseException | None) -> SubscriptionRefusedError:
+    def _what(self) -> str:
         queue = self._spec.options.queue
-        where = f" (queue {queue!r})" if queue is not None else ""
-        error = SubscriptionRefusedError(f"subscription to {self._spec.channel!r}{where}: {reason}")
-        error.__cause__ = cause
-        return error
+        return f"subscription to {self._spec.channel!r}" + (f" (queue {queue!r})" if queue is not None else "")
 
     # --- deliveries
 
@@ -199,7 +198,9 @@ class Consumer:
                 self._arriving = frames.read_delivery(data, at, end)
                 return True
             if method == frames.BASIC_CANCEL:
-                self.closed("cancelled by the broker; the queue was probably deleted")
+                self._end(
+                    SubscriptionRefusedError(f"{self._what()}: cancelled by the broker; the queue was probably deleted")
+                )
                 self._spawn(self._close_channel())
                 return True
             return False
@@ -208,9 +209,11 @@ class Consumer:
         if kind == frames.HEADER:
             self._missing = frames.read_body_size(data, at)
             self._properties = properties.read(data, at + 12, end, self._arriving[1])
-        else:
+        elif self._missing > 0:
             self._body.append(data[at:end])
             self._missing -= end - at
+        else:
+            return False
         if self._missing <= 0:
             tag, _, route = self._arriving
             self._arriving = None
@@ -262,19 +265,22 @@ class Consumer:
         return wanted
 
     def _translate(self, exchange: str, key: str) -> _Route:
-        subscribed = self._spec.channel
-        if self._spec.channel_extension is not None and exchange == subscribed:
-            return exchange, key
+        if self._spec.channel_extension is not None and exchange == self._source.exchange.name:
+            return exchange or DEFAULT_EXCHANGE, key
         if exchange not in (self._exchange, ""):
             return exchange, key  # a queue that somebody bound to more than we did
         name = names.channel_name(key)
-        if self._spec.options.queue is None:
-            return (name, None) if self._matches(name) else None
-        # A shared queue holds what others bound it to as well, and that must not be lost. Only what our own binding
-        # let in although the pattern does not match is not wanted: a wildcard in the first level and '$...'.
-        if name.startswith("$") and subscribed[0] in (channels.ANY_LEVEL, channels.ANY_LEVELS):
-            return None
-        return name, None
+        if not self._matchers:
+            return name, None  # by way of another exchange
+        if any(matches(name) for matches in self._matchers):
+            return name, None
+        # A shared queue holds what others bound it to as well, and that must not be lost. Only what our own bindings
+        # let in although no pattern matches is not wanted: a wildcard in the first level and '$...'.
+        wanted = self._source.queue.name is not None and not (
+            name.startswith("$")
+            and any(pattern[0] in (channels.ANY_LEVEL, channels.ANY_LEVELS) for pattern in self._source.patterns)
+        )
+        return (name, None) if wanted else None
 
     # --- settling
 

@@ -25,9 +25,10 @@ END: Final = 0xCE
 _END: Final = bytes([END])
 #: what a peer that sets no limit is sent at most in one frame, bytes
 DEFAULT_FRAME_MAX: Final = 131_072
+#: the largest message RabbitMQ can be configured to take, bytes
+MAX_BODY: Final = 536_870_912
 #: what the size of a frame can say
 NO_LIMIT: Final = 0xFFFF_FFFF
-HEARTBEAT_FRAME: Final = PREFIX.pack(HEARTBEAT, 0, 0) + _END
 
 _METHOD_ID: Final = struct.Struct(">HH")
 CONNECTION_CLOSE: Final = _METHOD_ID.pack(10, 50)
@@ -37,6 +38,7 @@ CHANNEL_CLOSE: Final = _METHOD_ID.pack(20, 40)
 CHANNEL_CLOSE_OK: Final = _METHOD_ID.pack(20, 41)
 BASIC_CANCEL: Final = _METHOD_ID.pack(60, 30)
 BASIC_PUBLISH: Final = _METHOD_ID.pack(60, 40)
+BASIC_RETURN: Final = _METHOD_ID.pack(60, 50)
 BASIC_DELIVER: Final = _METHOD_ID.pack(60, 60)
 BASIC_ACK: Final = _METHOD_ID.pack(60, 80)
 BASIC_NACK: Final = _METHOD_ID.pack(60, 120)
@@ -66,9 +68,9 @@ def short_string(text: str) -> bytes:
     return bytes([len(data)]) + data
 
 
-def publish(channel: int, exchange: str, routing_key: str) -> bytes:
-    """The method frame of ``basic.publish``, neither mandatory nor immediate."""
-    arguments = short_string(exchange) + short_string(routing_key) + b"\x00"
+def publish(channel: int, exchange: str, routing_key: str, *, mandatory: bool = False) -> bytes:
+    """The method frame of ``basic.publish``, not immediate."""
+    arguments = short_string(exchange) + short_string(routing_key) + (b"\x01" if mandatory else b"\x00")
     payload = BASIC_PUBLISH + b"\x00\x00" + arguments
     return PREFIX.pack(METHOD, channel, len(payload)) + payload + _END
 
@@ -122,6 +124,14 @@ def read_delivery(data: bytes, at: int, end: int) -> tuple[int, bool, bytes]:
     return tag, bool(data[at + 8]), data[at + 9 : end]
 
 
+def read_return(data: bytes, at: int, end: int) -> tuple[int, str, str]:
+    """Reply code, reply text and routing key of the ``basic.return`` in ``data[at:end]``."""
+    (code,) = _U16.unpack_from(data, at + 4)
+    at += 6
+    text = data[at + 1 : at + 1 + data[at]].decode("utf-8", "replace")
+    return code, text, read_route(data[at + 1 + data[at] : end])[1]
+
+
 def read_route(route: bytes) -> tuple[str, str]:
     """Exchange and routing key. Never fails: what is not UTF-8 shows as escapes."""
     size = route[0]
@@ -130,9 +140,20 @@ def read_route(route: bytes) -> tuple[str, str]:
 
 
 def read_body_size(data: bytes, at: int) -> int:
-    """Body size in the content header whose payload starts at ``at``."""
+    """Body size in the content header whose payload starts at ``at``.
+
+    Raises:
+        ValueError: more than any broker delivers.
+    """
     size: int = _U64.unpack_from(data, at + 4)[0]
+    if size > MAX_BODY:
+        raise ValueError(f"a message of {size} bytes")
     return size
+
+
+def read_blocked(data: bytes, at: int, end: int) -> str:
+    """The reason in the ``connection.blocked`` in ``data[at:end]``."""
+    return data[at + 5 : min(end, at + 5 + data[at + 4])].decode("utf-8", "replace")
 
 
 def read_close(data: bytes, at: int, end: int) -> tuple[int, str]:

@@ -10,15 +10,23 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from adapters.amqp.connection import Target, Wire, connect
+from adapters.amqp.connection import Wire, connect
 from adapters.amqp.consumer import Consumer
 from adapters.amqp.publisher import Publisher
-from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
+from messaging.errors import (
+    AuthenticationError,
+    BrokerError,
+    ConnectFailedError,
+    ConnectionLostError,
+    SubscriptionRefusedError,
+)
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine
 
+    from adapters.amqp.declarations import Source
+    from adapters.amqp.target import Target
     from messaging.adapter import Sink, SubscriptionSpec
 
 logger = logging.getLogger(__name__)
@@ -33,8 +41,8 @@ class Link:
         context: for TLS.
         exchange: of channels without extension.
         window: messages that may await their confirm.
-        max_priority: of queues that are made.
         lost: called once if the link ends without ``close``.
+        impaired: told when the broker takes no messages, and when it does again; see ``Adapter.impaired``.
     """
 
     def __init__(
@@ -45,8 +53,8 @@ class Link:
         *,
         exchange: str,
         window: int,
-        max_priority: int,
         lost: Callable[[ConnectionLostError], None],
+        impaired: Callable[[BrokerError | None], object],
     ) -> None:
         self.alive = True
         self.publisher = Publisher(publishing, exchange, window)
@@ -57,22 +65,23 @@ class Link:
         self._dialling: asyncio.Timeout | None = None
         self._context = context
         self._exchange = exchange
-        self._max_priority = max_priority
         self._lost = lost
+        self._impaired = impaired
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         publishing.lost = self._end
+        publishing.blocked = self._block
 
-    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
-        """Subscribe; see ``Adapter.subscribe``."""
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink, source: Source) -> Consumer:
+        """Subscribe; see ``Adapter.subscribe``. ``source`` is ``spec``, compiled."""
         wire = await self._consuming_wire()
         self._count += 1
         consumer = Consumer(
             wire,
             spec,
             sink,
+            source,
             exchange=self._exchange,
-            max_priority=self._max_priority,
             tag=f"{self._target.name[:40]}-{self._count}",
             spawn=self._spawn,
         )
@@ -107,12 +116,15 @@ class Link:
                 finally:
                     self._dialling = None  # its time cannot be changed once it is over
         except AuthenticationError as error:
-            raise SubscriptionRefusedError(f"no connection to consume on: {error}") from error
+            what = f"no connection to consume on: {error}"
+            raise SubscriptionRefusedError(what, code=error.code, detail=error.detail) from error
         except (ConnectFailedError, TimeoutError) as error:
             self._check()  # the link ended, and the attempt with it
             # as good as a loss: the core opens again, with its delays
             reason = str(error) or f"none within {self._target.timeout:g} s"
-            lost = ConnectionLostError(f"no connection to {self._target} to consume on: {reason}")
+            code, detail = (error.code, error.detail) if isinstance(error, BrokerError) else (None, None)
+            what = f"no connection to {self._target} to consume on: {reason}"
+            lost = ConnectionLostError(what, code=code, detail=detail)
             lost.__cause__ = error
             self._end(lost)
             raise lost from error
@@ -122,6 +134,15 @@ class Link:
         wire.lost = self._end
         self._wires.append(wire)
         return wire
+
+    def _block(self, reason: str | None) -> None:
+        self.publisher.block(reason)
+        if reason is None:
+            logger.info("%s takes messages again", self._target)
+            self._impaired(None)
+        else:
+            logger.warning("%s takes no messages for now: %s", self._target, reason)
+            self._impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
 
     def _stop_dialling(self) -> None:
         if self._dialling is not None and not self._dialling.expired():

@@ -13,6 +13,7 @@ blame and is refused. Some of the others arrive twice then, as they may whenever
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
@@ -20,10 +21,18 @@ from typing import TYPE_CHECKING, Final
 
 import aiormq
 
-from adapters.amqp import frames, names, topology
-from adapters.amqp.connection import Wire, describe
+from adapters.amqp import frames, topology
+from adapters.amqp.confirms import ConfirmChannel
+from adapters.amqp.connection import Wire, refusal
+from adapters.amqp.declarations import destination
 from adapters.amqp.properties import Template
-from messaging.errors import ArgumentError, ConnectionLostError, MessagingError, PublishRefusedError
+from messaging.errors import (
+    ArgumentError,
+    ConnectionLostError,
+    MessagingError,
+    PublishRefusedError,
+    UnroutableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,72 +51,56 @@ _NOT_SENT: Final = "the connection was lost before the message was sent"
 class _Plan:
     """What the messages of one context have in common."""
 
-    __slots__ = ("channel", "confirms", "context", "exchange", "method", "options", "routing_key", "template")
+    __slots__ = (
+        "channel", "confirms", "context", "destination", "exchange", "mandatory", "method", "options", "template",
+    )  # fmt: skip
 
     def __init__(self, message: Outgoing, exchange: str) -> None:
         # held, so that its id stays its own
         self.context = context = message.context
         self.options = message.options
         self.confirms = message.options.qos != "0"
-        channel, extension = context._channel or "", context._channel_extension
-        if extension is None:
-            self.exchange, self.routing_key = exchange, names.routing_key(channel)
-        else:
-            self.exchange, self.routing_key = channel, extension
+        self.destination = destination(context, message.options, exchange)
+        self.mandatory = self.destination.mandatory
+        #: the exchange to be seen to first; the default one needs nothing, nor does one that nobody is to be asked for
+        self.exchange = self.destination.exchange.name if self.destination.exchange.declare != "none" else ""
         self.template = Template(context, message.options)
         #: channel number that ``method`` is for
         self.channel = 0
         self.method = b""
 
 
-class _Channel:
-    """A channel to publish on, and what it has not confirmed yet. Takes its acknowledgements as a ``Lane``."""
+class _Channel(ConfirmChannel["Outgoing"]):
+    """A channel of the publisher's."""
 
     def __init__(self, publisher: Publisher, number: int, *, confirms: bool) -> None:
-        self.number = number
-        self.confirms = confirms
-        self.pending: dict[int, Outgoing] = {}
-        #: why the broker closed it
-        self.refusal = ""
-        self._next_tag = 1
-        #: no smaller tag is pending
-        self._lowest = 1
+        super().__init__(number, confirms=confirms)
+        #: message id -> tag of those that may come back
+        self.mandatory: dict[str, int] = {}
         self._publisher = publisher
 
-    def expect(self, message: Outgoing) -> None:
-        """The next message on this channel is ``message``."""
-        self.pending[self._next_tag] = message
-        self._next_tag += 1
-
-    def take(self, kind: int, data: bytes, at: int, _end: int) -> bool:
-        """Take confirms; see ``connection.Lane``."""
-        if kind != frames.METHOD:
-            return False
-        method = data[at : at + 4]
-        if method not in (frames.BASIC_ACK, frames.BASIC_NACK):
-            return False
-        tag, multiple = frames.read_settlement(data, at)
-        pending = self.pending
-        if multiple:
-            settled = [pending.pop(each, None) for each in range(self._lowest, min(tag, self._next_tag - 1) + 1)]
-            self._lowest = max(self._lowest, tag + 1)
-        else:
-            settled = [pending.pop(tag, None)]
-            while self._lowest < self._next_tag and self._lowest not in pending:
-                self._lowest += 1
-        for message in settled:
-            if message is not None:
-                if method == frames.BASIC_ACK:
-                    message.confirm()
-                else:
-                    message.fail(PublishRefusedError("the broker did not take the message (basic.nack)"))
+    def progressed(self) -> None:
+        if self.mandatory:
+            self._forget_settled()
         self._publisher.progressed()
-        return True
 
-    def closed(self, reason: str) -> None:
-        """The broker closed the channel; see ``connection.Lane``."""
-        self.refusal = reason
+    def _forget_settled(self) -> None:
+        pending = self.pending
+        # in the order of publishing, which is about that of the confirms
+        for message_id, _ in [*itertools.takewhile(lambda each: each[1] not in pending, self.mandatory.items())]:
+            del self.mandatory[message_id]
+
+    def refused(self) -> None:
         self._publisher.refused(self)
+
+    def returned(self, code: int, text: str, key: str, message_id: str | None) -> None:
+        tag = self.mandatory.pop(message_id or "", 0)
+        message = self.pending.pop(tag, None)
+        if message is None:
+            logger.debug("a message that nobody waits for came back from %r: %d %s", key, code, text)
+        else:
+            what = f"publish to {message.context.channel!r}: {code} {text}: no queue takes {key!r}"
+            message.fail(UnroutableError(what, code=code, detail=text))
 
 
 class Publisher:
@@ -128,13 +121,13 @@ class Publisher:
         self._full = False
         self._blocked = False
         self._channels: dict[bool, _Channel] = {}
-        self._exchanges: set[str] = set()
+        #: those that are there
+        self._exchanges = {""}
         self._plans: dict[int, _Plan] = {}
         self._changed = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
         #: what recovery has in its hands
         self._suspects: deque[Outgoing] = deque()
-        wire.on_blocked(self._on_blocked)
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """Write the messages of ``batch``, in order; see ``Adapter.publish``."""
@@ -147,7 +140,8 @@ class Publisher:
         except ConnectionLostError as error:
             # what was written and awaits its confirm is failed by ``end``
             for message in batch[position:]:
-                message.fail(error)
+                if not message.settled:
+                    message.fail(error)
 
     def end(self, error: MessagingError) -> None:
         """The connection is gone: fail whatever awaits a confirm, and end all waiting. Idempotent."""
@@ -170,12 +164,9 @@ class Publisher:
         self._changed.clear()
         await self._changed.wait()
 
-    def _on_blocked(self, blocked: bool) -> None:
-        if blocked:
-            logger.warning("the broker is short of memory or disk space and takes no messages for now")
-        elif self._blocked:
-            logger.info("the broker takes messages again")
-        self._blocked = blocked
+    def block(self, reason: str | None) -> None:
+        """The broker takes no messages for now, for this reason; ``None``: it does again."""
+        self._blocked = reason is not None
         self.progressed()
 
     def _has_room(self, channel: _Channel) -> bool:
@@ -212,12 +203,10 @@ class Publisher:
             if plan.confirms not in self._channels:
                 await self._open(confirms=plan.confirms)
             if plan.exchange not in self._exchanges:
-                await topology.ensure_exchange(self._wire, plan.exchange, create=message.options.autocreate)
+                await topology.ensure_exchange(self._wire, plan.destination.exchange)
                 self._exchanges.add(plan.exchange)
         except aiormq.AMQPChannelError as error:
-            refusal = PublishRefusedError(f"publish to {message.context.channel!r}: {describe(error)}")
-            refusal.__cause__ = error
-            message.fail(refusal)
+            message.fail(refusal(PublishRefusedError, f"publish to {message.context.channel!r}", error))
 
     async def _open(self, *, confirms: bool) -> _Channel:
         opened = await self._wire.channel(confirms=confirms)
@@ -263,7 +252,9 @@ class Publisher:
                 else:
                     size += len(message.payload) + 128
                     if plan.confirms:
-                        channel.expect(message)
+                        tag = channel.expect(message)
+                        if plan.mandatory:
+                            channel.mandatory[message.message_id] = tag
                         confirmed.append(message)
                     else:
                         unconfirmed.append(message)
@@ -281,7 +272,8 @@ class Publisher:
 
     def _encode(self, message: Outgoing, plan: _Plan, channel: _Channel, now: int) -> Iterable[bytes]:
         if plan.channel != channel.number:
-            plan.method = frames.publish(channel.number, plan.exchange, plan.routing_key)
+            goal = plan.destination
+            plan.method = frames.publish(channel.number, goal.exchange.name, goal.routing_key, mandatory=plan.mandatory)
             plan.channel = channel.number
         properties = plan.template.fill(message.message_id if plan.confirms else None, now)
         frame_max = self._wire.frame_max
@@ -296,9 +288,9 @@ class Publisher:
         if self._channels.get(channel.confirms) is channel:
             del self._channels[channel.confirms]
         # the exchange it was about may be gone
-        self._exchanges.clear()
+        self._exchanges = {""}
         if not channel.confirms:
-            logger.warning("a message with qos 0 was refused: %s", channel.refusal)
+            logger.warning("a message with qos 0 was refused: %d %s", *channel.refusal or (0, ""))
         self._suspects.extendleft(reversed(channel.pending.values()))
         channel.pending = {}
         if self._suspects and self._recovery is None:
@@ -310,7 +302,11 @@ class Publisher:
             while self._suspects:
                 await self._convict(await self._open(confirms=True))
         except (ConnectionLostError, aiormq.AMQPChannelError) as error:
-            lost = error if isinstance(error, ConnectionLostError) else ConnectionLostError(describe(error))
+            lost = (
+                error
+                if isinstance(error, ConnectionLostError)
+                else refusal(ConnectionLostError, "cannot open a channel to publish on", error)
+            )
             while self._suspects:
                 self._suspects.popleft().fail(lost)
         finally:
@@ -328,12 +324,16 @@ class Publisher:
             self._suspects.popleft()
             if plan is None:
                 continue
-            channel.expect(message)
+            tag = channel.expect(message)
+            if plan.mandatory:
+                channel.mandatory[message.message_id] = tag
             self._wire.write(b"".join(self._encode(message, plan, channel, int(time.time()))))
-            while channel.pending and not channel.refusal:
+            while channel.pending and channel.refusal is None:
                 await self._progress()
-            if channel.refusal:
+            if channel.refusal is not None:
                 if self._suspects and self._suspects[0] is message:
                     self._suspects.popleft()
-                    message.fail(PublishRefusedError(f"publish to {message.context.channel!r}: {channel.refusal}"))
+                    code, text = channel.refusal
+                    what = f"publish to {message.context.channel!r}: {code} {text}"
+                    message.fail(PublishRefusedError(what, code=code, detail=text))
                 return

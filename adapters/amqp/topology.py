@@ -7,14 +7,16 @@ channel, so each function brings one of its own or returns the one that is left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiormq
 
 from adapters.amqp.connection import ExchangeDeclare, QueueBind, QueueDeclare, QueueDelete, Wire
 
 if TYPE_CHECKING:
-    from pamqp.common import FieldTable
+    from collections.abc import Mapping
+
+    from adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
 #: every virtual host has it, and nobody can delete it
 TOPIC_EXCHANGE: Final = "amq.topic"
@@ -22,30 +24,38 @@ TOPIC_EXCHANGE: Final = "amq.topic"
 RESERVED: Final = "amq."
 
 
-async def ensure_exchange(wire: Wire, name: str, *, create: bool) -> None:
-    """Make sure that an exchange exists; one that is made is a durable topic exchange.
+async def ensure_exchange(wire: Wire, spec: ExchangeSpec) -> None:
+    """Make sure that an exchange exists, unless nothing is to be asked.
 
     Raises:
         aiormq.AMQPChannelError: it does not exist and is not to be made, or the broker refused.
         ConnectionLostError: the connection went away.
     """
-    if name == TOPIC_EXCHANGE:
+    if spec.name in ("", TOPIC_EXCHANGE) or spec.declare == "none":
         return
     channel = await wire.channel()
     try:
         try:
-            await wire.ask(channel.rpc(ExchangeDeclare(exchange=name, passive=True)))
+            await wire.command(channel, ExchangeDeclare(exchange=spec.name, passive=True))
         except aiormq.ChannelNotFoundEntity:
-            if not create or name.startswith(RESERVED):
+            if spec.declare != "create" or spec.name.startswith(RESERVED):
                 raise
             channel = await wire.channel()
-            await wire.ask(channel.rpc(ExchangeDeclare(exchange=name, exchange_type="topic", durable=True)))
+            request = ExchangeDeclare(
+                exchange=spec.name,
+                exchange_type=spec.kind,
+                durable=spec.durable,
+                auto_delete=spec.auto_delete,
+                internal=spec.internal,
+                arguments=dict(spec.arguments),
+            )
+            await wire.command(channel, request)
     finally:
         await wire.close_channel(channel)
 
 
-async def find_queue(wire: Wire, name: str, *, create: bool, max_priority: int) -> aiormq.Channel:
-    """Make sure that a queue exists; one that is made is durable and shared, and stays.
+async def find_queue(wire: Wire, spec: QueueSpec) -> aiormq.Channel:
+    """Make sure that a queue exists, unless nothing is to be asked.
 
     Returns:
         A channel, open and fresh.
@@ -55,36 +65,42 @@ async def find_queue(wire: Wire, name: str, *, create: bool, max_priority: int) 
         ConnectionLostError: the connection went away.
     """
     channel = await wire.channel()
+    if spec.declare == "none":
+        return channel
     try:
-        await wire.ask(channel.rpc(QueueDeclare(queue=name, passive=True)))
+        await wire.command(channel, QueueDeclare(queue=spec.name or "", passive=True))
     except aiormq.ChannelNotFoundEntity:
-        if not create:
+        if spec.declare != "create":
             raise
         channel = await wire.channel()
-        await wire.ask(channel.rpc(QueueDeclare(queue=name, durable=True, arguments=_arguments(max_priority))))
+        await make_queue(wire, channel, spec)
     return channel
 
 
-async def make_private_queue(wire: Wire, channel: aiormq.Channel, *, max_priority: int) -> str:
-    """Make a queue that ends with its consumer or its connection, and return its name. Raises as :func:`find_queue`."""
-    request = QueueDeclare(queue="", exclusive=True, auto_delete=True, arguments=_arguments(max_priority))
-    declared = await wire.ask(channel.rpc(request))
-    return str(declared.queue)
+async def make_queue(wire: Wire, channel: aiormq.Channel, spec: QueueSpec) -> str:
+    """Make a queue, with a name of the broker's if it has none, and return the name. Raises as :func:`find_queue`."""
+    request = QueueDeclare(
+        queue=spec.name or "",
+        durable=spec.durable,
+        exclusive=spec.exclusive,
+        auto_delete=spec.auto_delete,
+        arguments=dict(spec.arguments),
+    )
+    return str((await wire.command(channel, request)).queue)
 
 
 async def delete_queue(wire: Wire, name: str) -> None:
     """Delete a queue, if it exists. Raises as :func:`find_queue`."""
     channel = await wire.channel()
     try:
-        await wire.ask(channel.rpc(QueueDelete(queue=name)))
+        await wire.command(channel, QueueDelete(queue=name))
     finally:
         await wire.close_channel(channel)
 
 
-async def bind(wire: Wire, channel: aiormq.Channel, queue: str, exchange: str, key: str) -> None:
+async def bind(
+    wire: Wire, channel: aiormq.Channel, queue: str, exchange: str, key: str, arguments: Mapping[str, Any]
+) -> None:
     """Bind a queue, as often as one likes. Raises as :func:`find_queue`."""
-    await wire.ask(channel.rpc(QueueBind(queue=queue, exchange=exchange, routing_key=key)))
-
-
-def _arguments(max_priority: int) -> FieldTable | None:
-    return {"x-max-priority": max_priority} if max_priority else None
+    request = QueueBind(queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments))
+    await wire.command(channel, request)

@@ -447,6 +447,16 @@ class MqttAdapter(Adapter):
             else:
                 self._router.orphans.add(stream.route.filter)
 
+    def suspend_reading(self) -> None:
+        """See ``Adapter.suspend_reading``."""
+        if self._link is not None:
+            self._link.suspend_reading()
+
+    def resume_reading(self) -> None:
+        """See ``Adapter.resume_reading``."""
+        if self._link is not None:
+            self._link.resume_reading()
+
     async def unsubscribe(self, handle: Stream) -> None:
         """See ``Adapter.unsubscribe``."""
         if handle.ended:

@@ -32,7 +32,7 @@ from adapters.mqtt.wire import Dialer, Wire
 from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError, TakenOverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterator
 
     from paho.mqtt.properties import Properties as PahoProperties
     from paho.mqtt.reasoncodes import ReasonCode
@@ -48,6 +48,8 @@ _TICK: Final = 1.0
 _PATIENCE: Final = 0.75
 #: how long a broker may take to close after DISCONNECT, seconds
 _CLOSE_TIMEOUT: Final = 1.0
+#: packets handed over at a time
+_HANDFUL: Final = 256
 #: packets that are the events' business
 _DATA: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
 
@@ -101,6 +103,9 @@ class Link:
         self._ping_at = 0.0
         self._flush_due = False
         self._writing = False
+        #: nothing is read for now; what was, and is not processed yet
+        self._suspended = False
+        self._rest: Iterator[tuple[int, bytes]] | None = None
         #: whether anything has arrived
         self._greeted = False
         #: between CONNACK and the end
@@ -183,12 +188,31 @@ class Link:
 
     # --- reading
 
+    def suspend_reading(self) -> None:
+        """Read and process nothing until :meth:`resume_reading`."""
+        if self._wire is not None and self._finished is None and not self._suspended:
+            self._suspended = True
+            self._loop.remove_reader(self._wire.fileno())
+
+    def resume_reading(self) -> None:
+        """Go on with what was read, then read again."""
+        if self._wire is None or not self._suspended:
+            return
+        self._suspended = False
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            self._process(self._wire, rest)
+        if self._wire is not None and not self._suspended:
+            self._loop.add_reader(self._wire.fileno(), self._on_readable)
+
     def _on_readable(self) -> None:
         wire = self._wire
-        if wire is None:
+        if wire is None or self._suspended:
             return
         try:
             data = wire.receive()
+            if not wire.is_flushed:  # a WebSocket has answered a ping
+                self._schedule_flush()
             if data is None:
                 return
             if not data:
@@ -201,22 +225,35 @@ class Link:
                 if data[0] & 0xF0 != packets.CONNACK:
                     raise ProtocolError("its first packet is not CONNACK")
                 self._greeted = True
-            for head, body in wire.split(data):
+        except OSError as error:
+            self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
+        except ProtocolError as error:
+            self._broken(wire, error)
+        else:
+            self._process(wire, wire.split(data))
+
+    def _process(self, wire: Wire, found: Iterator[tuple[int, bytes]]) -> None:
+        """Process packets; should somebody suspend reading meanwhile, the rest of them later."""
+        left = _HANDFUL
+        try:
+            for head, body in found:
                 if head & 0xF0 in _DATA:
                     if not self._is_up:
                         raise ProtocolError("a packet before CONNACK")
                     self._events.received(head, body)
+                    left -= 1
+                    if not left:
+                        left = _HANDFUL
+                        self._events.received_all()
+                        if self._suspended:
+                            self._rest = found
+                            return
                 else:
                     self._control(wire, head, body)
                     if self.closed:
                         return
-            if not wire.is_flushed:  # a WebSocket has answered a ping
-                self._schedule_flush()
-        except OSError as error:
-            self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
         except ProtocolError as error:
-            self._complain(wire, error.code)
-            self._end(ConnectionLostError(f"{self._target} broke the protocol: {error}"), error)
+            self._broken(wire, error)
         except Exception as error:
             logger.exception("cannot process what %s sent", self._target)
             self._end(ConnectionLostError(f"cannot process what {self._target} sent: {type(error).__name__}"), error)
@@ -236,12 +273,13 @@ class Link:
             hint = "; it may not speak MQTT 5: try version=3.1.1" if self._target.v5 else ""
             self._end(ConnectFailedError(f"{self._target} closed the connection without an answer{hint}"))
 
-    def _complain(self, wire: Wire, code: int) -> None:
-        """Tell the broker why this connection ends, if it can be told (MQTT 5, 4.13)."""
+    def _broken(self, wire: Wire, error: ProtocolError) -> None:
+        """The broker broke the protocol: tell it so, if it can be told (MQTT 5, 4.13), and end the connection."""
         if self._is_up and self._target.v5:
-            wire.send(packets.disconnect(code))
+            wire.send(packets.disconnect(error.code))
             with contextlib.suppress(OSError):
                 wire.flush()
+        self._end(ConnectionLostError(f"{self._target} broke the protocol: {error}"), error)
 
     def _control(self, wire: Wire, head: int, body: bytes) -> None:
         """An answer, or something for paho to process; then act on what it told."""
@@ -430,6 +468,7 @@ class Link:
         if not self._is_up or self.closed or self._finished is not None:
             self._dispose()
             return
+        self.resume_reading()
         self._finished = self._loop.create_future()
         try:
             self._drive(mqtt.Client.disconnect)
@@ -464,6 +503,7 @@ class Link:
             self._loop.remove_writer(self._wire.fileno())
         self.closed = True
         self._is_up = False
+        self._rest = None
         if self._timer is not None:
             self._timer.cancel()
         self._dialer.cancel()

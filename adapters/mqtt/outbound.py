@@ -5,6 +5,9 @@
 and 100 altogether, which is that of the strictest cloud brokers. ``max_inflight`` lowers all of them, and raises
 those of 3.1.1.
 
+Once full, a window of some size is filled again when it is half empty: a message for each confirm would cost a system
+call, and a turn of both sides' loops, for each message.
+
 **Loss.** If the session may live on, exchanges are kept and finished after the next ``open``: PUBLISH is sent again,
 marked as duplicate, or PUBREL, in the old order and before anything new, and never more than the window allows. QoS 2
 is exactly once that way. If the broker turns out to have lost the session, they are sent again as new messages. If
@@ -42,6 +45,15 @@ WINDOW_V5: Final = 1024
 HIGH_WATER: Final = 256 * 1024
 
 
+#: smaller windows are filled again at once
+_SMALL: Final = 16
+
+
+def _low(window: int) -> int:
+    """How many unconfirmed messages are few enough, in a window that was full, to go on."""
+    return window - 1 if window < _SMALL else window // 2
+
+
 class Exchange:
     """A QoS 1 or 2 message between its PUBLISH and the broker's last word."""
 
@@ -75,6 +87,8 @@ class Outbound:
         self._link: Link | None = None
         self._connack: Connack | None = None
         self._window = self._window_qos2 = 0
+        #: a window was filled, and has not become half empty since
+        self._full = False
         self._exchanges: dict[int, Exchange] = {}
         self._qos2 = 0
         #: exchanges of the lost connection that have not been taken up again, oldest first
@@ -103,6 +117,7 @@ class Outbound:
             self._window = limit or WINDOW
             self._window_qos2 = limit or WINDOW_QOS2
         self._session_present = connack.session_present
+        self._full = False
         self._unresumed.extendleft(reversed(self._exchanges.values()))
         self._exchanges.clear()
         self._qos2 = 0
@@ -182,7 +197,12 @@ class Outbound:
 
     def _fits(self) -> bool:
         # whatever has a packet id counts: mosquitto drops a client that sends QoS 1 beside its limit of QoS 2
-        return len(self._exchanges) < self._window and self._qos2 < self._window_qos2
+        count, qos2 = len(self._exchanges), self._qos2
+        if self._full:
+            self._full = count > _low(self._window) or qos2 > _low(self._window_qos2)
+        else:
+            self._full = count >= self._window or qos2 >= self._window_qos2
+        return not self._full
 
     def _can_send(self, link: Link, qos: int) -> bool:
         if self._is_paused or link.unsent > HIGH_WATER:

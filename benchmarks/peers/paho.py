@@ -1,10 +1,14 @@
-"""paho-mqtt: ``loop_start``, a window of messages that are waited for, ``on_message``."""
+"""paho-mqtt: ``loop_start``, publishing by the window and waiting for the last of each, ``on_message``.
+
+Of the common ways to bound what is under way this is the fastest: faster than a semaphore released in ``on_publish``,
+or waiting for the oldest of a sliding window. ``max_inflight_messages`` is raised to the window; with the default of 20
+paho is slower.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from typing import Any
 
 import paho.mqtt.client as mqtt
@@ -28,17 +32,15 @@ def _connect(job: Job) -> mqtt.Client:
 
 def publish(job: Job) -> None:
     client = _connect(job)
-    window: deque[mqtt.MQTTMessageInfo] = deque()
-    size = 1 if job.style == "awaited" else job.window
+    window = 1 if job.style == "awaited" else job.window
     job.ready()
     job.wait_for_go()
     start = time.monotonic()
-    for payload in job.blocking_payloads():
-        window.append(client.publish(TOPIC, payload, job.qos))
-        if len(window) >= size:
-            window.popleft().wait_for_publish()
-    while window:
-        window.popleft().wait_for_publish()
+    for number, payload in enumerate(job.blocking_payloads(), 1):
+        info = client.publish(TOPIC, payload, job.qos)
+        # what is paced cannot wait: others are due
+        if (number % window == 0 and job.rate is None) or number == job.count:
+            info.wait_for_publish()
     job.finish(start=start, end=time.monotonic())
     client.disconnect()
     client.loop_stop()

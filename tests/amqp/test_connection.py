@@ -359,10 +359,8 @@ async def aiormq_closes(wire: connection.Wire) -> None:
 
 
 async def the_loop_closed(wire: connection.Wire) -> None:
-    """As after a reset: asyncio warns of a write, uvloop raises."""
+    """As after a reset."""
     wire._writer.transport.abort()
-    await asyncio.sleep(0)
-    assert wire.alive
 
 
 @pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
@@ -516,7 +514,7 @@ def test_requests_that_aiormq_cancels_are_a_loss(rabbitmq: RabbitMQ, monkeypatch
 @pytest.mark.slow
 def test_steady_traffic_is_not_mistaken_for_silence(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that sends messages sends no heartbeats, and aiormq does not see the messages."""
-    monkeypatch.setattr(connection._Connection, "HEARTBEAT_GRACE_MULTIPLIER", 1)  # silence of 2 s is a loss
+    monkeypatch.setattr(connection, "SILENT_HEARTBEATS", 1)  # silence of 1 s is a loss
 
     async def main() -> None:
         async with connected(rabbitmq.url, heartbeat=1) as client:
@@ -535,7 +533,7 @@ def test_steady_traffic_is_not_mistaken_for_silence(rabbitmq: RabbitMQ, monkeypa
 
 @pytest.mark.slow
 def test_idle_connections_stay(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection._Connection, "HEARTBEAT_GRACE_MULTIPLIER", 1)
+    monkeypatch.setattr(connection, "SILENT_HEARTBEATS", 1)
 
     async def main() -> None:
         async with connected(rabbitmq.url, heartbeat=1) as client:

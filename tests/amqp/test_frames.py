@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
+from types import SimpleNamespace
+from typing import Any
 
 import pamqp.frame
 import pytest
@@ -13,8 +16,13 @@ from pamqp import body, commands, header, heartbeat
 from pamqp.commands import Basic
 
 from adapters.amqp import frames
-from adapters.amqp.connection import _FrameProtocol
-from tests.amqp.harness import run
+from adapters.amqp.confirms import ConfirmChannel
+from adapters.amqp.consumer import Consumer
+from adapters.amqp.declarations import source
+from adapters.amqp.protocol import FrameProtocol
+from messaging.adapter import SubscriptionSpec
+from messaging.extensions import SubscribeOptions
+from tests.amqp.harness import Sink, run
 
 CHANNEL = st.integers(1, 65_535)
 TAG = st.integers(1, 2**63 - 1)
@@ -31,12 +39,20 @@ def decoded(data: bytes) -> list[tuple[int, object]]:
     return found
 
 
-@given(CHANNEL, SHORT, SHORT)
-def test_publish(channel: int, exchange: str, key: str) -> None:
-    [(number, frame)] = decoded(frames.publish(channel, exchange, key))
+@given(CHANNEL, SHORT, SHORT, st.booleans())
+def test_publish(channel: int, exchange: str, key: str, mandatory: bool) -> None:
+    [(number, frame)] = decoded(frames.publish(channel, exchange, key, mandatory=mandatory))
     assert isinstance(frame, Basic.Publish)
     assert (number, frame.exchange, frame.routing_key) == (channel, exchange, key)
-    assert (frame.mandatory, frame.immediate) == (False, False)
+    assert (frame.mandatory, frame.immediate) == (mandatory, False)
+
+
+@given(CHANNEL, st.integers(0, 65_535), SHORT, st.text("abc.:-", max_size=40), SHORT)
+def test_return(channel: int, code: int, text: str, exchange: str, key: str) -> None:
+    data = b"before" + pamqp.frame.marshal(Basic.Return(code, text, exchange, key), channel) + b"after"
+    start, end = 6 + 7, len(data) - 6
+    assert data[start : start + 4] == frames.BASIC_RETURN
+    assert frames.read_return(data, start, end) == (code, text, key)
 
 
 @given(CHANNEL, st.binary(max_size=300), st.integers(32, 200))
@@ -108,7 +124,6 @@ def test_method_numbers() -> None:
     }
     for method, frame in known.items():
         assert pamqp.frame.marshal(frame, 1)[7:11] == method
-    assert pamqp.frame.marshal(heartbeat.Heartbeat(), 0) == frames.HEARTBEAT_FRAME
 
 
 def test_a_short_string_is_short() -> None:
@@ -125,7 +140,7 @@ class Tap:
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, bytes]] = []
-        self.reasons: list[str] = []
+        self.reasons: list[tuple[int, str]] = []
 
     def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
         if kind == frames.METHOD and data[at : at + 4] != frames.BASIC_DELIVER:
@@ -133,20 +148,37 @@ class Tap:
         self.taken.append((kind, data[at:end]))
         return True
 
-    def closed(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def closed(self, code: int, text: str) -> None:
+        self.reasons.append((code, text))
 
 
-async def split(pieces: list[bytes], lanes: dict[int, Tap]) -> bytes:
-    """What is left for aiormq of ``pieces``."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(loop=loop)
-    protocol = _FrameProtocol(reader, loop)
-    protocol.lanes.update(lanes)
-    for piece in pieces:
-        protocol.data_received(piece)
-    reader.feed_eof()
-    return await reader.read()
+class Stream:
+    """A protocol with nobody but the test around it."""
+
+    def __init__(self, lanes: dict[int, Tap], *, settled: bool = True) -> None:
+        self.protocol = FrameProtocol(asyncio.get_running_loop())
+        self.protocol.lanes.update(lanes)
+        self.ends: list[str] = []
+        self.blocks: list[str | None] = []
+        if settled:
+            self.protocol.settle(131_072, self.blocks.append, lambda reason, _: self.ends.append(reason))
+
+    async def rest(self, pieces: list[bytes]) -> bytes:
+        """What is left for aiormq of ``pieces``."""
+        for piece in pieces:
+            self.protocol.data_received(piece)
+        if not self.ends:
+            self.protocol.reader.settled = False  # no good-bye
+            self.protocol.reader.feed_eof()
+        return await self.protocol.reader.read()
+
+
+def split(pieces: list[bytes], lanes: dict[int, Tap], *, settled: bool = True) -> tuple[bytes, Stream]:
+    async def main() -> tuple[bytes, Stream]:
+        stream = Stream(lanes, settled=settled)
+        return await stream.rest(pieces), stream
+
+    return run(main())
 
 
 DELIVERY = [
@@ -156,9 +188,10 @@ DELIVERY = [
 ]
 OTHERS = [
     pamqp.frame.marshal(commands.Queue.DeclareOk("q", 0, 0), 5),
-    pamqp.frame.marshal(body.ContentBody(b"abc"), 6),
+    pamqp.frame.marshal(Basic.QosOk(), 6),
     pamqp.frame.marshal(heartbeat.Heartbeat(), 0),
 ]
+CLOSE_OK = pamqp.frame.marshal(commands.Connection.CloseOk(), 0)
 
 
 @given(st.lists(st.integers(1, 40)))
@@ -170,35 +203,90 @@ def test_a_lane_gets_its_frames_and_aiormq_the_rest_however_they_are_cut(cuts: l
         stream = stream[cut:]
     pieces.append(stream)
     tap = Tap()
-    rest = run(split(pieces, {5: tap}))
+    rest, _ = split(pieces, {5: tap})
     assert [(kind, data) for kind, data in tap.taken] == [(frame[0], frame[7:-1]) for frame in DELIVERY]
-    # a heartbeat may be added, to tell aiormq that the peer is alive
-    assert rest.replace(frames.HEARTBEAT_FRAME, b"") == OTHERS[0] + OTHERS[1] + OTHERS[0]
-    assert rest.count(frames.HEARTBEAT_FRAME) >= 1
+    assert rest == OTHERS[0] + OTHERS[1] + OTHERS[2] + OTHERS[0]
 
 
-def test_aiormq_hears_that_the_peer_is_alive_even_if_it_gets_none_of_the_frames() -> None:
-    assert run(split(DELIVERY, {5: Tap()})) == frames.HEARTBEAT_FRAME
+NO_FRAMES = [
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"AMQP\x00\x00\x09\x01",
+    frames.PREFIX.pack(frames.METHOD, 5, 2**31) + b"x" * 50,
+    DELIVERY[0][:-1] + b"\x00" + DELIVERY[1],
+]
+
+
+@pytest.mark.parametrize("stream", NO_FRAMES)
+def test_what_is_not_amqp_is_left_to_aiormq_as_it_is_until_the_handshake_is_over(stream: bytes) -> None:
+    tap = Tap()
+    rest, _ = split([stream[:3], stream[3:], b"more"], {5: tap}, settled=False)
+    assert rest == stream + b"more"
+    assert tap.taken == []
 
 
 @pytest.mark.parametrize(
-    "stream",
+    ("stream", "what"),
     [
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        b"AMQP\x00\x00\x09\x01",
-        frames.PREFIX.pack(frames.METHOD, 5, 2**31) + b"x" * 50,
-        DELIVERY[0][:-1] + b"\x00" + DELIVERY[1],
+        *[(stream, "AMQP 0-9-1") for stream in NO_FRAMES],
+        (frames.PREFIX.pack(frames.BODY, 5, 131_073), "a frame of 131073 bytes; at most 131072"),
+        (pamqp.frame.marshal(body.ContentBody(b"abc"), 6), "unexpected content on channel 6"),
+        (pamqp.frame.marshal(commands.Basic.Ack(1), 5), r"unexpected method 60\.80 on channel 5"),
+        (frames.PREFIX.pack(1, 5, 4) + b"\x00\xff\x00\xff\xce", r"unexpected method 255\.255 on channel 5"),
+        (frames.PREFIX.pack(1, 5, 2) + b"\x00\x3c\xce", "malformed|unexpected"),
+        (frames.PREFIX.pack(1, 5, 5) + OTHERS[0][7:11] + b"\xff\xce", "a malformed frame on channel 5"),
     ],
 )
-def test_what_is_not_amqp_is_left_to_aiormq_as_it_is(stream: bytes) -> None:
+def test_a_broker_that_does_not_keep_to_the_protocol_is_given_up_and_aiormq_hears_good_bye(
+    stream: bytes, what: str
+) -> None:
     tap = Tap()
-    assert run(split([stream[:3], stream[3:], b"more"], {5: tap})) == stream + b"more"
+    rest, end = split([OTHERS[0] + stream, DELIVERY[0], b"more"], {5: tap})
+    assert rest == OTHERS[0] + CLOSE_OK
+    [reason] = end.ends
+    assert re.search(what, reason)
     assert tap.taken == []
+
+
+@given(st.binary(max_size=60), st.sampled_from([1, 2, 3, 8]), st.integers(0, 6))
+def test_whatever_a_frame_holds_nothing_is_raised(payload: bytes, kind: int, channel: int) -> None:
+    async def main() -> None:
+        stream = Stream({})
+        stream.protocol.lanes[5] = ConfirmChannel(5)
+        spec = SubscriptionSpec("c", None, SubscribeOptions())
+        wire: Any = SimpleNamespace(alive=True, write=lambda _: True)
+        stream.protocol.lanes[6] = Consumer(
+            wire, spec, Sink(), source(spec, "e", 0), exchange="e", tag="t", spawn=lambda coroutine: coroutine.close()
+        )
+        for method in (b"", frames.BASIC_DELIVER, frames.BASIC_RETURN, frames.BASIC_ACK, frames.BASIC_CANCEL):
+            data = method + payload
+            stream.protocol.data_received(frames.PREFIX.pack(kind, channel, len(data)) + data + b"\xce")
+        assert len(stream.ends) <= 1
+
+    run(main())
+
+
+def test_the_broker_says_why_it_takes_no_messages_and_when_it_does_again() -> None:
+    blocked = pamqp.frame.marshal(commands.Connection.Blocked("low on memory"), 0)
+    unblocked = pamqp.frame.marshal(commands.Connection.Unblocked(), 0)
+    rest, end = split([blocked + OTHERS[0], unblocked], {})
+    assert (rest, end.blocks, end.ends) == (OTHERS[0], ["low on memory", None], [])
+
+
+def test_a_broker_that_closes_the_connection_says_why_and_over_what() -> None:
+    close = pamqp.frame.marshal(commands.Connection.Close(503, "COMMAND_INVALID", 40, 10), 0)
+    rest, end = split([OTHERS[0] + close + DELIVERY[0]], {5: (tap := Tap())})
+    assert rest == OTHERS[0] + CLOSE_OK
+    assert (end.ends, tap.taken) == (["503 COMMAND_INVALID"], [])
+    assert (end.protocol.close_reason, end.protocol.culprit) == (
+        (503, "COMMAND_INVALID"),
+        commands.Exchange.Declare.index,
+    )
 
 
 def test_a_lane_hears_first_that_its_channel_is_closed() -> None:
     close = pamqp.frame.marshal(commands.Channel.Close(404, "NOT_FOUND", 60, 40), 5)
     tap = Tap()
-    assert run(split([close + DELIVERY[0]], {5: tap})) == close + DELIVERY[0]
-    assert tap.reasons == ["404 NOT_FOUND"]
+    rest, end = split([close], {5: tap})
+    assert (rest, end.protocol.lanes) == (close, {})
+    assert tap.reasons == [(404, "NOT_FOUND")]
     assert tap.taken == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from messaging.errors import ConnectionLostError, PublishRefusedError
+from messaging.errors import BrokerError, ConnectionLostError, PublishRefusedError
 from tests.amqp.harness import Out, connected, run, unique, until, within
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
     from pika.spec import Basic
 
+    from messaging.errors import MessagingError
     from tests.brokers import RabbitMQ
 
 
@@ -398,6 +399,8 @@ def test_time_to_live_lets_messages_expire(rabbitmq: RabbitMQ, foreign: Blocking
 def test_a_broker_out_of_memory_holds_publishers_back_but_not_consumers(own_rabbitmq: RabbitMQ) -> None:
     async def main() -> None:
         async with connected(own_rabbitmq.url) as client:
+            told: list[MessagingError | None] = []
+            client.adapter.impaired = told.append
             sink, _ = await client.subscribe("alarm", queue=unique("alarm"), prefetch=1)
             await client.publish("alarm", b"1", b"2")
             await sink.count(1)
@@ -408,6 +411,10 @@ def test_a_broker_out_of_memory_holds_publishers_back_but_not_consumers(own_rabb
                 link = client.adapter._link
                 assert link is not None
                 await until(lambda: link.publisher._blocked, "connection.blocked")
+                [reason] = told
+                assert isinstance(reason, BrokerError)
+                assert reason.detail == "low on memory"
+                assert "takes no messages for now: low on memory" in str(reason)
                 late = [client.message("alarm", b"4"), client.message("alarm", b"5")]
                 publishing = asyncio.create_task(client.adapter.publish(late))
                 # consuming goes on meanwhile
@@ -420,6 +427,7 @@ def test_a_broker_out_of_memory_holds_publishers_back_but_not_consumers(own_rabb
             finally:
                 await asyncio.to_thread(own_rabbitmq.ctl, "set_vm_memory_high_watermark", "0.8")
             await within(publishing)
+            assert told == [reason, None]
             await late[1].result()
             await tripping.result()
             for _ in range(2):

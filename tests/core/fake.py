@@ -165,6 +165,9 @@ class FakeBroker:
         self.acknowledged: list[Token] = []
         self.rejected: list[Token] = []
         self.calls: list[str] = []
+        #: whether nothing is to be read for now, and how often that was asked for
+        self.suspended = False
+        self.suspensions = 0
         self._lost: Callable[[MessagingError], None] | None = None
         self._tokens = itertools.count(1)
 
@@ -403,6 +406,15 @@ class FakeAdapter(Adapter):
     def is_stale(self, token: Any) -> bool:
         broker = self.broker
         return not broker.tokens_survive and (token.epoch != broker.epoch or not broker.connected)
+
+    def suspend_reading(self) -> None:
+        assert not self.broker.suspended
+        self.broker.suspended = True
+        self.broker.suspensions += 1
+
+    def resume_reading(self) -> None:
+        assert self.broker.suspended
+        self.broker.suspended = False
 
     def pause(self, handle: Any) -> None:
         handle.paused = True

@@ -359,6 +359,7 @@ def test_a_stream_whose_adapter_was_closed_flushes_nothing(
 
     on_loop(settled_as_it_closes)
     settle_loop()
+    until(lambda: not stream._primary._gathering, "nobody to look for verdicts")
     monkeypatch.setattr(connection.states, "_value", ConnectionState("connected"))  # so that it closes in good order
     assert message.context.acknowledge_state is AcknowledgeType.ACKNOWLEDGED  # type: ignore[attr-defined]
     assert calls == []

@@ -875,6 +875,7 @@ def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeB
         async with m.subscribe("a") as stream:
             tokens = await asyncio.to_thread(broker.deliver, *numbered(3))
             async for message in stream:
+                await asyncio.to_thread(broker.wait_acknowledged, len(seen))
                 await asyncio.to_thread(settle_loop)
                 assert broker.acknowledged == tokens[: len(seen)]
                 seen.append(message.payload)

@@ -1,0 +1,374 @@
+"""What a context asks the broker for, compiled: exchanges, queues, bindings, and how a queue is consumed.
+
+Compiling is also where contradictions are found: values that are right each by itself, but not together. They are
+refused with the key that does not fit and what would be right. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+from adapters.amqp import extensions as keys
+from adapters.amqp import names
+from messaging import channels
+from messaging.errors import InvalidChannelError, InvalidExtensionError
+from messaging.extensions import EMPTY
+from messaging.features import Features
+
+if TYPE_CHECKING:
+    from messaging.adapter import SubscriptionSpec
+    from messaging.extensions import PublishOptions
+    from messaging.message import MessageContext
+
+Declare = Literal["create", "passive", "none"]
+
+#: what RabbitMQ calls the exchange that has no name, and that routes by the names of queues
+DEFAULT_EXCHANGE: Final = "amq.default"
+#: exchanges of type headers that every virtual host has
+_HEADERS_EXCHANGES: Final = ("amq.headers", "amq.match")
+#: longest delay of a redelivery unless said otherwise, seconds
+_DELAY_MAX: Final = 60.0
+
+_EXCHANGE_KEYS: Final = (
+    keys.EXCHANGE_TYPE,
+    keys.EXCHANGE_DURABLE,
+    keys.EXCHANGE_AUTO_DELETE,
+    keys.EXCHANGE_INTERNAL,
+    keys.ALTERNATE_EXCHANGE,
+)
+_BINDING_KEYS: Final = (keys.BINDINGS, keys.BINDING_ARGUMENTS)
+#: extension -> queue argument, and how it is written
+_SECONDS: Final = {keys.MESSAGE_TIME_TO_LIVE: "x-message-ttl", keys.QUEUE_EXPIRES: "x-expires"}
+_PLAIN: Final = {
+    keys.SINGLE_ACTIVE_CONSUMER: "x-single-active-consumer",
+    keys.DELIVERY_LIMIT: "x-delivery-limit",
+    keys.MAX_LENGTH: "x-max-length",
+    keys.MAX_LENGTH_BYTES: "x-max-length-bytes",
+    keys.QUEUE_OVERFLOW: "x-overflow",
+    keys.DEAD_LETTER_EXCHANGE: "x-dead-letter-exchange",
+    keys.DEAD_LETTER_ROUTING_KEY: "x-dead-letter-routing-key",
+    keys.STREAM_SEGMENT_BYTES: "x-stream-max-segment-size-bytes",
+}
+#: what says how a queue is made; its type may also be told of one that exists
+_QUEUE_KEYS: Final = (
+    *_SECONDS,
+    *_PLAIN,
+    keys.MAX_AGE,
+    keys.MAX_PRIORITY,
+    keys.DURABLE,
+    keys.EXCLUSIVE,
+    keys.AUTO_DELETE,
+)
+#: what means nothing to a queue of one subscription alone
+_NAMED_ONLY: Final = (
+    keys.DURABLE,
+    keys.EXCLUSIVE,
+    keys.AUTO_DELETE,
+    keys.SINGLE_ACTIVE_CONSUMER,
+    keys.CONSUMER_PRIORITY,
+    keys.QUEUE_EXPIRES,
+    keys.REDELIVERY_DELAY,
+    keys.REDELIVERY_DELAY_MAX,
+)
+_STREAM_ONLY: Final = (keys.MAX_AGE, keys.STREAM_SEGMENT_BYTES, keys.STREAM_OFFSET)
+_NOT_FOR_QUORUM: Final = {
+    keys.EXCLUSIVE: "a quorum queue is shared",
+    keys.AUTO_DELETE: "a quorum queue stays; queueExpires deletes it once it is not used",
+    keys.MAX_PRIORITY: "a quorum queue has no levels of priority to choose from",
+}
+_NOT_FOR_STREAM: Final = {
+    keys.EXCLUSIVE: "a stream is shared",
+    keys.AUTO_DELETE: "a stream stays",
+    keys.MAX_PRIORITY: "a stream keeps the order of publishing",
+    keys.CONSUMER_PRIORITY: "every consumer of a stream gets everything",
+    keys.SINGLE_ACTIVE_CONSUMER: "every consumer of a stream gets everything",
+    keys.DELIVERY_LIMIT: "nothing is returned to a stream; use maxDeliveries",
+    keys.MESSAGE_TIME_TO_LIVE: "a stream forgets by maxAge and maxLengthBytes",
+    keys.QUEUE_EXPIRES: "a stream stays",
+    keys.MAX_LENGTH: "a stream is bounded by maxAge and maxLengthBytes",
+    keys.QUEUE_OVERFLOW: "a stream drops its oldest messages",
+    keys.DEAD_LETTER_EXCHANGE: "nothing leaves a stream; use deadLetterChannel",
+    keys.DEAD_LETTER_ROUTING_KEY: "nothing leaves a stream; use deadLetterChannel",
+    keys.REDELIVERY_DELAY: "nothing is returned to a stream",
+    keys.REDELIVERY_DELAY_MAX: "nothing is returned to a stream",
+}
+
+
+def _empty() -> Mapping[str, Any]:
+    return EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSpec:
+    """An exchange, and how it is made if it is missing. The default exchange has no name, and is always there."""
+
+    name: str
+    kind: str = "topic"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=_empty)
+    declare: Declare = "create"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """A queue, and how it is made if it is missing. Without a name it is the subscription's own."""
+
+    name: str | None
+    durable: bool = True
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=_empty)
+    declare: Declare = "create"
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySpec:
+    """How long rejected messages of a queue wait: ``first`` seconds, doubled each time, at most ``longest``."""
+
+    first: float
+    longest: float
+    #: the queues they wait in are quorum queues as well
+    quorum: bool
+
+    def milliseconds(self, count: int) -> int:
+        """The delay after ``count`` delayed redeliveries."""
+        return max(1, round(min(self.first * 2.0 ** min(count, 64), self.longest) * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the messages of one context go."""
+
+    exchange: ExchangeSpec
+    routing_key: str
+    mandatory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a subscription's messages come from."""
+
+    exchange: ExchangeSpec
+    queue: QueueSpec
+    #: binding keys; none if nothing is to be bound
+    bindings: tuple[str, ...]
+    #: channel patterns of a subscription without extension
+    patterns: tuple[str, ...]
+    binding_arguments: Mapping[str, Any] = field(default_factory=_empty)
+    consumer_arguments: Mapping[str, Any] = field(default_factory=_empty)
+    #: where reading begins; ``None`` unless the queue is a stream
+    stream_offset: str | int | float | None = None
+    delay: DelaySpec | None = None
+
+
+def destination(context: MessageContext, options: PublishOptions, exchange: str) -> Destination:
+    """Compile a context for publishing; ``exchange`` is that of channels without extension.
+
+    Raises:
+        InvalidExtensionError: extensions contradict each other.
+    """
+    custom = options.custom
+    channel, extension = context._channel or "", context._channel_extension
+    if not custom and options.autocreate:  # most of them
+        if extension is None:
+            return Destination(ExchangeSpec(exchange), names.routing_key(channel))
+        return Destination(ExchangeSpec("" if channel == DEFAULT_EXCHANGE else channel), extension)
+    mandatory = custom.get(keys.MANDATORY, False)
+    if mandatory and options.qos == "0":
+        _refuse(keys.MANDATORY, "with qos '0' nobody learns what became of a message; use qos '1' or leave it out")
+    declare = _declare(custom, options.autocreate, _EXCHANGE_KEYS)
+    found = _exchange(channel, extension, exchange, custom, declare)
+    return Destination(found, names.routing_key(channel) if extension is None else extension, mandatory)
+
+
+def source(spec: SubscriptionSpec, exchange: str, max_priority: int) -> Source:
+    """Compile a subscription; ``exchange`` and ``max_priority`` are the settings of these names.
+
+    Raises:
+        InvalidExtensionError: extensions contradict each other, or a further pattern is malformed or too long.
+    """
+    options, custom = spec.options, spec.options.custom
+    declare = _declare(custom, options.autocreate, (*_EXCHANGE_KEYS, *_BINDING_KEYS, *_QUEUE_KEYS))
+    found = _exchange(spec.channel, spec.channel_extension, exchange, custom, declare)
+    if not found.name and spec.channel_extension != options.queue:
+        _refuse(
+            Features.EXTENSION_QUEUE,
+            f"the default exchange delivers to queues by name: it must be {spec.channel_extension!r}, too",
+        )
+    _check_queue(spec)
+    kind = custom.get(keys.QUEUE_TYPE)
+    delay = None
+    if keys.REDELIVERY_DELAY in custom:
+        first = custom[keys.REDELIVERY_DELAY]
+        longest = custom.get(keys.REDELIVERY_DELAY_MAX, max(first, _DELAY_MAX))
+        if longest < first:
+            _refuse(keys.REDELIVERY_DELAY_MAX, f"must be at least the first delay, {first:g} seconds, not {longest:g}")
+        delay = DelaySpec(first, longest, kind == "quorum")
+    patterns, bindings = _bindings(spec, found)
+    consumer: dict[str, Any] = {}
+    if custom.get(keys.CONSUMER_PRIORITY):
+        consumer["x-priority"] = custom[keys.CONSUMER_PRIORITY]
+    return Source(
+        exchange=found,
+        queue=_queue(spec, kind, declare, max_priority),
+        bindings=bindings if declare == "create" else (),
+        patterns=patterns,
+        binding_arguments=custom.get(keys.BINDING_ARGUMENTS, EMPTY),
+        consumer_arguments=consumer,
+        stream_offset=custom.get(keys.STREAM_OFFSET, "next") if kind == "stream" else None,
+        delay=delay,
+    )
+
+
+def _refuse(key: str, why: str) -> NoReturn:
+    raise InvalidExtensionError(key, why)
+
+
+def _declare(custom: Mapping[str, Any], autocreate: bool, making: tuple[str, ...]) -> Declare:
+    """What is to be done about what is missing; ``making`` are the keys that make sense only if it is made."""
+    declare: Declare = custom.get(keys.DECLARE, "create" if autocreate else "passive")
+    if declare == "create":
+        if not autocreate:
+            _refuse(keys.DECLARE, "'create' contradicts autocreate=False; leave one of them out")
+        return declare
+    for key in making:
+        if key in custom:
+            how = f"declare={declare!r}" if autocreate else "autocreate=False"
+            _refuse(key, f"has no effect: with {how} nothing is made and nothing bound; leave one of them out")
+    return declare
+
+
+def _exchange(
+    channel: str, extension: str | None, exchange: str, custom: Mapping[str, Any], declare: Declare
+) -> ExchangeSpec:
+    name = exchange if extension is None else "" if channel == DEFAULT_EXCHANGE else channel
+    for key in _EXCHANGE_KEYS if extension is None or not name else ():
+        if key in custom:
+            _refuse(
+                key,
+                "the default exchange is always there, as it is"
+                if not name
+                else f"channels without extension share the topic exchange {name!r}; name an exchange of your own: "
+                "channel(exchange, routing_key)",
+            )
+    alternate = custom.get(keys.ALTERNATE_EXCHANGE)
+    return ExchangeSpec(
+        name,
+        kind=custom.get(keys.EXCHANGE_TYPE, "topic"),
+        durable=custom.get(keys.EXCHANGE_DURABLE, True),
+        auto_delete=custom.get(keys.EXCHANGE_AUTO_DELETE, False),
+        internal=custom.get(keys.EXCHANGE_INTERNAL, False),
+        arguments={"alternate-exchange": alternate} if alternate is not None else EMPTY,
+        declare=declare,
+    )
+
+
+def _check_queue(spec: SubscriptionSpec) -> None:
+    """Refuse what a queue of this kind cannot be."""
+    options, custom = spec.options, spec.options.custom
+    kind = custom.get(keys.QUEUE_TYPE, "classic")
+    if options.queue is None:
+        for key in _NAMED_ONLY:
+            if key in custom:
+                _refuse(key, f"is for a queue with a name: set the extension {Features.EXTENSION_QUEUE!r} as well")
+        if kind != "classic":
+            _refuse(
+                keys.QUEUE_TYPE,
+                f"a {kind} needs a name: set the extension {Features.EXTENSION_QUEUE!r} as well",
+            )
+    if kind != "classic" and custom.get(keys.DURABLE) is False:
+        _refuse(keys.DURABLE, f"a {kind} is always durable; leave it out, or use queueType 'classic'")
+    for key, why in {"classic": {}, "quorum": _NOT_FOR_QUORUM, "stream": _NOT_FOR_STREAM}[kind].items():
+        if custom.get(key):
+            _refuse(key, f"contradicts queueType {kind!r}: {why}")
+    for key in _STREAM_ONLY if kind != "stream" else ():
+        if key in custom:
+            _refuse(key, "is for streams: set queueType 'stream' as well")
+    if kind != "quorum" and keys.DELIVERY_LIMIT in custom:
+        _refuse(
+            keys.DELIVERY_LIMIT, "only quorum queues count deliveries: set queueType 'quorum', or use maxDeliveries"
+        )
+    if kind == "quorum" and custom.get(keys.QUEUE_OVERFLOW) == "reject-publish-dlx":
+        _refuse(keys.QUEUE_OVERFLOW, "a quorum queue knows 'drop-head' and 'reject-publish'")
+    if keys.DEAD_LETTER_ROUTING_KEY in custom and keys.DEAD_LETTER_EXCHANGE not in custom:
+        _refuse(keys.DEAD_LETTER_ROUTING_KEY, f"needs an exchange: set {keys.DEAD_LETTER_EXCHANGE!r} as well")
+    if kind == "stream" and options.qos == "0":
+        _refuse(Features.EXTENSION_QOS, "a stream is read with acknowledgement; use '1' or leave it out")
+    if keys.REDELIVERY_DELAY_MAX in custom and keys.REDELIVERY_DELAY not in custom:
+        _refuse(keys.REDELIVERY_DELAY_MAX, f"needs a first delay: set {keys.REDELIVERY_DELAY!r} as well")
+    if keys.REDELIVERY_DELAY in custom:
+        if options.guaranteed_ordering:
+            _refuse(
+                keys.REDELIVERY_DELAY,
+                f"what waits is overtaken, and contradicts {Features.EXTENSION_GUARANTEED_ORDERING!r}; leave one out",
+            )
+        if options.qos == "0" or options.auto_acknowledge:
+            _refuse(keys.REDELIVERY_DELAY, "nothing can be rejected with qos '0' or autoAcknowledge; leave one out")
+
+
+def _queue(spec: SubscriptionSpec, kind: str | None, declare: Declare, max_priority: int) -> QueueSpec:
+    custom = spec.options.custom
+    arguments: dict[str, Any] = {"x-queue-type": kind} if kind is not None else {}
+    for key, argument in _SECONDS.items():
+        if key in custom:
+            arguments[argument] = max(1, round(custom[key] * 1000))
+    for key, argument in _PLAIN.items():
+        if key in custom:
+            arguments[argument] = custom[key]
+    if arguments.get("x-dead-letter-exchange") == DEFAULT_EXCHANGE:
+        arguments["x-dead-letter-exchange"] = ""
+    if keys.MAX_AGE in custom:
+        arguments["x-max-age"] = f"{math.ceil(custom[keys.MAX_AGE])}s"
+    priority = custom.get(keys.MAX_PRIORITY, max_priority)
+    if priority and kind in (None, "classic"):
+        arguments["x-max-priority"] = priority
+    if spec.options.queue is None:
+        return QueueSpec(None, exclusive=True, auto_delete=True, arguments=arguments, declare=declare)
+    return QueueSpec(
+        spec.options.queue,
+        durable=custom.get(keys.DURABLE, True),
+        exclusive=custom.get(keys.EXCLUSIVE, False),
+        auto_delete=custom.get(keys.AUTO_DELETE, False),
+        # what is off says nothing: a queue that others made without it is alike
+        arguments={name: value for name, value in arguments.items() if value is not False},
+        declare=declare,
+    )
+
+
+def _bindings(spec: SubscriptionSpec, exchange: ExchangeSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The channel patterns and the binding keys of a subscription."""
+    custom = spec.options.custom
+    more: tuple[str, ...] = custom.get(keys.BINDINGS, ())
+    if not exchange.name:
+        for key in _BINDING_KEYS:
+            if key in custom:
+                _refuse(key, "nothing can be bound to the default exchange")
+        return (), ()
+    if (
+        keys.BINDING_ARGUMENTS in custom
+        and exchange.kind != "headers"
+        and not exchange.kind.startswith("x-")
+        and exchange.name not in _HEADERS_EXCHANGES
+    ):
+        _refuse(keys.BINDING_ARGUMENTS, "is for headers exchanges: set exchangeType 'headers' as well")
+    if spec.channel_extension is not None:
+        return (), tuple(dict.fromkeys((spec.channel_extension, *more)))
+    patterns = tuple(dict.fromkeys((spec.channel, *more)))
+    dead = spec.options.dead_letter_channel
+    for pattern in more:
+        try:
+            key = names.binding_key(channels.check_pattern(pattern))
+            names.check_length(key, f"{pattern[:80]!r} as a binding key")
+        except InvalidChannelError as error:
+            _refuse(keys.BINDINGS, str(error))
+        if dead is not None and channels.matches(pattern, dead):
+            _refuse(
+                Features.EXTENSION_DEAD_LETTER_CHANNEL,
+                f"{dead!r} is matched by {pattern!r} itself: its messages would go round in circles",
+            )
+    return patterns, tuple(names.binding_key(pattern) for pattern in patterns)

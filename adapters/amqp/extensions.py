@@ -1,0 +1,301 @@
+"""The extensions of AMQP alone: what RabbitMQ can do beyond what all adapters share.
+
+Each key has its side, its check and its line in ``docs/amqp.md``, which is generated from here. What the values of one
+context mean together, and which contradict each other, is in :mod:`.declarations`. Durations are float seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+EXCHANGE_TYPE: Final = "exchangeType"
+EXCHANGE_DURABLE: Final = "exchangeDurable"
+EXCHANGE_AUTO_DELETE: Final = "exchangeAutoDelete"
+EXCHANGE_INTERNAL: Final = "exchangeInternal"
+ALTERNATE_EXCHANGE: Final = "alternateExchange"
+DECLARE: Final = "declare"
+MANDATORY: Final = "mandatory"
+BINDINGS: Final = "bindings"
+BINDING_ARGUMENTS: Final = "bindingArguments"
+QUEUE_TYPE: Final = "queueType"
+DURABLE: Final = "durable"
+EXCLUSIVE: Final = "exclusive"
+AUTO_DELETE: Final = "autoDelete"
+SINGLE_ACTIVE_CONSUMER: Final = "singleActiveConsumer"
+CONSUMER_PRIORITY: Final = "consumerPriority"
+DELIVERY_LIMIT: Final = "deliveryLimit"
+MAX_PRIORITY: Final = "maxPriority"
+MESSAGE_TIME_TO_LIVE: Final = "messageTimeToLive"
+QUEUE_EXPIRES: Final = "queueExpires"
+MAX_LENGTH: Final = "maxLength"
+MAX_LENGTH_BYTES: Final = "maxLengthBytes"
+QUEUE_OVERFLOW: Final = "queueOverflow"
+DEAD_LETTER_EXCHANGE: Final = "deadLetterExchange"
+DEAD_LETTER_ROUTING_KEY: Final = "deadLetterRoutingKey"
+MAX_AGE: Final = "maxAge"
+STREAM_SEGMENT_BYTES: Final = "streamSegmentBytes"
+STREAM_OFFSET: Final = "streamOffset"
+REDELIVERY_DELAY: Final = "redeliveryDelay"
+REDELIVERY_DELAY_MAX: Final = "redeliveryDelayMax"
+
+#: AMQP 0-9-1 carries names and keys as short strings, bytes
+_MAX_NAME: Final = 255
+#: what a broker takes for a number of milliseconds: 32 bits without sign
+_MAX_SECONDS: Final = 0xFFFF_FFFF / 1000
+_MAX_INT: Final = 2**63 - 1
+#: the year 5138: seconds since the epoch, and not milliseconds
+_MAX_TIMESTAMP: Final = 1e11
+_INTERVAL: Final = re.compile("([1-9][0-9]{0,8})([YMDhms])", re.ASCII)
+_UNITS: Final = {"Y": 365 * 86_400, "M": 30 * 86_400, "D": 86_400, "h": 3600, "m": 60, "s": 1}
+_EXCHANGE_TYPES: Final = ("topic", "direct", "fanout", "headers")
+_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
+
+
+class Extension(NamedTuple):
+    """One key: who may use it, its check, and what the documentation says of value, default and effect."""
+
+    side: Literal["publish", "subscribe", "both"]
+    check: Callable[[Any], Any]
+    value: str
+    default: str
+    effect: str
+
+
+def seconds_of(interval: str) -> int:
+    """The seconds of an interval such as ``1h``, which passed the check of ``streamOffset``."""
+    match = _INTERVAL.fullmatch(interval)
+    assert match is not None  # noqa: S101  # it passed
+    return int(match[1]) * _UNITS[match[2]]
+
+
+# --- checks: each returns the value to use, or raises ValueError with what would be right
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be True or False, not {reprlib.repr(value)}")
+    return value
+
+
+def _integer(low: int, high: int = _MAX_INT) -> Callable[[Any], int]:
+    wanted = f"an int from {low} to {high}" if high < _MAX_INT else f"an int of at least {low}"
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"must be {wanted}, not {reprlib.repr(value)}")
+        return value
+
+    return check
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MAX_SECONDS:
+        raise ValueError(
+            f"must be a number of seconds above 0 and at most {_MAX_SECONDS:.0f}, not {reprlib.repr(value)}"
+        )
+    return float(value)
+
+
+def _one_of(*allowed: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}, not {reprlib.repr(value)}")
+        return value
+
+    return check
+
+
+def _name(value: Any) -> str:
+    return _key(value, "name", 1)
+
+
+def _key(value: Any, what: str = "key", shortest: int = 0) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a str, not {type(value).__name__}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"the {what} holds a lone surrogate") from None
+    if not shortest <= size <= _MAX_NAME:
+        raise ValueError(f"a {what} has {shortest} to {_MAX_NAME} bytes in UTF-8, not {size}")
+    return value
+
+
+def _exchange_type(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("x-") and len(value) > 2:
+        return _name(value)
+    if not isinstance(value, str) or value not in _EXCHANGE_TYPES:
+        raise ValueError(
+            f"must be one of {', '.join(_EXCHANGE_TYPES)}, or the x-... of a plugin, not {reprlib.repr(value)}"
+        )
+    return value
+
+
+def _bindings(value: Any) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, (list, tuple)):
+        raise ValueError(f"must be a list or tuple of str, not {type(value).__name__}")
+    return tuple(dict.fromkeys(_key(each) for each in value))
+
+
+def _binding_arguments(value: Any) -> Mapping[str, str | int | bool]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping of str to str, int or bool, not {type(value).__name__}")
+    for name, wanted in value.items():
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= 128:
+            raise ValueError(f"names of headers are str of 1 to 128 bytes in UTF-8, not {reprlib.repr(name)}")
+        if (
+            not isinstance(wanted, (str, int))
+            or not -_MAX_INT <= (wanted if isinstance(wanted, int) else 0) <= _MAX_INT
+        ):
+            raise ValueError(f"{name!r} must be a str, int or bool, not {reprlib.repr(wanted)}")
+        if isinstance(wanted, str):
+            wanted.encode()
+    if value.get("x-match", "all") not in _MATCHES:
+        raise ValueError(f"x-match must be one of {', '.join(_MATCHES)}, not {reprlib.repr(value['x-match'])}")
+    return MappingProxyType(dict(value))
+
+
+def _stream_offset(value: Any) -> str | int | float:
+    """Names and intervals as str, an offset as int, a point in time as float seconds since the epoch."""
+    if isinstance(value, str) and (value in ("first", "last", "next") or _INTERVAL.fullmatch(value)):
+        return value
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError("a datetime needs its time zone: datetime(..., tzinfo=timezone.utc)")
+        value = value.timestamp()
+    if isinstance(value, float) and math.isfinite(value) and 0 <= value <= _MAX_TIMESTAMP:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT:
+        return value
+    raise ValueError(
+        "must be first, last, next, an offset (int), a datetime, seconds since the epoch (float), or an interval such "
+        f"as 1h, not {reprlib.repr(value)}"
+    )
+
+
+_COUNT: Final = _integer(1)
+
+#: every key of this adapter
+EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
+    {
+        # --- exchanges
+        EXCHANGE_TYPE: Extension(
+            "both", _exchange_type, "`topic`, `direct`, `fanout`, `headers`, or the `x-...` of a plugin", "`topic`",
+            "type of the exchange, if it is made",
+        ),
+        EXCHANGE_DURABLE: Extension("both", _flag, "bool", "`True`", "whether a made exchange outlives the broker"),
+        EXCHANGE_AUTO_DELETE: Extension(
+            "both", _flag, "bool", "`False`", "whether a made exchange goes with its last binding"
+        ),
+        EXCHANGE_INTERNAL: Extension(
+            "subscribe", _flag, "bool", "`False`",
+            "whether a made exchange takes messages from other exchanges only",
+        ),
+        ALTERNATE_EXCHANGE: Extension(
+            "both", _name, "name of an exchange", "none",
+            "where a made exchange sends what no binding wants; it is not made itself",
+        ),
+        DECLARE: Extension(
+            "both", _one_of("create", "passive", "none"), "`create`, `passive`, `none`", "`create`",
+            "`create`: what is missing is made and bound; `passive`: it has to exist, and nothing is bound (what "
+            "`autocreate=False` means); `none`: nothing is asked, either",
+        ),
+        MANDATORY: Extension(
+            "publish", _flag, "bool", "`False`",
+            "a message that reaches no queue fails with `UnroutableError`; not with `qos` 0",
+        ),
+        # --- bindings
+        BINDINGS: Extension(
+            "subscribe", _bindings, "list of str", "none",
+            "further patterns beside the channel's own; with a channel extension, further binding keys",
+        ),
+        BINDING_ARGUMENTS: Extension(
+            "subscribe", _binding_arguments, "mapping of str to str, int or bool", "none",
+            "which user `headers` a headers exchange has to find; `x-match`: `all` (default), `any`",
+        ),
+        # --- queues
+        QUEUE_TYPE: Extension(
+            "subscribe", _one_of("classic", "quorum", "stream"), "`classic`, `quorum`, `stream`", "the broker's",
+            "type of the queue; a stream has to be called one even if it exists already",
+        ),
+        DURABLE: Extension(
+            "subscribe", _flag, "bool", "`True`", "whether a named queue outlives the broker"
+        ),
+        EXCLUSIVE: Extension(
+            "subscribe", _flag, "bool", "`False`", "whether a named queue is this connection's alone, and ends with it"
+        ),
+        AUTO_DELETE: Extension(
+            "subscribe", _flag, "bool", "`False`", "whether a named queue goes with its last consumer"
+        ),
+        SINGLE_ACTIVE_CONSUMER: Extension(
+            "subscribe", _flag, "bool", "`False`", "one consumer gets everything, the next one when it is gone"
+        ),
+        CONSUMER_PRIORITY: Extension(
+            "subscribe", _integer(-(2**31), 2**31 - 1), "int", "0",
+            "consumers of a lower priority get what those of a higher one have no credit for",
+        ),
+        DELIVERY_LIMIT: Extension(
+            "subscribe", _COUNT, "int, from 1", "the broker's",
+            "returns to a quorum queue before the broker discards a message, or sends it to `deadLetterExchange`",
+        ),
+        MAX_PRIORITY: Extension(
+            "subscribe", _integer(0, 9), "int, 0 to 9", "setting `max_priority`",
+            "highest `priority` a classic queue tells apart; 0 for none",
+        ),
+        MESSAGE_TIME_TO_LIVE: Extension(
+            "subscribe", _seconds, "seconds, above 0", "none", "how long a message stays in the queue"
+        ),
+        QUEUE_EXPIRES: Extension(
+            "subscribe", _seconds, "seconds, above 0", "never",
+            "a named queue that nobody consumes for so long is deleted, with what it holds",
+        ),
+        MAX_LENGTH: Extension("subscribe", _COUNT, "int, from 1", "none", "messages a queue holds at most"),
+        MAX_LENGTH_BYTES: Extension(
+            "subscribe", _COUNT, "int, from 1", "none", "bytes of payload a queue or stream holds at most"
+        ),
+        QUEUE_OVERFLOW: Extension(
+            "subscribe", _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
+            "`drop-head`, `reject-publish`, `reject-publish-dlx`", "`drop-head`",
+            "what a full queue does: lose its oldest, or refuse the newest (`PublishRefusedError`)",
+        ),
+        DEAD_LETTER_EXCHANGE: Extension(
+            "subscribe", _name, "name of an exchange, `amq.default` for the default one", "none",
+            "where the *broker* sends what expires, overflows or passes `deliveryLimit`; it is not made",
+        ),
+        DEAD_LETTER_ROUTING_KEY: Extension(
+            "subscribe", _key, "routing key", "the message's own", "the key it uses for that"
+        ),
+        # --- streams
+        MAX_AGE: Extension("subscribe", _seconds, "seconds, above 0", "none", "how long a stream keeps messages"),
+        STREAM_SEGMENT_BYTES: Extension(
+            "subscribe", _integer(1, 3_000_000_000), "int, from 1", "the broker's",
+            "size of a stream's files: the least it drops at once",
+        ),
+        STREAM_OFFSET: Extension(
+            "subscribe", _stream_offset,
+            "`first`, `last`, `next`, an offset (int), a time (datetime, or float seconds since the epoch), or an "
+            "interval such as `1h` (`Y M D h m s`)",
+            "`next`",
+            "where reading a stream begins; a received message tells its own",
+        ),
+        # --- redelivery
+        REDELIVERY_DELAY: Extension(
+            "subscribe", _seconds, "seconds, above 0", "none: at once",
+            "a rejected message comes again after so long, and after twice as long each further time",
+        ),
+        REDELIVERY_DELAY_MAX: Extension("subscribe", _seconds, "seconds, above 0", "60", "the longest such delay"),
+    }
+)  # fmt: skip
+
+PUBLISH_EXTENSIONS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {key: extension.check for key, extension in EXTENSIONS.items() if extension.side != "subscribe"}
+)
+SUBSCRIBE_EXTENSIONS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {key: extension.check for key, extension in EXTENSIONS.items() if extension.side != "publish"}
+)

@@ -1,0 +1,152 @@
+"""A broker that does what a test tells it, frame by frame: for what RabbitMQ cannot be made to do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+import pamqp.frame
+from pamqp import commands, header, heartbeat
+from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
+
+from adapters.amqp import frames
+from tests.amqp.harness import PATIENCE, within
+
+if TYPE_CHECKING:
+    from pamqp.base import Frame
+
+#: the largest frame it agrees to, bytes
+FRAME_MAX = 131_072
+
+
+class Session:
+    """One client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def frame(self) -> tuple[int, object]:
+        """Channel and frame: the next that is no heartbeat."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                head = await self._reader.readexactly(7)
+                size = frames.PREFIX.unpack(head)[2]
+                data = head + await self._reader.readexactly(size + 1)
+                _, channel, frame = pamqp.frame.unmarshal(data)
+                if not isinstance(frame, heartbeat.Heartbeat):
+                    return channel, frame
+
+    async def expect(self, kind: type[Frame]) -> tuple[int, Frame]:
+        """The next frame, which is of this kind."""
+        channel, frame = await self.frame()
+        assert isinstance(frame, kind), frame
+        return channel, frame
+
+    def raw(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def send(self, frame: Frame, channel: int = 0) -> None:
+        self.raw(pamqp.frame.marshal(frame, channel))
+
+    def content(self, channel: int, properties: bytes, body: bytes) -> None:
+        """A header, its properties given as they are on the wire, and a body."""
+        self.raw(b"".join(frames.content(channel, properties, body, FRAME_MAX)))
+
+    async def greet(self) -> None:
+        """The handshake, up to ``connection.open``."""
+        async with asyncio.timeout(PATIENCE):
+            assert await self._reader.readexactly(8) == b"AMQP\x00\x00\x09\x01"
+        self.send(Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
+        await self.expect(Connection.StartOk)
+        self.send(Connection.Tune(2047, FRAME_MAX, 60))
+        await self.expect(Connection.TuneOk)
+        await self.expect(Connection.Open)
+
+    async def open(self) -> Self:
+        """The whole handshake."""
+        await self.greet()
+        self.send(Connection.OpenOk())
+        return self
+
+    async def answer(self) -> tuple[int, object]:
+        """Answer declarations as they come; return the first frame that is none."""
+        answers: dict[type[object], Frame] = {
+            Channel.Open: Channel.OpenOk(),
+            Channel.Close: Channel.CloseOk(),
+            Confirm.Select: Confirm.SelectOk(),
+            Exchange.Declare: Exchange.DeclareOk(),
+            Queue.Declare: Queue.DeclareOk("q", 0, 0),
+            Queue.Bind: Queue.BindOk(),
+            Basic.Qos: Basic.QosOk(),
+        }
+        while True:
+            channel, frame = await self.frame()
+            if type(frame) not in answers:
+                return channel, frame
+            self.send(answers[type(frame)], channel)
+
+    async def consumer(self) -> int:
+        """Let the client subscribe; returns the channel."""
+        channel, frame = await self.answer()
+        assert isinstance(frame, Basic.Consume), frame
+        self.send(Basic.ConsumeOk(frame.consumer_tag), channel)
+        return channel
+
+    async def published(self, count: int) -> int:
+        """Let the client publish small messages; returns the channel."""
+        channel, frame = await self.answer()
+        for number in range(count):
+            assert isinstance(frame, Basic.Publish), frame
+            await self.expect(header.ContentHeader)  # type: ignore[type-var]
+            _, _ = await self.frame()
+            if number < count - 1:
+                _, frame = await self.frame()
+        return channel
+
+    def close_reason(self, code: int, text: str) -> None:
+        self.send(commands.Connection.Close(code, text, 0, 0))
+
+    async def ended(self) -> bytes:
+        """Wait until the client has closed; returns what it still said."""
+        rest = b""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                while data := await self._reader.read(65_536):
+                    rest += data
+            except ConnectionError:
+                pass
+        return rest
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Peer:
+    """Listens on the loopback interface."""
+
+    def __init__(self) -> None:
+        self._arrived: asyncio.Queue[Session] = asyncio.Queue()
+        self._sessions: list[Session] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for session in self._sessions:
+            session.close()
+        await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._sessions.append(Session(reader, writer))
+        self._arrived.put_nowait(self._sessions[-1])
+
+    @property
+    def url(self) -> str:
+        return f"amqp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def session(self) -> Session:
+        """The next connection."""
+        return await within(self._arrived.get())

@@ -1,0 +1,373 @@
+"""A broker that misbehaves: a typed error or a clean loss, nothing hung, and at most one line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pamqp import commands
+from pamqp.commands import Basic
+
+from adapters.amqp import frames
+from messaging.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    PublishRefusedError,
+    SubscriptionRefusedError,
+    UnroutableError,
+)
+from tests.amqp.harness import Client, make_adapter, run, until, within
+from tests.amqp.peer import FRAME_MAX, Peer, Session
+from tests.amqp.test_publisher import outcomes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.amqp.harness import Out, Sink
+
+    Play = Callable[[Client, Peer], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Any:
+    """No traceback, nothing of aiormq's, and at most one line of ours."""
+    caplog.set_level(logging.INFO)
+    yield
+    loud = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert len(loud) <= 1, [record.getMessage() for record in loud]
+    assert not any(record.exc_info for record in caplog.records)
+    assert not any(record.name.startswith(("aiormq", "asyncio")) for record in loud)
+
+
+def play(script: Play, **settings: Any) -> None:
+    """Run ``script`` with a client that is not connected yet."""
+
+    async def main() -> None:
+        async with Peer() as peer:
+            client = Client(make_adapter(peer.url, connect_timeout=5, **settings))
+            try:
+                async with asyncio.timeout(20):
+                    await script(client, peer)
+            finally:
+                await within(client.adapter.close())
+
+    run(main())
+
+
+async def opened(client: Client, peer: Peer) -> Session:
+    opening = asyncio.create_task(client.open())
+    session = await (await peer.session()).open()
+    await opening
+    return session
+
+
+async def subscribed(client: Client, peer: Peer, **extensions: Any) -> tuple[Sink, Session, int]:
+    """Connected and subscribed: what arrived, the consuming connection, and the channel."""
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c", **extensions))
+    session = await (await peer.session()).open()
+    channel = await session.consumer()
+    sink, _ = await subscribing
+    return sink, session, channel
+
+
+async def published(client: Client, peer: Peer, count: int, **extensions: Any) -> tuple[list[Out], Session, int]:
+    session = await opened(client, peer)
+    batch = [client.message("c", b"x", extensions=extensions) for _ in range(count)]
+    publishing = asyncio.create_task(client.adapter.publish(batch))
+    channel = await session.published(count)
+    await publishing
+    return batch, session, channel
+
+
+# --- while connecting
+
+
+def test_silence_after_accepting_ends_with_the_attempt() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.open()
+        assert await (await peer.session()).ended() == b"AMQP\x00\x00\x09\x01"
+
+    play(script)
+
+
+def test_silence_in_the_middle_of_the_handshake_ends_with_the_attempt() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        await session.greet()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        await session.ended()
+
+    play(script)
+
+
+def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_words() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        await session.greet()
+        session.close_reason(530, "NOT_ALLOWED - too many connections")
+        with pytest.raises(ConnectFailedError, match="530 NOT_ALLOWED - too many connections") as caught:
+            await opening
+        assert (caught.value.code, caught.value.detail) == (530, "NOT_ALLOWED - too many connections")
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\xff\xce",  # no such method
+        frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x0a\xce",  # a start that ends too soon
+        frames.PREFIX.pack(frames.METHOD, 0, 2**31),
+        b"\x00" * 50,
+    ],
+)
+def test_nonsense_in_the_handshake_is_a_failure_to_connect(says: bytes) -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        session.raw(says)
+        session.close()
+        with pytest.raises(ConnectFailedError):
+            await opening
+
+    play(script)
+
+
+# --- deliveries
+
+
+def nested(depth: int) -> bytes:
+    """A header table in a header table and so on, as properties on the wire."""
+    table = b""
+    for _ in range(depth):
+        table = b"\x01n" + b"F" + struct.pack(">I", len(table)) + table
+    return struct.pack(">H", 1 << 13) + struct.pack(">I", len(table)) + table
+
+
+def test_a_header_table_nested_ten_thousand_times_is_delivered() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        sink, session, channel = await subscribed(client, peer)
+        session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+        session.content(channel, nested(10_000), b"x")
+        arrived = await sink.next()
+        assert "<nested too deeply>" in arrived.extensions["headers"]["n"]
+        assert client.losses == []
+
+    play(script)
+
+
+def test_properties_that_are_malformed_cost_the_properties_only() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        sink, session, channel = await subscribed(client, peer)
+        session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+        session.content(channel, b"\xff\xfe\xff", b"x")
+        arrived = await sink.next()
+        assert (arrived.payload, dict(arrived.extensions)) == (b"x", {})
+
+    play(script)
+
+
+DELIVER = Basic.Deliver("t", 1, False, "amq.topic", "c")
+
+
+def raw(kind: int, payload: bytes) -> Callable[[Session, int], None]:
+    def send(session: Session, channel: int) -> None:
+        session.raw(frames.PREFIX.pack(kind, channel, len(payload)) + payload + b"\xce")
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (raw(frames.METHOD, b"\x00\x3c\x00\x3c"), "malformed frame"),
+        (raw(frames.METHOD, b"\x00\x3c\x00\xfe"), r"unexpected method 60\.254"),
+        (raw(frames.METHOD, b"\xff"), "unexpected|malformed"),
+        (raw(frames.METHOD, b"\x00\x14\x00\x0b\xff\xff"), "malformed frame"),
+        (raw(frames.BODY, b"abc"), "unexpected content"),
+        (raw(frames.HEADER, b"abc"), "unexpected content"),
+        (raw(frames.BODY, b"x" * FRAME_MAX), f"a frame of {FRAME_MAX} bytes; at most {FRAME_MAX - 8}"),
+        (lambda session, _: session.raw(b"\x05garbage, and more of it"), "no frame"),
+        (lambda session, channel: session.send(Basic.Ack(1), channel), r"unexpected method 60\.80"),
+        (lambda session, channel: session.send(commands.Tx.SelectOk(), channel), r"unexpected method 90\.11"),
+        (lambda session, channel: session.send(commands.Tx.SelectOk(), 77), r"unexpected method 90\.11 on channel 77"),
+        (lambda session, channel: (session.send(DELIVER, channel), raw(frames.HEADER, b"ab")(session, channel)),
+         "malformed frame"),
+        (lambda session, channel: (session.send(DELIVER, channel), raw(frames.BODY, b"ab")(session, channel)),
+         "unexpected content"),
+        (lambda session, channel: (session.send(DELIVER, channel),
+                                   raw(frames.HEADER, b"\x00\x3c\x00\x00" + b"\xff" * 8 + b"\0\0")(session, channel)),
+         "malformed frame"),
+    ],
+)  # fmt: skip
+def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
+    says: Callable[[Session, int], object], why: str
+) -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        sink, session, channel = await subscribed(client, peer)
+        says(session, channel)
+        lost = await client.lost()
+        assert isinstance(lost, ConnectionLostError)
+        with pytest.raises(ConnectionLostError, match=why):
+            raise lost
+        await session.ended()
+        assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
+
+    play(script)
+
+
+def test_a_channel_closed_under_a_subscription_ends_that_one_with_code_and_text() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        sink, session, channel = await subscribed(client, peer)
+        session.send(commands.Channel.Close(406, "PRECONDITION_FAILED - for a test", 60, 80), channel)
+        await until(lambda: sink.error, "the end")
+        assert isinstance(sink.error, SubscriptionRefusedError)
+        assert (sink.error.code, sink.error.detail) == (406, "PRECONDITION_FAILED - for a test")
+        assert client.losses == []
+
+    play(script)
+
+
+# --- publishing
+
+
+def test_one_nack_for_several_refuses_each_of_them() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 5)
+        session.send(Basic.Ack(1), channel)
+        session.send(Basic.Nack(4, multiple=True, requeue=False), channel)
+        session.send(Basic.Ack(5), channel)
+        assert await outcomes(batch) == ["", *["PublishRefusedError"] * 3, ""]
+        assert {message.settlements for message in batch} == {1}
+
+    play(script)
+
+
+def test_confirms_of_what_was_never_sent_or_twice_are_ignored() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 3)
+        for tag, multiple in ((99, False), (2, False), (2, False), (2, True), (0, False), (2**62, True)):
+            session.send(Basic.Ack(tag, multiple), channel)
+        assert await outcomes(batch) == [""] * 3
+        assert {message.settlements for message in batch} == {1}
+        assert client.losses == []
+
+    play(script)
+
+
+def returned(session: Session, channel: int, message_id: str, body: bytes = b"x") -> None:
+    session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
+    session.content(channel, Basic.Properties(message_id=message_id).marshal(), body)
+
+
+def test_a_return_without_a_confirm_fails_its_message_and_hangs_nobody() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 3, mandatory=True)
+        returned(session, channel, batch[1].message_id, b"y" * 300_000)
+        session.send(Basic.Ack(1), channel)
+        session.send(Basic.Ack(3), channel)
+        assert await outcomes(batch) == ["", "UnroutableError", ""]
+        assert isinstance(batch[1].error, UnroutableError)
+
+    play(script)
+
+
+def test_a_return_of_what_nobody_waits_for_is_ignored() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 2, mandatory=True)
+        returned(session, channel, "somebody else's")
+        session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
+        session.content(channel, struct.pack(">H", 0), b"")  # no id at all
+        returned(session, channel, batch[0].message_id)
+        returned(session, channel, batch[0].message_id)  # twice
+        session.send(Basic.Ack(2, multiple=True), channel)
+        assert await outcomes(batch) == ["UnroutableError", ""]
+        assert client.losses == []
+
+    play(script)
+
+
+@pytest.mark.parametrize("multiple", [False, True])
+def test_a_confirm_before_the_return_counts(multiple: bool) -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 1, mandatory=True)
+        session.send(Basic.Ack(1, multiple), channel)
+        returned(session, channel, batch[0].message_id)
+        assert await outcomes(batch) == [""]
+
+    play(script)
+
+
+def test_a_return_that_never_ends_is_cut_off_by_the_next_method() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 1, mandatory=True)
+        session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
+        session.send(Basic.Ack(1), channel)
+        assert await outcomes(batch) == [""]
+        raw(frames.METHOD, frames.BASIC_RETURN + b"\x01")(session, channel)
+        assert "malformed frame" in str(await client.lost())
+
+    play(script)
+
+
+@pytest.mark.parametrize("code", [320, 501, 541])
+def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_code_and_text(code: int) -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, _ = await published(client, peer, 2)
+        session.close_reason(code, "for a test")
+        assert await outcomes(batch) == ["ConnectionLostError"] * 2
+        lost = await client.lost()
+        assert isinstance(lost, ConnectionLostError)
+        assert (lost.code, lost.detail) == (code, "for a test")
+        # it is answered
+        assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.ended()
+
+    play(script)
+
+
+def test_a_request_that_is_never_answered_ends_with_the_connection() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        session = await opened(client, peer)
+        message = client.message("c")
+        publishing = asyncio.create_task(client.adapter.publish([message]))
+        _, frame = await session.frame()
+        assert isinstance(frame, commands.Channel.Open)
+        session.close()
+        await within(publishing)
+        with pytest.raises(ConnectionLostError):
+            await message.result()
+
+    play(script)
+
+
+def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        session = await opened(client, peer)
+        batch = [client.message("c") for _ in range(3)]
+        publishing = asyncio.create_task(client.adapter.publish(batch))
+
+        async def refuse() -> None:
+            while True:
+                channel, frame = await session.answer()
+                if isinstance(frame, Basic.Publish):
+                    session.send(commands.Channel.Close(403, "ACCESS_REFUSED - for a test", 60, 40), channel)
+
+        refusing = asyncio.create_task(refuse())
+        await within(publishing)
+        assert await outcomes(batch) == ["PublishRefusedError"] * 3
+        for message in batch:
+            assert isinstance(message.error, PublishRefusedError)
+            assert (message.error.code, message.error.detail) == (403, "ACCESS_REFUSED - for a test")
+        refusing.cancel()
+
+    play(script)

@@ -1,0 +1,218 @@
+"""TLS, and client certificates instead of passwords: what fails says why, and nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError
+from tests.amqp.certificates import Authority
+from tests.amqp.harness import Client, connected, make_adapter, run, within
+from tests.brokers import RabbitMQ, accepts, free_port, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.amqp.conftest import TlsRabbitMQ
+
+
+class CertifiedRabbitMQ(RabbitMQ):
+    """Knows its users by their certificates, and takes nobody without one on its TLS port."""
+
+    def __init__(self, authority: Authority) -> None:
+        super().__init__(plugins=["rabbitmq_auth_mechanism_ssl"])
+        self.tls_port = free_port()
+        certificate, key = authority.issue("broker", "IP:127.0.0.1")
+        self._lines += [
+            f"listeners.ssl.1 = {self.host}:{self.tls_port}",
+            f"ssl_options.cacertfile = {authority.cafile}",
+            f"ssl_options.certfile = {certificate}",
+            f"ssl_options.keyfile = {key}",
+            "ssl_options.verify = verify_peer",
+            "ssl_options.fail_if_no_peer_cert = true",
+            "ssl_cert_login_from = common_name",
+            "auth_mechanisms.1 = EXTERNAL",
+            "auth_mechanisms.2 = PLAIN",
+        ]
+
+    def _answers(self) -> bool:
+        return super()._answers() and accepts(self.tls_port)
+
+    @property
+    def tls_url(self) -> str:
+        return f"amqps://{self.host}:{self.tls_port}"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def certified(authority: Authority) -> Iterator[CertifiedRabbitMQ]:
+    require("rabbitmq")
+    with CertifiedRabbitMQ(authority) as broker:
+        broker.ctl("add_user", "gateway", "a password that nobody uses")
+        broker.ctl("set_permissions", "gateway", ".*", ".*", ".*")
+        yield broker
+
+
+def fails(url: str, error: type[ConnectFailedError] = ConnectFailedError, **settings: object) -> ConnectFailedError:
+    """Open, see it fail in time and leave nothing behind."""
+
+    async def main() -> ConnectFailedError:
+        client = Client(make_adapter(url, **settings))
+        with pytest.raises(error) as caught:
+            await within(client.open(), 5)
+        await client.adapter.close()
+        assert client.losses == []
+        return caught.value
+
+    return run(main())
+
+
+# --- who the broker is
+
+
+class TlsServer:
+    """Runs something on a TLS port with a certificate of choice; nobody gets further than the handshake."""
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    def refused(self, name: str, subject: str, *, expired: bool = False, **settings: object) -> ConnectFailedError:
+        """Why connecting to it fails."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self._authority.issue(name, subject, expired=expired))
+
+        async def main() -> ConnectFailedError:
+            server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+            async with server:
+                port = server.sockets[0].getsockname()[1]
+                client = Client(make_adapter(f"amqps://127.0.0.1:{port}", **settings))
+                with pytest.raises(ConnectFailedError) as caught:
+                    await within(client.open(), 5)
+                await client.adapter.close()
+                assert isinstance(caught.value.__cause__, Exception)
+                return caught.value
+
+        return run(main())
+
+
+@pytest.fixture
+def tls_server(authority: Authority) -> TlsServer:
+    return TlsServer(authority)
+
+
+def test_an_expired_certificate_is_refused(tls_server: TlsServer, authority: Authority) -> None:
+    error = tls_server.refused("old", "IP:127.0.0.1", expired=True, cafile=authority.cafile)
+    assert "certificate verify failed: certificate has expired" in str(error)
+
+
+def test_a_certificate_for_another_host_is_refused(tls_server: TlsServer, authority: Authority) -> None:
+    error = tls_server.refused("elsewhere", "DNS:broker.example", cafile=authority.cafile)
+    assert "certificate verify failed: IP address mismatch" in str(error)
+    assert "127.0.0.1" in str(error)
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(tls_server: TlsServer, tmp_path: Path) -> None:
+    other = Authority(tmp_path, "other")
+    error = tls_server.refused("unknown", "IP:127.0.0.1", cafile=other.cafile)
+    assert "certificate verify failed: unable to get local issuer certificate" in str(error)
+
+
+def test_tls_to_a_plain_port_says_so(rabbitmq: RabbitMQ) -> None:
+    error = fails(f"amqps://{rabbitmq.host}:{rabbitmq.port}")
+    assert "it does not speak TLS there" in str(error)
+    assert "amqp:// instead of amqps://" in str(error)
+
+
+def test_plain_text_to_a_tls_port_says_so(certified: CertifiedRabbitMQ) -> None:
+    error = fails(f"amqp://{certified.host}:{certified.tls_port}")
+    assert str(error).endswith("speaks TLS: use amqps:// instead of amqp://")
+
+
+def test_a_tls_handshake_that_never_ends_ends_with_the_attempt() -> None:
+    async def main() -> None:
+        writers: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+        async with server:
+            client = Client(make_adapter(f"amqps://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await client.open()
+            await client.adapter.close()
+            for writer in writers:
+                writer.close()
+
+    run(main())
+
+
+# --- who the client is
+
+
+def test_a_client_certificate_stands_for_user_and_password(certified: CertifiedRabbitMQ, authority: Authority) -> None:
+    certfile, keyfile = authority.issue("gateway")
+
+    async def main() -> None:
+        files = {"cafile": authority.cafile, "certfile": certfile, "keyfile": keyfile}
+        async with connected(certified.tls_url, sasl="external", **files) as client:
+            sink, _ = await client.subscribe("certified")
+            await client.publish("certified", b"x")
+            await sink.count(1)
+            users = await asyncio.to_thread(certified.ctl, "list_connections", "user", "auth_mechanism")
+            assert {tuple(line.split()) for line in users.splitlines()[-2:]} == {("gateway", "EXTERNAL")}
+
+    run(main())
+
+
+def test_a_certificate_of_nobody_the_broker_knows_is_refused(
+    certified: CertifiedRabbitMQ, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    certfile, keyfile = authority.issue("stranger")
+    error = fails(
+        certified.tls_url, AuthenticationError,
+        sasl="external", cafile=authority.cafile, certfile=certfile, keyfile=keyfile,
+    )  # fmt: skip
+    assert "refused the client certificate: 403 ACCESS_REFUSED" in str(error)
+    assert error.code == 403
+    assert (error.detail or "").startswith("ACCESS_REFUSED")
+
+
+def test_no_certificate_where_one_is_asked_for_is_a_failure_with_the_brokers_reason(
+    certified: CertifiedRabbitMQ, authority: Authority
+) -> None:
+    error = fails(f"amqps://guest:guest@{certified.host}:{certified.tls_port}", cafile=authority.cafile)
+    assert "certificate required" in str(error)
+
+
+def test_a_broker_without_the_mechanism_says_so(own_rabbitmq: TlsRabbitMQ, authority: Authority) -> None:
+    certfile, keyfile = authority.issue("gateway")
+    error = fails(
+        f"amqps://{own_rabbitmq.host}:{own_rabbitmq.tls_port}", AuthenticationError,
+        sasl="external", cafile=own_rabbitmq.cafile, certfile=certfile, keyfile=keyfile,
+    )  # fmt: skip
+    assert "takes no client certificate (SASL EXTERNAL)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "option", "right"),
+    [
+        ("amqp://h", {"sasl": "external"}, "sasl", "amqps:// and 'certfile'"),
+        ("amqps://h", {"sasl": "external"}, "sasl", "amqps:// and 'certfile'"),
+        ("amqps://u:p@h", {"sasl": "external", "certfile": "c.pem"}, "username", "the certificate stands for it"),
+        ("amqps://h", {"sasl": "external", "certfile": "c.pem", "password": "secret"}, "password", "stands for it"),
+        ("amqps://h", {"sasl": "digest"}, "sasl", "'plain' or 'external'"),
+    ],
+)
+def test_settings_that_contradict_the_mechanism(url: str, settings: dict[str, str], option: str, right: str) -> None:
+    with pytest.raises(InvalidOptionError, match=right) as caught:
+        make_adapter(url, **settings)
+    assert caught.value.option == option
+    assert "secret" not in str(caught.value)
