@@ -8,10 +8,11 @@ credit.
 
 **Credit.** A broker may have sent ``receive_maximum`` messages that are not answered. mosquitto 2.0 does not keep to
 that: if more wait in its queue, answering one message has it send up to a whole window more. So where it exceeded the
-limit, answers wait until fewer messages than that are unsettled, and then go out a few at a time. In which order is a
-choice between two evils. mosquitto counts its window from the position of the message that is answered: answered oldest
-first, it may send tens of thousands more; answered newest first, it keeps to the limit but, if that is small, delivers
-out of order. So a small limit is answered in order (as MQTT 4.6 asks), a large one, the default, newest first.
+limit, answers wait until fewer messages than that are unsettled, and then go out a few at a time. Which goes first
+matters, since mosquitto counts its window from the position of the message that is answered among those it has sent: an
+answer to the oldest may bring tens of thousands more; one to a message beyond the window brings none but leaves a slot
+that the next message published takes, ahead of all that wait in the queue. The last position in the window brings
+exactly one more. So the newest is answered of those that are settled and among the oldest ``receive_maximum``.
 
 **Sessions.** A broker that resumes a session sends again what it has no answer for, under the same packet id and marked
 as duplicate. If this process still holds the message, it is not delivered a second time: its tokens stay valid, and the
@@ -25,7 +26,9 @@ unacknowledged, for those who subscribe within a while, then acknowledged and dr
 from __future__ import annotations
 
 import asyncio
+import bisect
 import logging
+import operator
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -43,18 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: from this ``receive_maximum`` on the newest of the answers that wait are sent first
-_NEWEST_FIRST: Final = 256
 #: pause between answers that nothing prompts, seconds
 _PACE: Final = 0.01
+
+_number = operator.attrgetter("number")
 
 
 class Receipt:
     """A QoS 1 or 2 message that the broker has not been answered, or (``recorded``) only in part."""
 
-    __slots__ = ("connection", "copies", "id", "payload", "qos", "recorded", "session", "topic")
+    __slots__ = ("connection", "copies", "id", "is_behind", "number", "payload", "qos", "recorded", "session", "topic")
 
-    def __init__(self, publish: Publish, connection: int, session: int) -> None:
+    def __init__(self, publish: Publish, connection: int, session: int, number: int) -> None:
         self.id = publish.id
         self.qos = publish.qos
         self.topic = publish.topic
@@ -66,6 +69,10 @@ class Receipt:
         self.copies = 1
         #: QoS 2: PUBREC was sent, PUBREL is awaited
         self.recorded = False
+        #: grows with each
+        self.number = number
+        #: beyond what the broker may send ahead
+        self.is_behind = False
 
 
 class Token:
@@ -94,10 +101,13 @@ class Inbound:
         #: read from other threads by ``is_stale``
         self._session = 0
         self._receipts: dict[int, Receipt] = {}
+        self._received = 0
         #: those of them that are not settled
         self._unsettled = 0
-        #: those that are, and whose answer waits for credit
-        self._due: deque[Receipt] = deque()
+        #: where the broker exceeded the limit: all but the oldest ``limit``, in order
+        self._behind: deque[Receipt] = deque()
+        #: of the others those that are settled, and whose answer waits for credit; in order
+        self._due: list[Receipt] = []
         self._pacer: asyncio.TimerHandle | None = None
         #: streams with a batch
         self._touched: list[Stream] = []
@@ -126,6 +136,7 @@ class Inbound:
         self._session += 1
         self._receipts.clear()
         self._unsettled = 0
+        self._behind.clear()
         self._due.clear()
         self._unclaimed = None
 
@@ -169,7 +180,11 @@ class Inbound:
         lost = self._receipts.get(publish.id)
         if lost is None or not lost.copies:
             self._unsettled += 1
-        receipt = self._receipts[publish.id] = Receipt(publish, self._connection, self._session)
+        self._received += 1
+        receipt = self._receipts[publish.id] = Receipt(publish, self._connection, self._session, self._received)
+        if len(self._receipts) > self._limit:
+            receipt.is_behind = True
+            self._behind.append(receipt)
         return receipt
 
     def _is_held(self, publish: Publish) -> bool:
@@ -182,7 +197,8 @@ class Inbound:
             return False
         receipt.connection = self._connection
         if not receipt.copies:
-            self._answer(receipt)
+            self._await_credit(receipt)
+            self._answer_some()
         return True
 
     def released(self, body: bytes) -> None:
@@ -191,6 +207,9 @@ class Inbound:
         self._receipts.pop(packet_id, None)
         # also for an unknown id: it is what the broker needs to be done with it
         self._send(packets.PUBCOMP, packet_id)
+        if self._behind:
+            self._move_up()
+            self._answer_some()
 
     def _keep_or_drop(self, publish: Publish, receipt: Receipt | None) -> None:
         if receipt is not None and self._unclaimed is not None and not publish.retain:
@@ -291,15 +310,30 @@ class Inbound:
         self._unsettled -= 1
         # answered if the broker sent it on this connection; else when it sends it again, see _is_held
         if self._link is not None and receipt.connection == self._connection:
-            self._due.append(receipt)
-        if not self._unsettled or len(self._receipts) <= self._limit:
-            self.answer_all()
-        elif self._due and self._unsettled < self._limit:
-            self._answer(self._next_due())
-            self._go_on()
+            self._await_credit(receipt)
+        self._answer_some()
 
-    def _next_due(self) -> Receipt:
-        return self._due.pop() if self._limit >= _NEWEST_FIRST else self._due.popleft()
+    def _await_credit(self, receipt: Receipt) -> None:
+        """A settled message: its answer is due, unless it has to move up first."""
+        if not receipt.is_behind:
+            bisect.insort(self._due, receipt, key=_number)
+
+    def _move_up(self) -> None:
+        """A message was answered: what was behind may take its place."""
+        while self._behind and len(self._receipts) - len(self._behind) < self._limit:
+            receipt = self._behind.popleft()
+            receipt.is_behind = False
+            if not receipt.copies and receipt.connection == self._connection:
+                self._await_credit(receipt)
+
+    def _answer_some(self) -> None:
+        """Send the answers that there is credit for."""
+        if not self._unsettled or not self._behind:
+            while self._due:
+                self._answer(self._due.pop())
+        elif self._due and self._unsettled < self._limit:
+            self._answer(self._due.pop())
+            self._go_on()
 
     def _go_on(self) -> None:
         """Answer more soon: there may be no further verdict to do it with."""
@@ -309,14 +343,16 @@ class Inbound:
     def _pace(self) -> None:
         self._pacer = None
         for _ in range(min(len(self._due), self._limit - self._unsettled)):
-            self._answer(self._next_due())
+            self._answer(self._due.pop())
         if self._unsettled < self._limit:  # else the next verdict goes on
             self._go_on()
 
     def answer_all(self) -> None:
-        """Send the answers that wait for credit."""
-        while self._due:
-            self._answer(self._next_due())
+        """Answer whatever is settled, credit or not: nothing more is wanted."""
+        for receipt in [*self._due, *self._behind]:
+            if not receipt.copies and receipt.connection == self._connection:
+                self._answer(receipt)
+        self._due.clear()
 
     def _answer(self, receipt: Receipt) -> None:
         if self._receipts.get(receipt.id) is not receipt:
@@ -324,6 +360,8 @@ class Inbound:
         if receipt.qos == 1:
             del self._receipts[receipt.id]
             self._send(packets.PUBACK, receipt.id)
+            if self._behind:
+                self._move_up()
         else:
             receipt.recorded = True
             receipt.payload = b""
