@@ -64,7 +64,7 @@ class Contender:
 OURS: Final = "ours"
 
 MQTT: Final = (
-    Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "mqtt"),
+    Contender(OURS, "ours", "messaging", "publisher.publish, a window of promises; an observer", "mqtt"),
     Contender("paho", "paho", "paho", "loop_start, a window of publishes, on_message"),
     Contender("aiomqtt", "aiomqtt", "aiomqtt", "each publish awaited, async for over the messages"),
     Contender("gmqtt", "gmqtt", "gmqtt", "publish in a loop, on_message; uvloop, as in its README", loop="uvloop"),
@@ -97,7 +97,7 @@ MQTT: Final = (
 )
 
 AMQP: Final = (
-    Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "amqp"),
+    Contender(OURS, "ours", "messaging", "publisher.publish, a window of promises; an observer", "amqp"),
     Contender("aio-pika", "aio_pika", "aio_pika", "publishes gathered by the window; a callback that acknowledges"),
     Contender("pika", "pika_select", "pika", "SelectConnection, a window of publishes; on_message, basic_ack"),
     Contender("kombu", "kombu", "kombu", "py-amqp, confirm_publish; a consumer that acknowledges"),

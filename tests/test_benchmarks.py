@@ -66,7 +66,9 @@ def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ,
     }
     for operation, (before, after) in steps.items():
         roles = amqp.OPERATIONS[operation]
-        run = run_once(contender, Case({}, {"window": 50}, rabbitmq.port, roles, before=before, after=after), COUNT)
+        run = run_once(
+            contender, Case({}, {"qos": 1, "window": 50}, rabbitmq.port, roles=roles, before=before, after=after), COUNT
+        )
         assert run.rate > 0
         assert set(run.said) == set(roles)
 
@@ -178,6 +180,7 @@ def test_latency_and_footprint_make_tables_and_files(tmp_path: Path) -> None:
     for row in footprint["rows"]:
         assert row["figures"]["pub CPU"]["median"] > 0
         assert row["figures"]["sub peak"]["median"] > 1
+        assert row["figures"]["broker CPU"]["median"] >= 0
 
 
 def test_memory_runs() -> None:
