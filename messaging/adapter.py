@@ -374,7 +374,7 @@ class Adapter(abc.ABC):
     def suspend_reading(self) -> None:
         """Read nothing from the broker until :meth:`resume_reading`: streams have enough to do for the moment.
 
-        A hint, for some milliseconds at a time: under load it leaves the machine to the consumers, gathers what
+        A hint, for a fraction of a second at a time: under load it leaves the machine to the consumers, gathers what
         arrives into larger batches and, where nothing else holds a broker back (QoS 0), spares messages that would
         overflow a buffer. What still arrives is delivered.
         """
