@@ -22,7 +22,7 @@ import messaging
 from adapters.amqp import counting, delays, properties
 from adapters.amqp.frames import short_string
 from messaging.adapter import Incoming
-from tests.amqp.harness import connected, run, unique, until, within
+from tests.amqp.harness import blocked, connected, run, unique, until
 from tests.amqp.test_consumer import depth, exists
 
 if TYPE_CHECKING:
@@ -333,10 +333,7 @@ def test_a_memory_alarm_holds_back_what_is_to_wait_and_consuming_goes_on(own_rab
             first, second, third = await sink.count(3)
             await asyncio.to_thread(own_rabbitmq.ctl, "set_vm_memory_high_watermark", "0")
             try:
-                await within(client.adapter.publish([client.message("elsewhere")]))  # what makes the broker tell
-                link = client.adapter._link
-                assert link is not None
-                await until(lambda: link.publisher._blocked, "connection.blocked")
+                await blocked(client)
                 client.reject(first, second)
                 client.acknowledge(third)
                 await sink.count(4)
