@@ -29,6 +29,8 @@ from typing import Final, Self
 
 _MAGIC: Final = b"ledger"
 _SHOWN: Final = 20
+#: errors after which a message may arrive or not; after all others it must not
+_OPEN_OUTCOMES: Final = frozenset({"OutcomeUnknownError"})
 
 
 class ForgedError(ValueError):
@@ -126,18 +128,16 @@ class PublisherLog:
                 self._file.write(lines)
 
     def sync(self) -> None:
-        """Return once everything is on the disk."""
-        with self._lock:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Sync and close; what comes later is dropped. Idempotent."""
+        """Return once everything is on the disk. Does nothing after :meth:`close`."""
         with self._lock:
             if not self._file.closed:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-                self._file.close()
+
+    def close(self) -> None:
+        """Sync and close; what comes later is dropped. Idempotent."""
+        self.sync()
+        self._file.close()
 
 
 def read_log(path: Path) -> History:
@@ -204,7 +204,7 @@ class Verdict:
 
     Attributes:
         lost: confirmed and never received.
-        unexpected: received, and never attempted, forged, or of another run; in words.
+        unexpected: received, and never attempted, known to have failed, forged, or of another run; in words.
         disorder: received for the first time after a later one of the same publisher.
         duplicates: deliveries beyond the first.
         unconfirmed: received, though the publisher was never told so.
@@ -259,6 +259,9 @@ def compare(histories: Mapping[str, History], arrivals: Arrivals) -> Verdict:
         history = histories.get(stamp.publisher)
         if history is None or stamp.sequence not in history.attempted:
             unexpected.append(f"never attempted: {stamp}")
+            continue
+        if (failure := history.failed.get(stamp.sequence)) is not None and failure not in _OPEN_OUTCOMES:
+            unexpected.append(f"failed with {failure}: {stamp}")
             continue
         known = seen[stamp.publisher]
         if stamp.sequence in known:

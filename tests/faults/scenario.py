@@ -30,7 +30,7 @@ import messaging
 from messaging import Message, MessagingError, Promise
 from messaging.services import ServiceRegistry
 from tests.brokers import Broker
-from tests.faults.ledger import Arrivals, PublisherLog, Stamp, Verdict, compare, encode, read_log
+from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
 from tests.proxy import Proxy
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ PATIENCE: Final = 30.0
 #: messages of one publisher that await their outcome at most, and how many it sends at a time
 WINDOW: Final = 200
 BATCH: Final = 20
-#: pause between two batches: a few thousand messages a second are enough, seconds
+#: pause between two batches: a few thousand messages a second are enough; seconds
 PACE: Final = 0.01
 #: reconnecting in the time a test has
 QUICK: Final[Mapping[str, Any]] = MappingProxyType({"reconnect_min": 0.02, "reconnect_max": 0.3})
@@ -76,6 +76,7 @@ class Profile:
         sender, receiver: settings of the instances.
         publish, subscribe: contexts, in snake case.
         once: whether the protocol promises that nothing arrives twice, if only the connection breaks.
+        ahead: how many confirmed messages of a publisher may wait for the receiver at the broker.
     """
 
     name: str
@@ -84,22 +85,27 @@ class Profile:
     publish: Mapping[str, Any] = field(default_factory=dict)
     subscribe: Mapping[str, Any] = field(default_factory=dict)
     once: bool = False
+    ahead: int = 100_000
 
     def __str__(self) -> str:
         return self.name
 
 
 _GUARANTEED: Final = {"guaranteed_delivery": True}
-_V5: Final = {"session_expiry": 3600}
+# clean_start: mosquitto writes only sessions to disk that began without it
+_V5: Final = {"session_expiry": 3600, "clean_start": False}
 _V3: Final = {"version": "3.1.1", "clean_start": False}
 _QOS2: Final = {"qos": 2}
 
 MQTT5: Final = Profile("mqtt5", receiver=_V5, publish=_GUARANTEED, subscribe=_GUARANTEED)
+# ahead: with more than its window at the broker the order is not kept, see test_mqtt_faults
 MQTT311: Final = Profile(
-    "mqtt311", sender={"version": "3.1.1"}, receiver=_V3, publish=_GUARANTEED, subscribe=_GUARANTEED
+    "mqtt311", sender={"version": "3.1.1"}, receiver=_V3, publish=_GUARANTEED, subscribe=_GUARANTEED, ahead=400
 )
 MQTT5_QOS2: Final = Profile("mqtt5-qos2", sender=_V5, receiver=_V5, publish=_QOS2, subscribe=_QOS2, once=True)
-MQTT311_QOS2: Final = Profile("mqtt311-qos2", sender=_V3, receiver=_V3, publish=_QOS2, subscribe=_QOS2, once=True)
+MQTT311_QOS2: Final = Profile(
+    "mqtt311-qos2", sender=_V3, receiver=_V3, publish=_QOS2, subscribe=_QOS2, once=True, ahead=400
+)
 AMQP: Final = Profile("amqp", publish=_GUARANTEED, subscribe=_GUARANTEED)
 #: confirmed, and not on disk
 AMQP_TRANSIENT: Final = Profile("amqp-transient")
@@ -117,10 +123,10 @@ class Publisher:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._numbers: Iterator[int] = iter(())
-        #: the sequence that comes next, and the latest that was confirmed
+        #: the sequence that comes next
         self.next = 0
-        self.confirmed = -1
-        self._open = 0
+        #: the latest that was confirmed, and how many have no outcome yet
+        self.confirmed, self.open = -1, 0
         self._changed = threading.Condition()  # guards the two above
 
     def start(self, run: str, log: Path) -> None:
@@ -134,12 +140,13 @@ class Publisher:
         self._threads[0].start()
 
     def _work(self) -> None:
+        scene = self._scene
         while not self._stopping.is_set():
             with self._changed:
-                if not self._changed.wait_for(lambda: self._open < WINDOW or self._stopping.is_set(), 1.0):
-                    continue
-            self.send(BATCH)
-            self._stopping.wait(PACE)
+                room = self._changed.wait_for(lambda: self.open + scene.batch <= scene.window, 0.1)
+            if room and self.confirmed - scene.arrivals.latest.get(self.name, -1) <= scene.profile.ahead:
+                self.send(scene.batch)
+            self._stopping.wait(scene.pace or 0.001)
 
     def send(self, count: int) -> list[Promise[None]]:
         """Publish as many messages; on one thread at a time."""
@@ -149,7 +156,7 @@ class Publisher:
         for sequence in sequences:
             payload = encode(Stamp(self.run, self.name, sequence), self._scene.body(sequence))
             with self._changed:
-                self._open += 1
+                self.open += 1
             self.next = sequence + 1
             try:
                 promise = self.instance.publish(self._scene.channel(self.name), payload, **self._scene.profile.publish)
@@ -169,7 +176,7 @@ class Publisher:
         else:
             self.log.fail(sequence, error)
         with self._changed:
-            self._open -= 1
+            self.open -= 1
             if error is None:
                 self.confirmed = max(self.confirmed, sequence)
             self._changed.notify_all()
@@ -184,7 +191,7 @@ class Publisher:
     def wait_settled(self) -> None:
         """Wait until every promise has an outcome."""
         with self._changed:
-            assert self._changed.wait_for(lambda: not self._open, 2 * PATIENCE), f"{self._open} promises are open"
+            assert self._changed.wait_for(lambda: not self.open, 2 * PATIENCE), f"{self.open} promises are open"
 
 
 class Scene:
@@ -195,6 +202,7 @@ class Scene:
         broker: running; it stays the caller's.
         folder: for the publishers' logs.
         publishers: how many.
+        window, batch, pace: of each publisher; see the constants.
         body: of the message with that sequence; by default a few dozen bytes.
         before: called by the receiver with each message before it counts as received.
         settings: for all instances, over those of the profile.
@@ -211,12 +219,16 @@ class Scene:
         folder: Path,
         *,
         publishers: int = 2,
+        window: int = WINDOW,
+        batch: int = BATCH,
+        pace: float = PACE,
         body: Callable[[int], bytes] = lambda sequence: b"." * (sequence % 64),
         before: Callable[[Message], object] | None = None,
         **settings: Any,
     ) -> None:
         self.profile = profile
         self.body = body
+        self.window, self.batch, self.pace = window, batch, pace
         self.sending = Proxy(broker.host, broker.port)
         self.receiving = Proxy(broker.host, broker.port)
         self._url = broker.url
@@ -265,9 +277,12 @@ class Scene:
         return self._connect(self.receiving, "receiver", self.profile.receiver)
 
     def _connect(self, proxy: Proxy, role: str, settings: Mapping[str, Any]) -> messaging.Messaging:
-        client_id = f"faults-{self._id}-{role}"
         url = through(proxy, self._url)
-        return messaging.connect(url, **{"client_id": client_id, **self._settings, **settings})
+        return messaging.connect(url, **{"client_id": self.client_id(role), **self._settings, **settings})
+
+    def client_id(self, role: str) -> str:
+        """What an instance calls itself: that of a publisher, by its name, or of the ``receiver``."""
+        return f"faults-{self._id}-{role}"
 
     def channel(self, publisher: str) -> str:
         """Where a publisher publishes."""
@@ -299,11 +314,9 @@ class Scene:
         for publisher in self.publishers:
             publisher.start(run, self._folder / f"{run}-{publisher.name}.log")
 
-    def progress(self, count: int = 2 * BATCH) -> None:
-        """Return once ``count`` messages of each publisher that are published from now on are confirmed and received.
-
-        All that came before them has its outcome then, or will fail.
-        """
+    def progress(self, batches: int = 2) -> None:
+        """Return once so many batches of each publisher that are published from now on are confirmed and received."""
+        count = batches * self.batch
         marks = {publisher: publisher.next + count for publisher in self.publishers}
 
         def reached(publisher: Publisher) -> int:
@@ -318,6 +331,13 @@ class Scene:
             situation,
         )
         assert self.error is None, f"the receiver's stream failed: {self.error}"
+
+    def outlived(self, fault: Callable[[], object], proxy: Proxy) -> None:
+        """Have something break connections through ``proxy``, see that they are made again, and that work goes on."""
+        before = proxy.attempts
+        fault()
+        eventually(lambda: proxy.attempts > before, "a new connection")
+        self.progress()
 
     def stop(self) -> None:
         """Stop the publishers, and wait until every promise has its outcome."""
@@ -354,8 +374,12 @@ class Scene:
             lambda: f"the last messages: {[publisher.next - 1 for publisher in self.publishers]}; there are {latest}",
         )
 
-    def verdict(self) -> Verdict:
-        """What the ledger says now."""
+    def histories(self) -> dict[str, History]:
+        """What the publishers did so far, from their logs."""
         for publisher in self.publishers:
             publisher.log.sync()
-        return compare({publisher.name: read_log(publisher.path) for publisher in self.publishers}, self.arrivals)
+        return {publisher.name: read_log(publisher.path) for publisher in self.publishers}
+
+    def verdict(self) -> Verdict:
+        """What the ledger says now."""
+        return compare(self.histories(), self.arrivals)

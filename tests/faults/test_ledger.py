@@ -144,6 +144,15 @@ def test_a_message_that_was_never_attempted_is_unexpected(story: Story, data: st
         verdict.check(may_lose=True)
 
 
+@given(faithful())
+def test_a_message_that_is_known_to_have_failed_must_not_come(story: Story) -> None:
+    for publisher, history in story.histories.items():
+        for sequence, kind in history.failed.items():
+            arrived = [*story.arrived, Stamp(RUN, publisher, sequence)]
+            verdict = Story(story.histories, arrived).verdict()
+            assert len(verdict.unexpected) == (kind != "OutcomeUnknownError")
+
+
 @given(faithful(), stamps)
 def test_a_forged_message_is_unexpected(story: Story, stamp: Stamp) -> None:
     right = encode(Stamp(RUN, "p1", 0), b"body")
