@@ -258,9 +258,9 @@ class Scene:
             ]
             for publisher in self.publishers:
                 stack.callback(publisher.stop)
-            self.begin()
             self.stream.subscribe(self._on_next, self._on_error)
             self.stream.ready.result(PATIENCE)
+            self.begin()  # now there is somebody to send to
             self._stack = stack.pop_all()
         return self
 

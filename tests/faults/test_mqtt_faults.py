@@ -172,7 +172,7 @@ def test_a_half_open_connection_is_noticed_within_twice_the_keepalive(broker: Mo
 
 @pytest.mark.parametrize("profile", [MQTT5, MQTT311_QOS2], ids=str)
 def test_nothing_is_lost_over_a_half_open_connection(broker: Mosquitto, profile: Profile, tmp_path: Path) -> None:
-    with Scene(profile, broker, tmp_path, keepalive=1) as scene:
+    with Scene(profile, broker, tmp_path, keepalive=1, connect_timeout=2.0) as scene:
         for proxy, instances in (
             (scene.sending, [publisher.instance for publisher in scene.publishers]),
             (scene.receiving, [scene.receiver]),
