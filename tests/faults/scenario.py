@@ -13,6 +13,7 @@ Publishers go through one proxy and the receiver through another, so that each s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -54,6 +55,29 @@ def eventually(condition: Callable[[], T], what: str | Callable[[], str], patien
             raise AssertionError(f"waited {patience:g} s in vain: {what if isinstance(what, str) else what()}")
         time.sleep(0.005)
     return found
+
+
+def attempts_within(proxy: Proxy, seconds: float) -> int:
+    """How many connections clients make in the next ``seconds``."""
+    before = proxy.attempts
+    time.sleep(seconds)
+    return proxy.attempts - before
+
+
+def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any) -> int:
+    """How many connections an instance makes in ``seconds`` if it goes on trying from the start; all must fail."""
+
+    async def main() -> int:
+        m = messaging.connect(through(proxy, url), retry_connect=True, **settings)
+        try:
+            before = proxy.attempts
+            await asyncio.sleep(seconds)
+            assert not m.ready.done(), f"connected to {url}"
+            return proxy.attempts - before
+        finally:
+            await m.aclose()
+
+    return asyncio.run(main())
 
 
 def state(m: messaging.Messaging) -> str:
