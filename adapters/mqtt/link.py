@@ -219,6 +219,8 @@ class Link:
 
     def _control(self, wire: Wire, head: int, body: bytes) -> None:
         """Have paho process a packet, then act on what it told."""
+        if head & 0xF0 == packets.CONNACK and self._is_up:
+            raise ProtocolError("a second CONNACK")  # MQTT-3.2.0-2; paho would begin anew
         if head & 0xF0 == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
             # paho would only call it a protocol error
             self._end(handshake.refusal(self._target, "Unsupported protocol version"))

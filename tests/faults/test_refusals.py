@@ -239,6 +239,7 @@ def test_reason_codes_of_puback_fail_the_message_whatever_they_are(reason: int) 
         b"\x36\x05\x00\x01x\x00\x01",  # PUBLISH with QoS 3
         b"\xf0\x00",  # AUTH nobody asked for
         b"\x00\x00",  # no such packet
+        b"\x20\x03\x00\x00\x00",  # a second CONNACK
         b"\x82\x06\x00\x01\x00\x00\x00\x00",  # SUBSCRIBE, which is for clients to send
     ],
     ids=lambda data: data.hex(),
