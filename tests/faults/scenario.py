@@ -28,7 +28,7 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import messaging
-from messaging import Message, MessagingError, Promise
+from messaging import ClosedError, Message, MessagingError, Promise
 from messaging.services import ServiceRegistry
 from tests.brokers import Broker
 from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
@@ -147,6 +147,8 @@ class Publisher:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._numbers: Iterator[int] = iter(())
+        #: whether the instance is closed and takes no more
+        self.refused = False
         #: the sequence that comes next
         self.next = 0
         #: the latest that was confirmed, and how many have no outcome yet
@@ -185,6 +187,7 @@ class Publisher:
             try:
                 promise = self.instance.publish(self._scene.channel(self.name), payload, **self._scene.profile.publish)
             except MessagingError as error:
+                self.refused = isinstance(error, ClosedError)
                 self._settled(sequence, error)
             else:
                 promise.add_done_callback(functools.partial(self._settled_by, sequence))
@@ -211,6 +214,11 @@ class Publisher:
         for thread in self._threads:
             thread.join(PATIENCE)
             assert not thread.is_alive(), f"publisher {self.name} hangs"
+
+    def end(self) -> None:
+        """End the run, whatever is open."""
+        self.stop()
+        self.log.close()
 
     def wait_settled(self) -> None:
         """Wait until every promise has an outcome."""
@@ -270,8 +278,8 @@ class Scene:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.sending)
             stack.enter_context(self.receiving)
-            self.receiver = stack.enter_context(self.connect_receiver())
-            self.stream = self.receiver.subscribe(self.channel("+"), **self._subscription)
+            self.receive_anew()
+            stack.callback(lambda: self.receiver.close())
             self.publishers = [
                 Publisher(
                     f"p{number}",
@@ -281,10 +289,8 @@ class Scene:
                 for number in range(self._count)
             ]
             for publisher in self.publishers:
-                stack.callback(publisher.stop)
-            self.stream.subscribe(self._on_next, self._on_error)
-            self.stream.ready.result(PATIENCE)
-            self.begin()  # now there is somebody to send to
+                stack.callback(publisher.end)
+            self.begin()
             self._stack = stack.pop_all()
         return self
 
@@ -296,9 +302,13 @@ class Scene:
                 flow.release()
         self._stack.close()
 
-    def connect_receiver(self) -> messaging.Messaging:
-        """An instance with the receiver's settings: the receiver, or one that takes its place."""
-        return self._connect(self.receiving, "receiver", self.profile.receiver)
+    def receive_anew(self) -> None:
+        """Connect a receiver, in the place of the one before if there was one."""
+        self.receiver = self._connect(self.receiving, "receiver", self.profile.receiver)
+        context = {**self.profile.subscribe, **({"queue": self.queue} if self.queue else {})}
+        stream = self.receiver.subscribe(self.channel("+"), **context)
+        stream.subscribe(self._on_next, self._on_error)
+        stream.ready.result(PATIENCE)
 
     def _connect(self, proxy: Proxy, role: str, settings: Mapping[str, Any]) -> messaging.Messaging:
         url = through(proxy, self._url)
@@ -316,10 +326,6 @@ class Scene:
     def queue(self) -> str | None:
         """The receiver's queue, where the protocol keeps messages in queues rather than sessions."""
         return f"faults-{self._id}" if urlsplit(self._url).scheme == "amqp" else None
-
-    @property
-    def _subscription(self) -> dict[str, Any]:
-        return {**self.profile.subscribe, **({"queue": self.queue} if self.queue else {})}
 
     def _on_next(self, message: Message) -> None:
         if self._before is not None:
