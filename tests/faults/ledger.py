@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -170,10 +170,13 @@ class Arrivals:
 
     Args:
         run: what others send is unexpected.
+        earlier: runs before this one: a broker may deliver again what it had, so their messages are only counted.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, earlier: Collection[str] = ()) -> None:
         self.run = run
+        self.earlier = earlier
+        self.late = 0
         self.stamps: list[Stamp] = []
         #: what is not of this run, or forged, in words
         self.foreign: list[str] = []
@@ -186,6 +189,9 @@ class Arrivals:
             stamp, _ = decode(payload)
         except ForgedError as error:
             self.foreign.append(str(error))
+            return None
+        if stamp.run in self.earlier:
+            self.late += 1
             return None
         if stamp.run != self.run:
             self.foreign.append(f"of another run: {stamp}")

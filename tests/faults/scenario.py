@@ -270,6 +270,7 @@ class Scene:
         self._before = before
         self._settings = {**QUICK, "timeout": PATIENCE, "services": ServiceRegistry(), **settings}
         self._runs = itertools.count(1)
+        self._past: set[str] = set()
         self._stack = contextlib.ExitStack()
         #: what the receiver's stream failed with
         self.error: Exception | None = None
@@ -340,7 +341,8 @@ class Scene:
     def begin(self) -> None:
         """Begin a run: the publishers start, and the ledger is empty."""
         run = f"{self._id}-{next(self._runs)}"
-        self.arrivals = Arrivals(run)
+        self.arrivals = Arrivals(run, self._past.copy())
+        self._past.add(run)
         for publisher in self.publishers:
             publisher.start(run, self._folder / f"{run}-{publisher.name}.log")
 

@@ -153,6 +153,14 @@ def test_a_message_that_is_known_to_have_failed_must_not_come(story: Story) -> N
             assert len(verdict.unexpected) == (kind != "OutcomeUnknownError")
 
 
+def test_what_comes_again_of_an_earlier_run_is_counted_and_nothing_else() -> None:
+    arrivals = Arrivals(RUN, {"before"})
+    for run in ("before", RUN, "another"):
+        arrivals.add(encode(Stamp(run, "p1", 0)))
+    verdict = compare({"p1": History(attempted={0: 0.0}, confirmed={0: 0.0})}, arrivals)
+    assert (arrivals.late, verdict.received, len(verdict.unexpected), verdict.duplicates) == (1, 1, 1, 0)
+
+
 @given(faithful(), stamps)
 def test_a_forged_message_is_unexpected(story: Story, stamp: Stamp) -> None:
     right = encode(Stamp(RUN, "p1", 0), b"body")
