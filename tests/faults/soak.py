@@ -324,11 +324,12 @@ def soak(minutes: float, protocols: list[str], seed: int, say: Callable[[str], o
         for driver in drivers:
             report.faults[driver.protocol] = dict(driver.faults)
             report.ledgers[driver.protocol] = _totals(driver.verdicts)
-    report.problems += _growth(report.samples)
+    report.problems += growth(report.samples)
     return report
 
 
-def _round(drivers: list[Driver]) -> Iterator[str]:
+def _round(drivers: list[Driver]) -> list[str]:
+    """One for each driver, at the same time; in words, what went wrong."""
     problems: list[str] = []
 
     def run(driver: Driver) -> None:
@@ -342,27 +343,32 @@ def _round(drivers: list[Driver]) -> Iterator[str]:
         thread.start()
     for thread in threads:
         thread.join()
-    return iter(problems)
+    return problems
 
 
-def _measure(report: Report, start: float) -> Iterator[str]:
-    """Take a sample, once the counts are back at what they were after the warm-up."""
+def _measure(report: Report, start: float) -> list[str]:
+    """Take a sample, once the counts are back at what they were in the warm-up; in words, which of them are not."""
     known = report.samples[:WARM_UP]
     deadline = time.monotonic() + SETTLING
     while True:
         now = sample(start)
-        names = ("files", "threads", "tasks") if len(known) == WARM_UP else ()
-        grown = [name for name in names if getattr(now, name) > max(getattr(each, name) for each in known)]
+        grown = [*counts_grown(now, known)] if len(known) == WARM_UP else []
         if not grown or time.monotonic() > deadline:
-            break
+            report.samples.append(now)
+            return grown
         time.sleep(0.2)
-    report.samples.append(now)
-    for name in grown:
-        yield f"{name} grew from {max(getattr(each, name) for each in known)} to {getattr(now, name)}"
 
 
-def _growth(samples: list[Sample]) -> Iterator[str]:
-    """Whether memory grew: the median of the last third against that of the first, after the warm-up."""
+def counts_grown(now: Sample, known: list[Sample]) -> Iterator[str]:
+    """In words, what there is more of than there ever was."""
+    for name in ("files", "threads", "tasks"):
+        most = max(getattr(each, name) for each in known)
+        if getattr(now, name) > most:
+            yield f"{name} grew from {most} to {getattr(now, name)}"
+
+
+def growth(samples: list[Sample]) -> Iterator[str]:
+    """In words, if memory grew: the median of the last third against that of the first, after the warm-up."""
     memory = [each.memory for each in samples[WARM_UP:]]
     third = len(memory) // 3
     if third:

@@ -80,16 +80,19 @@ def test_nothing_is_lost_when_connections_are_reset(broker: Mosquitto, profile: 
     assert not profile.once or not verdict.duplicates
 
 
-@every
-@pytest.mark.parametrize("reset", [True, False], ids=["reset", "end"])
+@pytest.mark.parametrize(
+    ("profile", "reset"),
+    [(MQTT5, True), (MQTT5, False), (MQTT311, True), (MQTT5_QOS2, True), (MQTT311_QOS2, False)],
+    ids=str,
+)
 def test_nothing_is_lost_when_a_connection_ends_within_a_frame(
     broker: Mosquitto, profile: Profile, reset: bool, tmp_path: Path
 ) -> None:
-    """In each direction. Of three places in a row two at least are within a frame, however short the frames are."""
+    """In each direction, with a reset or in good order. Of two places in a row one at least is within a frame."""
     with Scene(profile, broker, tmp_path, body=large) as scene:
         for proxy in (scene.sending, scene.receiving):
             for flow in (proxy.up, proxy.down):
-                for count in (101, 102, 103):
+                for count in (101, 102):
                     cuts = flow.cuts
                     scene.outlived(partial(flow.cut_after, count, reset=reset), proxy)
                     assert flow.cuts == cuts + 1
@@ -123,6 +126,8 @@ def test_frames_may_arrive_byte_by_byte(broker: Mosquitto, profile: Profile, tmp
         before = [flow.bytes - flow.pieces for flow in flows]
         scene.progress()
         assert [flow.bytes - flow.pieces for flow in flows] == before
+        for flow in flows:
+            flow.shape()
         verdict = scene.finish().check()
     assert verdict.duplicates == 0
     assert (scene.sending.attempts, scene.receiving.attempts) == (1, 1)
@@ -226,12 +231,12 @@ def test_a_killed_broker_that_saves_every_change_loses_one_message_of_each_publi
 ) -> None:
     """At most: it takes one packet of each connection, answers, and saves. QoS 1 only, see docs/faults.md."""
     with Mosquitto(persistence=True) as broker, Scene(profile, broker, tmp_path) as scene:
-        for _ in range(3):
+        for _ in range(2):
             scene.progress()
             killed(broker)
         scene.progress()
         verdict = scene.finish(may_lose=True).check(may_lose=True)
-    assert len(verdict.lost) <= 3 * len(scene.publishers), str(verdict)
+    assert len(verdict.lost) <= 2 * len(scene.publishers), str(verdict)
 
 
 @once_each
@@ -266,7 +271,7 @@ def test_publishing_while_the_broker_is_down_waits_and_goes_on(profile: Profile,
 
 @once_each
 def test_what_cannot_be_sent_in_time_fails_and_never_arrives(profile: Profile, tmp_path: Path) -> None:
-    with Mosquitto(persistence=True) as broker, Scene(profile, broker, tmp_path, timeout=1.0) as scene:
+    with Mosquitto(persistence=True) as broker, Scene(profile, broker, tmp_path, timeout=0.5) as scene:
         scene.progress()
         broker.stop()
         publisher = scene.publishers[0]
