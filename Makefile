@@ -6,13 +6,14 @@
 
 BIN := .venv/bin
 
-.PHONY: help demo test lint types bench venv clean
+.PHONY: help demo test lint types bench soak venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
 	@echo "make test   all tests; installs Mosquitto and RabbitMQ if they are missing"
 	@echo "make lint   ruff        make types  mypy"
 	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
+	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -33,6 +34,10 @@ types: .venv/.dev
 bench: .venv/.bench
 	@.ci/setup brokers
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+soak: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
 
 venv: .venv/.dev
 

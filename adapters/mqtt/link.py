@@ -314,6 +314,8 @@ class Link:
             return
         if self._is_up and kind == packets.PINGRESP:
             return  # that something came is what counts
+        if self._is_up and kind == packets.CONNACK:
+            raise ProtocolError("a second CONNACK")  # MQTT-3.2.0-2; paho would begin anew
         if kind == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
             # paho would only call it a protocol error
             self._end(handshake.refusal(self._target, "Unsupported protocol version", 0x84))

@@ -1,0 +1,417 @@
+"""Traffic that goes on while something breaks: publishers and a receiver over proxies, and the ledger of what they did.
+
+::
+
+    with Scene(MQTT5, broker, tmp_path) as scene:
+        scene.progress()
+        scene.sending.sever()
+        scene.progress()  # what is published from now on is confirmed and received
+        scene.finish().check()
+
+Publishers go through one proxy and the receiver through another, so that each side can be hit alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+import messaging
+from messaging import ClosedError, Message, MessagingError, Promise
+from messaging.services import ServiceRegistry
+from tests.brokers import Broker
+from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
+from tests.proxy import Proxy
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take: long, as nothing is concluded from it but that something never comes
+PATIENCE: Final = 30.0
+#: messages of one publisher that await their outcome at most, and how many it sends at a time
+WINDOW: Final = 200
+BATCH: Final = 20
+#: pause between two batches: a few thousand messages a second are enough; seconds
+PACE: Final = 0.01
+#: reconnecting in the time a test has
+QUICK: Final[Mapping[str, Any]] = MappingProxyType({"reconnect_min": 0.02, "reconnect_max": 0.3})
+
+
+def eventually(condition: Callable[[], T], what: str | Callable[[], str], patience: float = PATIENCE) -> T:
+    """Wait until ``condition()`` is true and return what it returned."""
+    deadline = time.monotonic() + patience
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {patience:g} s in vain: {what if isinstance(what, str) else what()}")
+        time.sleep(0.005)
+    return found
+
+
+def attempts_within(proxy: Proxy, seconds: float) -> int:
+    """How many connections clients make in the next ``seconds``."""
+    before = proxy.attempts
+    time.sleep(seconds)
+    return proxy.attempts - before
+
+
+def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any) -> int:
+    """How many connections an instance makes in ``seconds`` if it goes on trying from the start; all must fail."""
+
+    async def main() -> int:
+        m = messaging.connect(through(proxy, url), retry_connect=True, **settings)
+        try:
+            before = proxy.attempts
+            await asyncio.sleep(seconds)
+            assert not m.ready.done(), f"connected to {url}"
+            return proxy.attempts - before
+        finally:
+            await m.aclose()
+
+    return asyncio.run(main())
+
+
+def state(m: messaging.Messaging) -> str:
+    """State of the connection, as the runtime tells it."""
+    return m.runtime.get_runtime_dto().connection.state
+
+
+def through(proxy: Proxy, url: str) -> str:
+    """``url``, by way of ``proxy``."""
+    parts = urlsplit(url)
+    credentials = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{''.join(credentials[:2])}{proxy.host}:{proxy.port}").geturl()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How messages travel so that none that is confirmed may be lost, as far as the protocol can.
+
+    Attributes:
+        sender, receiver: settings of the instances.
+        publish, subscribe: contexts, in snake case.
+        once: whether the protocol promises that nothing arrives twice, if only the connection breaks.
+        ahead: how many confirmed messages of a publisher may wait for the receiver at the broker.
+    """
+
+    name: str
+    sender: Mapping[str, Any] = field(default_factory=dict)
+    receiver: Mapping[str, Any] = field(default_factory=dict)
+    publish: Mapping[str, Any] = field(default_factory=dict)
+    subscribe: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
+    ahead: int = 100_000
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_GUARANTEED: Final = {"guaranteed_delivery": True}
+# clean_start: mosquitto writes only sessions to disk that began without it
+_V5: Final = {"session_expiry": 3600, "clean_start": False}
+_V3: Final = {"version": "3.1.1", "clean_start": False}
+_QOS2: Final = {"qos": 2}
+
+MQTT5: Final = Profile("mqtt5", receiver=_V5, publish=_GUARANTEED, subscribe=_GUARANTEED)
+# ahead: with more than its window at the broker the order is not kept, see test_mqtt_faults
+MQTT311: Final = Profile(
+    "mqtt311", sender={"version": "3.1.1"}, receiver=_V3, publish=_GUARANTEED, subscribe=_GUARANTEED, ahead=400
+)
+MQTT5_QOS2: Final = Profile("mqtt5-qos2", sender=_V5, receiver=_V5, publish=_QOS2, subscribe=_QOS2, once=True)
+MQTT311_QOS2: Final = Profile(
+    "mqtt311-qos2", sender=_V3, receiver=_V3, publish=_QOS2, subscribe=_QOS2, once=True, ahead=400
+)
+AMQP: Final = Profile("amqp", publish=_GUARANTEED, subscribe=_GUARANTEED)
+#: confirmed, and not on disk
+AMQP_TRANSIENT: Final = Profile("amqp-transient")
+
+MQTT: Final = (MQTT5, MQTT311)
+
+
+class Publisher:
+    """Publishes as long as it is let, on a thread of its own, and keeps the log."""
+
+    def __init__(self, name: str, instance: messaging.Messaging, scene: Scene) -> None:
+        self.name = name
+        self.instance = instance
+        self._scene = scene
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._numbers: Iterator[int] = iter(())
+        #: whether the instance is closed and takes no more
+        self.refused = False
+        #: the sequence that comes next
+        self.next = 0
+        #: the latest that was confirmed, and how many have no outcome yet
+        self.confirmed, self.open = -1, 0
+        self._changed = threading.Condition()  # guards the two above
+
+    def start(self, run: str, log: Path) -> None:
+        """Begin a run."""
+        self.run, self.path = run, log
+        self.log = PublisherLog(log)
+        self._numbers = itertools.count()
+        self.next, self.confirmed = 0, -1
+        self._stopping.clear()
+        self._threads = [threading.Thread(target=self._work, name=f"publisher-{self.name}", daemon=True)]
+        self._threads[0].start()
+
+    def _work(self) -> None:
+        scene = self._scene
+        while not self._stopping.is_set():
+            with self._changed:
+                room = self._changed.wait_for(lambda: self.open + scene.batch <= scene.window, 0.1)
+            if room and self.confirmed - scene.arrivals.latest.get(self.name, -1) <= scene.profile.ahead:
+                self.send(scene.batch)
+            self._stopping.wait(scene.pace or 0.001)
+
+    def send(self, count: int) -> list[Promise[None]]:
+        """Publish as many messages; on one thread at a time."""
+        sequences = [next(self._numbers) for _ in range(count)]
+        self.log.attempt(sequences)
+        promises = []
+        for sequence in sequences:
+            payload = encode(Stamp(self.run, self.name, sequence), self._scene.body(sequence))
+            with self._changed:
+                self.open += 1
+            self.next = sequence + 1
+            try:
+                promise = self.instance.publish(self._scene.channel(self.name), payload, **self._scene.profile.publish)
+            except MessagingError as error:
+                self.refused = isinstance(error, ClosedError)
+                self._settled(sequence, error)
+            else:
+                promise.add_done_callback(functools.partial(self._settled_by, sequence))
+                promises.append(promise)
+        return promises
+
+    def _settled_by(self, sequence: int, promise: Promise[None]) -> None:
+        self._settled(sequence, promise.exception())
+
+    def _settled(self, sequence: int, error: MessagingError | None) -> None:
+        if error is None:
+            self.log.confirm(sequence)
+        else:
+            self.log.fail(sequence, error)
+        with self._changed:
+            self.open -= 1
+            if error is None:
+                self.confirmed = max(self.confirmed, sequence)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), f"publisher {self.name} hangs"
+
+    def end(self) -> None:
+        """End the run, whatever is open."""
+        self.stop()
+        self.log.close()
+
+    def wait_settled(self) -> None:
+        """Wait until every promise has an outcome."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self.open, 2 * PATIENCE), f"{self.open} promises are open"
+
+
+class Scene:
+    """See the module. Entering it starts the traffic; leaving it closes everything.
+
+    Args:
+        profile: how messages travel.
+        broker: running; it stays the caller's.
+        folder: for the publishers' logs.
+        publishers: how many.
+        window, batch, pace: of each publisher; see the constants.
+        body: of the message with that sequence; by default a few dozen bytes.
+        before: called by the receiver with each message before it counts as received.
+        settings: for all instances, over those of the profile.
+
+    Attributes:
+        sending, receiving: the proxies of the publishers and of the receiver.
+        receiver: its instance.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        broker: Broker,
+        folder: Path,
+        *,
+        publishers: int = 2,
+        window: int = WINDOW,
+        batch: int = BATCH,
+        pace: float = PACE,
+        body: Callable[[int], bytes] = lambda sequence: b"." * (sequence % 64),
+        before: Callable[[Message], object] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.profile = profile
+        self.body = body
+        self.window, self.batch, self.pace = window, batch, pace
+        self.sending = Proxy(broker.host, broker.port)
+        self.receiving = Proxy(broker.host, broker.port)
+        self._url = broker.url
+        self._folder = folder
+        self._id = secrets.token_hex(4)
+        self._count = publishers
+        self._before = before
+        self._settings = {**QUICK, "timeout": PATIENCE, "services": ServiceRegistry(), **settings}
+        self._runs = itertools.count(1)
+        self._past: set[str] = set()
+        self._stack = contextlib.ExitStack()
+        #: what the receiver's stream failed with
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.sending)
+            stack.enter_context(self.receiving)
+            self.receive_anew()
+            stack.callback(lambda: self.receiver.close())
+            self.publishers = [
+                Publisher(
+                    f"p{number}",
+                    stack.enter_context(self._connect(self.sending, f"p{number}", self.profile.sender)),
+                    self,
+                )
+                for number in range(self._count)
+            ]
+            for publisher in self.publishers:
+                stack.callback(publisher.end)
+            self.begin()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # whatever the test did to them, closing is not to wait for it
+        for proxy in (self.sending, self.receiving):
+            for flow in (proxy.up, proxy.down):
+                flow.shape()
+                flow.release()
+        self._stack.close()
+
+    def receive_anew(self) -> None:
+        """Connect a receiver, in the place of the one before if there was one."""
+        self.receiver = self._connect(self.receiving, "receiver", self.profile.receiver)
+        context = {**self.profile.subscribe, **({"queue": self.queue} if self.queue else {})}
+        stream = self.receiver.subscribe(self.channel("+"), **context)
+        stream.subscribe(self._on_next, self._on_error)
+        stream.ready.result(PATIENCE)
+
+    def _connect(self, proxy: Proxy, role: str, settings: Mapping[str, Any]) -> messaging.Messaging:
+        url = through(proxy, self._url)
+        return messaging.connect(url, **{"client_id": self.client_id(role), **self._settings, **settings})
+
+    def client_id(self, role: str) -> str:
+        """What an instance calls itself: that of a publisher, by its name, or of the ``receiver``."""
+        return f"faults-{self._id}-{role}"
+
+    def channel(self, publisher: str) -> str:
+        """Where a publisher publishes."""
+        return f"faults/{self._id}/{publisher}"
+
+    @property
+    def queue(self) -> str | None:
+        """The receiver's queue, where the protocol keeps messages in queues rather than sessions."""
+        return f"faults-{self._id}" if urlsplit(self._url).scheme == "amqp" else None
+
+    def _on_next(self, message: Message) -> None:
+        if self._before is not None:
+            self._before(message)
+        self.arrivals.add(message.payload)
+
+    def _on_error(self, error: Exception) -> None:
+        self.error = error
+
+    # --- runs
+
+    def begin(self) -> None:
+        """Begin a run: the publishers start, and the ledger is empty."""
+        run = f"{self._id}-{next(self._runs)}"
+        self.arrivals = Arrivals(run, self._past.copy())
+        self._past.add(run)
+        for publisher in self.publishers:
+            publisher.start(run, self._folder / f"{run}-{publisher.name}.log")
+
+    def progress(self, batches: int = 2) -> None:
+        """Return once so many batches of each publisher that are published from now on are confirmed and received."""
+        count = batches * self.batch
+        marks = {publisher: publisher.next + count for publisher in self.publishers}
+
+        def reached(publisher: Publisher) -> int:
+            return min(self.arrivals.latest.get(publisher.name, -1), publisher.confirmed)
+
+        def situation() -> str:
+            where = [f"{each.name} {state(each.instance)}, {reached(each)} of {mark}" for each, mark in marks.items()]
+            return f"progress: {'; '.join(where)}; receiver {state(self.receiver)}"
+
+        eventually(
+            lambda: self.error is not None or all(reached(publisher) >= mark for publisher, mark in marks.items()),
+            situation,
+        )
+        assert self.error is None, f"the receiver's stream failed: {self.error}"
+
+    def outlived(self, fault: Callable[[], object], proxy: Proxy) -> None:
+        """Have something break connections through ``proxy``, see that they are made again, and that work goes on."""
+        before = proxy.attempts
+        fault()
+        eventually(lambda: proxy.attempts > before, "a new connection")
+        self.progress()
+
+    def stop(self) -> None:
+        """Stop the publishers, and wait until every promise has its outcome."""
+        for publisher in self.publishers:
+            publisher.stop()
+        for publisher in self.publishers:
+            publisher.wait_settled()
+
+    def finish(self, *, may_lose: bool = False) -> Verdict:
+        """End the run, have everything arrive that is under way, and compare.
+
+        Args:
+            may_lose: do not wait for what was confirmed and never comes.
+        """
+        self.stop()
+        # one more each: behind it nothing is under way any more, as order is kept
+        for publisher in self.publishers:
+            for promise in publisher.send(1):
+                promise.result(PATIENCE)
+        self.wait_received()
+        if not may_lose:
+            with contextlib.suppress(AssertionError):  # the verdict says it better
+                eventually(lambda: not self.verdict().lost, "all that was confirmed is received")
+        for publisher in self.publishers:
+            publisher.wait_settled()
+            publisher.log.close()
+        return self.verdict()
+
+    def wait_received(self) -> None:
+        """Wait until the last message of each publisher has arrived."""
+        latest = self.arrivals.latest
+        eventually(
+            lambda: all(latest.get(publisher.name, -1) >= publisher.next - 1 for publisher in self.publishers),
+            lambda: f"the last messages: {[publisher.next - 1 for publisher in self.publishers]}; there are {latest}",
+        )
+
+    def histories(self) -> dict[str, History]:
+        """What the publishers did so far, from their logs."""
+        for publisher in self.publishers:
+            publisher.log.sync()
+        return {publisher.name: read_log(publisher.path) for publisher in self.publishers}
+
+    def verdict(self) -> Verdict:
+        """What the ledger says now."""
+        return compare(self.histories(), self.arrivals)

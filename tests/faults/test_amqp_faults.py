@@ -1,0 +1,442 @@
+"""AMQP while something breaks: nothing that was confirmed is lost, and work goes on, as far as the protocol promises.
+
+What it does not promise is in ``docs/faults.md``, with the figures; the tests here hold on to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel  # type: ignore[import-untyped]
+
+import messaging
+from messaging import (
+    AcknowledgeMessageContext,
+    Message,
+    Promise,
+    PublishRefusedError,
+    SubscriptionRefusedError,
+)
+from tests.brokers import RabbitMQ
+from tests.faults.conftest import FrailRabbitMQ
+from tests.faults.scenario import (
+    AMQP,
+    AMQP_TRANSIENT,
+    BATCH,
+    PATIENCE,
+    QUICK,
+    WINDOW,
+    Profile,
+    Scene,
+    eventually,
+    state,
+    through,
+)
+from tests.proxy import Proxy
+
+both = pytest.mark.parametrize("profile", [AMQP, AMQP_TRANSIENT], ids=str)
+
+
+def large(sequence: int) -> bytes:
+    """A body of some thousand bytes, so that most of what is under way is the middle of a frame."""
+    return b"." * (2000 + sequence % 1000)
+
+
+@contextlib.contextmanager
+def foreign_channel(broker: RabbitMQ) -> Iterator[BlockingChannel]:
+    """A channel of another client."""
+    connection = pika.BlockingConnection(pika.ConnectionParameters(broker.host, broker.port))
+    try:
+        yield connection.channel()
+    finally:
+        connection.close()
+
+
+# --- connections
+
+
+@both
+def test_nothing_is_lost_when_connections_are_reset(rabbitmq: RabbitMQ, profile: Profile, tmp_path: Path) -> None:
+    """At both ends, at one of them, and at the client's without the broker hearing of it."""
+    with Scene(profile, rabbitmq, tmp_path) as scene:
+        for proxy in (scene.sending, scene.receiving):
+            faults: list[Callable[[], None]] = [
+                proxy.sever,
+                partial(proxy.reset, "client"),
+                partial(proxy.reset, "broker"),
+            ]
+            for fault in faults:
+                scene.outlived(fault, proxy)
+            assert proxy.resets >= len(faults)
+        scene.finish().check()
+
+
+def test_a_connection_that_only_the_client_lost_keeps_its_messages_until_the_broker_notices(
+    rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    """Two heartbeats; then they come again, and before those that came meanwhile were sent to the new consumer."""
+    with Scene(AMQP, rabbitmq, tmp_path, publishers=1, heartbeat=1) as scene:
+        scene.progress()
+        scene.outlived(partial(scene.sending.reset, "client", quietly=True), scene.sending)
+        before = scene.receiving.attempts
+        scene.receiving.reset("client", quietly=True)
+        eventually(lambda: scene.receiving.attempts > before, "a new connection")
+        scene.progress()
+        verdict = scene.finish()
+    assert not verdict.lost
+    assert not verdict.unexpected
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["reset", "end"])
+def test_nothing_is_lost_when_a_connection_ends_within_a_frame(rabbitmq: RabbitMQ, reset: bool, tmp_path: Path) -> None:
+    """In each direction. Of two places in a row one at least is within a frame."""
+    with Scene(AMQP, rabbitmq, tmp_path, body=large) as scene:
+        for proxy in (scene.sending, scene.receiving):
+            for flow in (proxy.up, proxy.down):
+                for count in (101, 102):
+                    cuts = flow.cuts
+                    scene.outlived(partial(flow.cut_after, count, reset=reset), proxy)
+                    assert flow.cuts == cuts + 1
+        scene.finish().check()
+
+
+def test_a_connection_that_ends_within_the_handshake_is_made_again(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with Scene(AMQP, rabbitmq, tmp_path) as scene:
+        for flow in (scene.receiving.up, scene.receiving.down):
+            for count in (3, 30, 300):  # of the protocol header, of start and start-ok, and of what follows
+                scene.receiving.refuse()
+                flow.cut_after(count)
+                cuts = flow.cuts
+                scene.receiving.accept()
+                eventually(lambda flow=flow, cuts=cuts: flow.cuts > cuts, "the cut")  # type: ignore[misc]
+                scene.progress()
+        scene.finish().check()
+
+
+def test_frames_may_arrive_byte_by_byte(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with Scene(AMQP, rabbitmq, tmp_path, publishers=1, window=4, batch=2) as scene:
+        flows = (scene.sending.up, scene.sending.down, scene.receiving.up, scene.receiving.down)
+        attempts = [proxy.attempts for proxy in (scene.sending, scene.receiving)]
+        for flow in flows:
+            flow.shape(piece=1, pause=0.001)
+        scene.progress()  # what was under way already may have come as it was
+        before = [flow.bytes - flow.pieces for flow in flows]
+        scene.progress()
+        assert [flow.bytes - flow.pieces for flow in flows] == before
+        for flow in flows:
+            flow.shape()
+        verdict = scene.finish().check()
+    assert verdict.duplicates == 0
+    assert [proxy.attempts for proxy in (scene.sending, scene.receiving)] == attempts
+
+
+def half_open(broker: RabbitMQ, heartbeat: int | None) -> dict[str, float]:
+    """How long it takes to notice, in seconds: with one direction gone, or both; idle, and with messages."""
+    took: dict[str, float] = {}
+    settings: dict[str, Any] = {**QUICK, "timeout": 2 * PATIENCE}
+    if heartbeat is not None:
+        settings["heartbeat"] = heartbeat
+
+    def cut(ways: tuple[str, ...], busy: bool) -> None:
+        channel = f"half/{'-'.join(ways)}/{'busy' if busy else 'idle'}"
+        promises: list[Promise[None]] = []
+        with (
+            Proxy(broker.host, broker.port) as proxy,
+            messaging.connect(through(proxy, broker.url), **settings) as m,
+            m.subscribe(channel) as stream,
+        ):
+            m.publish(channel).result(PATIENCE)
+            stream.receive(PATIENCE)
+            for way in ways:
+                getattr(proxy, way).swallow()
+            start = time.monotonic()
+            while state(m) == "connected":
+                if busy and len(promises) < 1000:
+                    promises.append(m.publish(channel))
+                time.sleep(0.01)
+            took[channel] = time.monotonic() - start
+            assert proxy.up.swallowed + proxy.down.swallowed > 0
+            for way in ways:
+                getattr(proxy, way).restore()
+            for promise in promises:
+                promise.result(2 * PATIENCE)
+
+    cuts = [(ways, busy) for ways in (("up", "down"), ("up",), ("down",)) for busy in (False, True)]
+    threads = [threading.Thread(target=cut, args=each) for each in cuts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * PATIENCE)
+    assert len(took) == len(cuts)
+    return took
+
+
+@pytest.mark.slow
+def test_a_half_open_connection_is_noticed_within_33_seconds(rabbitmq: RabbitMQ) -> None:
+    """With the default settings: two heartbeats of ten seconds, and what looking after them adds."""
+    took = half_open(rabbitmq, None)
+    assert max(took.values()) <= 33.0, took
+
+
+def test_nothing_is_lost_over_a_half_open_connection(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with Scene(AMQP, rabbitmq, tmp_path, heartbeat=1, connect_timeout=2.0) as scene:
+        for proxy, instances in (
+            (scene.sending, [publisher.instance for publisher in scene.publishers]),
+            (scene.receiving, [scene.receiver]),
+        ):
+            scene.progress()
+            for flow in (proxy.up, proxy.down):
+                flow.swallow()
+            for m in instances:
+                eventually(lambda m=m: state(m) != "connected", "the loss is noticed")  # type: ignore[misc]
+            assert proxy.up.swallowed + proxy.down.swallowed > 0
+            for flow in (proxy.up, proxy.down):
+                flow.restore()
+        scene.progress()
+        scene.finish().check()
+
+
+# --- brokers
+
+
+@pytest.mark.slow
+def test_a_killed_broker_loses_nothing_that_is_persistent(frail_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """And of what is transient all that it had: a confirm is a place in the queue, then, not on the disk."""
+    broker = frail_rabbitmq
+    with Scene(AMQP, broker, tmp_path) as persistent, Scene(AMQP_TRANSIENT, broker, tmp_path) as transient:
+        scenes = (persistent, transient)
+        for scene in scenes:
+            scene.progress()
+            # messages wait in the queue, and others are under way
+            scene.receiving.refuse()
+        waiting = {publisher: publisher.next + 5 * BATCH for scene in scenes for publisher in scene.publishers}
+        eventually(lambda: all(each.confirmed > waiting[each] for each in waiting), "messages wait at the broker")
+        pid = broker.pid
+        broker.kill()
+        killed = time.monotonic()
+        for scene in scenes:
+            for publisher in scene.publishers:
+                eventually(lambda p=publisher: p.open > WINDOW - BATCH, "as much as may wait does")  # type: ignore[misc]
+        broker.start()
+        assert broker.pid != pid
+        for scene in scenes:
+            scene.receiving.accept()
+            scene.progress()
+        persistent.finish().check()
+        verdict = transient.finish(may_lose=True).check(may_lose=True)
+        histories = transient.histories()
+    assert len(verdict.lost) > 2 * 4 * BATCH, str(verdict)
+    assert all(histories[stamp.publisher].confirmed[stamp.sequence] <= killed for stamp in verdict.lost)
+
+
+@pytest.mark.slow
+def test_a_broker_short_of_memory_makes_publishers_wait_and_consumers_go_on(
+    frail_rabbitmq: RabbitMQ, tmp_path: Path
+) -> None:
+    go = threading.Event()
+
+    def before(_: Message) -> None:
+        assert go.wait(2 * PATIENCE)
+
+    with Scene(AMQP, frail_rabbitmq, tmp_path, before=before) as scene:
+        attempts = scene.sending.attempts, scene.receiving.attempts
+        eventually(lambda: all(publisher.confirmed > 200 for publisher in scene.publishers), "messages wait")
+        frail_rabbitmq.ctl("set_vm_memory_high_watermark", "0.00001")
+        try:
+            for publisher in scene.publishers:
+                eventually(lambda p=publisher: p.open > WINDOW - BATCH, "publishers wait")  # type: ignore[misc]
+            confirmed = [publisher.confirmed for publisher in scene.publishers]
+            go.set()
+            waited = {publisher.name: publisher.confirmed for publisher in scene.publishers}
+            eventually(
+                lambda: all(scene.arrivals.latest.get(name, -1) >= last for name, last in waited.items()),
+                "what waited is consumed",
+            )
+            assert [publisher.confirmed for publisher in scene.publishers] == confirmed
+        finally:
+            frail_rabbitmq.ctl("set_vm_memory_high_watermark", "0.8")
+        scene.progress()
+        assert scene.finish().check().duplicates == 0
+        assert (scene.sending.attempts, scene.receiving.attempts) == attempts
+
+
+# --- channels
+
+
+def test_a_queue_that_is_deleted_ends_its_consumer_and_no_other(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with Scene(AMQP, rabbitmq, tmp_path) as scene, foreign_channel(rabbitmq) as foreign:
+        scene.progress()
+        queue = f"doomed-{scene.queue}"
+        stream = scene.receiver.subscribe(scene.channel("doomed"), queue=queue)
+        stream.ready.result(PATIENCE)
+        attempts = scene.receiving.attempts
+        foreign.queue_delete(queue)
+        with pytest.raises(SubscriptionRefusedError, match=queue):
+            stream.receive(PATIENCE)
+        scene.progress()
+        assert scene.receiving.attempts == attempts
+        # nobody makes it again behind the operator's back
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
+            foreign.queue_declare(queue, passive=True)
+        scene.finish().check()
+
+
+Wrong = Callable[[messaging.Messaging, BlockingChannel, str], object]
+
+
+def publish_to_internal(m: messaging.Messaging, foreign: BlockingChannel, name: str) -> object:
+    foreign.exchange_declare(name, "topic", internal=True, auto_delete=True)
+    return m.publish(name, b"x", channel_extension="key").result(PATIENCE)
+
+
+def publish_to_missing(m: messaging.Messaging, _: BlockingChannel, name: str) -> object:
+    return m.publish(name, b"x", channel_extension="key", autocreate=False).result(PATIENCE)
+
+
+def publish_too_much(m: messaging.Messaging, _: BlockingChannel, name: str) -> object:
+    return m.publish(name, bytes(FrailRabbitMQ.limit + 1)).result(PATIENCE)
+
+
+def consume_beside_exclusive(m: messaging.Messaging, foreign: BlockingChannel, name: str) -> object:
+    foreign.queue_declare(name)
+    foreign.basic_consume(name, lambda *_: None, exclusive=True)
+    stream = m.subscribe("x", queue=name)
+    return stream.ready.result(PATIENCE)
+
+
+def consume_missing(m: messaging.Messaging, _: BlockingChannel, name: str) -> object:
+    stream = m.subscribe("x", queue=name, autocreate=False)
+    return stream.ready.result(PATIENCE)
+
+
+def consume_locked(m: messaging.Messaging, foreign: BlockingChannel, name: str) -> object:
+    foreign.queue_declare(name, exclusive=True)
+    stream = m.subscribe("x", queue=name)
+    return stream.ready.result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (publish_to_internal, 403),
+        (publish_to_missing, 404),
+        (publish_too_much, 406),
+        (consume_beside_exclusive, 403),
+        (consume_missing, 404),
+        (consume_locked, 405),
+    ],
+)
+def test_an_error_of_a_channel_fails_that_channel_alone(
+    frail_rabbitmq: RabbitMQ, wrong: Wrong, code: int, tmp_path: Path
+) -> None:
+    """Whoever asked for it is told the code; the connections stay, and what goes on beside it loses nothing."""
+    with Scene(AMQP, frail_rabbitmq, tmp_path) as scene, foreign_channel(frail_rabbitmq) as foreign:
+        scene.progress()
+        m = scene.publishers[0].instance
+        with m.subscribe(scene.channel("other")) as stream:
+            stream.ready.result(PATIENCE)  # the connection to consume on is there
+        attempts = scene.sending.attempts
+        for number in range(3):
+            with pytest.raises((PublishRefusedError, SubscriptionRefusedError), match=str(code)):
+                wrong(m, foreign, f"wrong-{scene.queue}-{number}")
+            scene.progress()
+        assert scene.sending.attempts == attempts
+        assert scene.finish().check().failed == {}
+
+
+@pytest.mark.parametrize("qos", ["0", "1"])
+def test_an_exchange_that_is_deleted_costs_what_was_under_way_to_it_and_nothing_else(
+    rabbitmq: RabbitMQ, qos: str, tmp_path: Path
+) -> None:
+    """The next message makes it again."""
+    with Scene(AMQP, rabbitmq, tmp_path) as scene, foreign_channel(rabbitmq) as foreign:
+        scene.progress()
+        m = scene.publishers[0].instance
+        attempts = scene.sending.attempts
+        exchange = f"doomed-{scene.queue}"
+        for _ in range(3):
+            m.publish(exchange, b"x", channel_extension="key", qos=qos).result(PATIENCE)
+            foreign.exchange_delete(exchange)
+        scene.progress()
+        assert scene.sending.attempts == attempts
+        assert scene.finish().check().failed == {}
+
+
+def test_a_verdict_after_reconnecting_is_refused_and_settles_nothing_else(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """Delivery tags begin anew on a new channel: that of the old message is that of another one there."""
+    with Scene(AMQP, rabbitmq, tmp_path, publishers=1) as scene:
+        channel, queue = scene.channel("held/deep"), f"held-{scene.queue}"
+        m = scene.receiver
+        context = m.acknowledge_context_builder().message_context_builder().channel(channel)
+        with m.subscription.subscribe(context.extension_entry("queue", queue).build_context()) as stream:
+            for payload in (b"1", b"2"):
+                scene.publishers[0].instance.publish(channel, payload).result(PATIENCE)
+            held = [stream.receive(PATIENCE) for _ in range(2)]
+            scene.outlived(scene.receiving.sever, scene.receiving)
+            again = [stream.receive(PATIENCE) for _ in range(2)]
+            assert [message.payload for message in again] == [b"1", b"2"]
+            for message in held:
+                assert isinstance(message.context, AcknowledgeMessageContext)
+                assert message.context.acknowledge_handler.acknowledge() is False
+            scene.outlived(scene.receiving.sever, scene.receiving)
+            # the late verdicts did not settle them
+            again = [stream.receive(PATIENCE) for _ in range(2)]
+            assert [message.payload for message in again] == [b"1", b"2"]
+            for message in again:
+                assert isinstance(message.context, AcknowledgeMessageContext)
+                assert message.context.acknowledge_handler.acknowledge() is True
+            eventually(lambda: stream.counters.acknowledged == 2, "the verdicts were passed on")
+            scene.outlived(scene.receiving.sever, scene.receiving)
+            scene.publishers[0].instance.publish(channel, b"3").result(PATIENCE)
+            assert stream.receive(PATIENCE).payload == b"3"
+        scene.finish().check()
+
+
+# --- slow ones
+
+
+def test_a_slow_consumer_holds_up_nobody_and_gets_everything(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """What it does not take waits at the broker; other subscriptions of the same instance go on."""
+    slow = threading.Event()
+
+    def before(_: Message) -> None:
+        assert slow.wait(PATIENCE)
+
+    with Scene(AMQP, rabbitmq, tmp_path, before=before, prefetch=50) as scene:
+        eventually(lambda: all(publisher.confirmed > 1000 for publisher in scene.publishers), "2,000 confirmed")
+        subscription = scene.receiver.runtime.get_runtime_dto().subscriptions[0]
+        assert subscription.buffered + 1 <= 50  # one is in the consumer's hands
+        with scene.receiver.subscribe(scene.channel("quick/one")) as quick:
+            scene.publishers[0].instance.publish(scene.channel("quick/one"), b"x").result(PATIENCE)
+            assert quick.receive(PATIENCE).payload == b"x"
+        assert scene.arrivals.stamps == []
+        slow.set()
+        scene.progress()
+        assert scene.finish().check().duplicates == 0
+
+
+def test_a_slow_network_delays_and_loses_nothing(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    with Scene(AMQP, rabbitmq, tmp_path) as scene:
+        scene.progress()
+        attempts = scene.sending.attempts, scene.receiving.attempts
+        flows = (scene.sending.up, scene.sending.down, scene.receiving.up, scene.receiving.down)
+        for flow in flows:
+            flow.shape(latency=0.05)
+        scene.receiving.down.shape(latency=0.05, rate=20_000)
+        start, received = time.monotonic(), scene.receiving.down.bytes
+        eventually(lambda: all(publisher.confirmed > 500 for publisher in scene.publishers), "1,000 confirmed")
+        elapsed = time.monotonic() - start
+        assert scene.receiving.down.bytes - received < 20_000 * (elapsed + 0.5)
+        for flow in flows:
+            flow.shape()
+        scene.progress()
+        assert scene.finish().check().duplicates == 0
+        assert (scene.sending.attempts, scene.receiving.attempts) == attempts
