@@ -187,16 +187,22 @@ def test_a_half_open_connection_is_noticed_within_33_seconds(rabbitmq: RabbitMQ)
 
 
 def test_nothing_is_lost_over_a_half_open_connection(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    def noticed() -> int:
+        return rabbitmq.log().count("missed heartbeats from client")
+
     with Scene(AMQP, rabbitmq, tmp_path, heartbeat=1, connect_timeout=2.0) as scene:
-        for proxy, instances in (
-            (scene.sending, [publisher.instance for publisher in scene.publishers]),
-            (scene.receiving, [scene.receiver]),
+        for proxy, instances, connections in (
+            (scene.sending, [publisher.instance for publisher in scene.publishers], len(scene.publishers)),
+            (scene.receiving, [scene.receiver], 2),
         ):
             scene.progress()
+            before = noticed()
             for flow in (proxy.up, proxy.down):
                 flow.swallow()
             for m in instances:
                 eventually(lambda m=m: state(m) != "connected", "the loss is noticed")  # type: ignore[misc]
+            # by the broker, too: until then it holds back what the old consumer had
+            eventually(lambda b=before, c=connections: noticed() >= b + c, "the broker notices")  # type: ignore[misc]
             assert proxy.up.swallowed + proxy.down.swallowed > 0
             for flow in (proxy.up, proxy.down):
                 flow.restore()
