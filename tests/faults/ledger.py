@@ -229,14 +229,15 @@ class Verdict:
     failed: Mapping[str, int]
     open: int
 
-    def check(self, *, may_lose: bool = False) -> Self:
+    def check(self, *, may_lose: bool = False, ordered: bool = True) -> Self:
         """Raise AssertionError unless what was confirmed was received, in order, and nothing else.
 
         Args:
             may_lose: whether the caller looks at ``lost`` by itself.
+            ordered: whether order is promised.
         """
         assert not self.unexpected, f"{len(self.unexpected)} unexpected: {self.unexpected[:_SHOWN]}\n{self}"
-        assert not self.disorder, f"{len(self.disorder)} out of order: {self.disorder[:_SHOWN]}\n{self}"
+        assert not ordered or not self.disorder, f"{len(self.disorder)} out of order: {self.disorder[:_SHOWN]}\n{self}"
         assert may_lose or not self.lost, f"{len(self.lost)} lost: {self.lost[:_SHOWN]}\n{self}"
         return self
 

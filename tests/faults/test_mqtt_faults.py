@@ -5,7 +5,6 @@ What it does not promise is in ``docs/faults.md``, with the figures; the tests h
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -76,7 +75,7 @@ def test_nothing_is_lost_when_connections_are_reset(broker: Mosquitto, profile: 
             for fault in faults:
                 scene.outlived(fault, proxy)
             assert proxy.resets >= len(faults)
-        verdict = scene.finish().check()
+        verdict = scene.finish()
     assert not profile.once or not verdict.duplicates
 
 
@@ -96,7 +95,7 @@ def test_nothing_is_lost_when_a_connection_ends_within_a_frame(
                     cuts = flow.cuts
                     scene.outlived(partial(flow.cut_after, count, reset=reset), proxy)
                     assert flow.cuts == cuts + 1
-        verdict = scene.finish().check()
+        verdict = scene.finish()
     assert not profile.once or not verdict.duplicates
 
 
@@ -113,7 +112,7 @@ def test_a_connection_that_ends_within_the_handshake_is_made_again(
                 scene.receiving.accept()
                 eventually(lambda flow=flow, cuts=cuts: flow.cuts > cuts, "the cut")  # type: ignore[misc]
                 scene.progress()
-        scene.finish().check()
+        scene.finish()
 
 
 @once_each
@@ -128,7 +127,7 @@ def test_frames_may_arrive_byte_by_byte(broker: Mosquitto, profile: Profile, tmp
         assert [flow.bytes - flow.pieces for flow in flows] == before
         for flow in flows:
             flow.shape()
-        verdict = scene.finish().check()
+        verdict = scene.finish()
     assert verdict.duplicates == 0
     assert (scene.sending.attempts, scene.receiving.attempts) == (1, 1)
 
@@ -192,7 +191,7 @@ def test_nothing_is_lost_over_a_half_open_connection(broker: Mosquitto, profile:
             for flow in (proxy.up, proxy.down):
                 flow.restore()
         scene.progress()
-        verdict = scene.finish().check()
+        verdict = scene.finish()
     assert not profile.once or not verdict.duplicates
 
 
@@ -219,7 +218,7 @@ def test_a_killed_broker_without_persistence_loses_what_it_had_and_nothing_else(
         at = killed(broker)
         scene.progress()
         resumed = time.monotonic()
-        verdict = scene.finish(may_lose=True).check(may_lose=True)
+        verdict = scene.finish(may_lose=True)
         histories = scene.histories()
     when = [histories[stamp.publisher].confirmed[stamp.sequence] for stamp in verdict.lost]
     assert all(at - UNDER_WAY < each < resumed for each in when), f"{at}, {resumed}: {verdict}, {when}"
@@ -235,7 +234,7 @@ def test_a_killed_broker_that_saves_every_change_loses_one_message_of_each_publi
             scene.progress()
             killed(broker)
         scene.progress()
-        verdict = scene.finish(may_lose=True).check(may_lose=True)
+        verdict = scene.finish(may_lose=True)
     assert len(verdict.lost) <= 2 * len(scene.publishers), str(verdict)
 
 
@@ -251,7 +250,7 @@ def test_what_waits_for_a_receiver_that_is_away_outlives_a_killed_broker_that_sa
         killed(broker)
         scene.receiving.accept()
         scene.progress()
-        verdict = scene.finish(may_lose=True).check(may_lose=True)
+        verdict = scene.finish(may_lose=True)
     assert len(verdict.lost) <= len(scene.publishers), str(verdict)
 
 
@@ -265,7 +264,7 @@ def test_publishing_while_the_broker_is_down_waits_and_goes_on(profile: Profile,
         assert {state(publisher.instance) for publisher in scene.publishers} == {"reconnecting"}
         broker.start()
         scene.progress()
-        verdict = scene.finish().check()
+        verdict = scene.finish()
         assert not verdict.failed
 
 
@@ -279,7 +278,7 @@ def test_what_cannot_be_sent_in_time_fails_and_never_arrives(profile: Profile, t
         eventually(lambda: publisher.next > mark + 2 * WINDOW, "those that waited have failed, and others wait")
         broker.start()
         scene.progress()
-        verdict = scene.finish().check()
+        verdict = scene.finish()
     assert verdict.failed["DeadlineError"] > WINDOW
     assert verdict.failed.keys() <= {"DeadlineError", "OutcomeUnknownError"}
 
@@ -293,10 +292,10 @@ def test_a_session_that_is_lost_is_subscribed_again(broker: Mosquitto, profile: 
     held: list[Message] = []
     with Scene(profile, broker, tmp_path) as scene:
         context = scene.receiver.acknowledge_context_builder().message_context_builder()
-        context.channel(scene.channel("held")).extension_entry("qos", "1")
+        context.channel(scene.channel("held/deep")).extension_entry("qos", "1")
         with scene.receiver.subscription.subscribe(context.build_context()) as manual:
             manual.ready.result(PATIENCE)
-            scene.publishers[0].instance.publish(scene.channel("held"), b"x", qos=1).result(PATIENCE)
+            scene.publishers[0].instance.publish(scene.channel("held/deep"), b"x", qos=1).result(PATIENCE)
             held.append(manual.receive(PATIENCE))
             scene.progress()
             away = time.monotonic()
@@ -311,10 +310,8 @@ def test_a_session_that_is_lost_is_subscribed_again(broker: Mosquitto, profile: 
             assert isinstance(verdict_on, AcknowledgeMessageContext)
             assert verdict_on.acknowledge_handler.acknowledge() is False
             assert verdict_on.acknowledge_state is AcknowledgeType.UNKNOWN
-        # the stream above got one that is none of the ledger's
         verdict = scene.finish(may_lose=True)
         histories = scene.histories()
-    assert not verdict.disorder
     when = [histories[stamp.publisher].confirmed[stamp.sequence] for stamp in verdict.lost]
     assert when, "the session was not lost"
     assert all(away - UNDER_WAY < each < resumed for each in when)
@@ -332,7 +329,7 @@ def test_two_clients_with_one_id_take_turns_and_do_not_storm_the_broker(
         assert attempts_within(scene.receiving, 3.0) <= 15
         twin.close()
         scene.progress()
-        scene.finish().check()
+        scene.finish()
 
 
 @pytest.mark.parametrize("manually", [True, False])
@@ -352,17 +349,17 @@ def test_a_verdict_after_reconnecting_reaches_a_session_that_was_resumed(
     with Scene(profile, broker, tmp_path, publishers=1, before=None if manually else hold) as scene:
         if manually:
             context = scene.receiver.acknowledge_context_builder().message_context_builder()
-            context.channel(scene.channel("held")).extension_entry("qos", "1")
+            context.channel(scene.channel("held/deep")).extension_entry("qos", "1")
             with scene.receiver.subscription.subscribe(context.build_context()) as stream:
                 stream.ready.result(PATIENCE)
-                scene.publishers[0].instance.publish(scene.channel("held"), b"x", qos=1).result(PATIENCE)
+                scene.publishers[0].instance.publish(scene.channel("held/deep"), b"x", qos=1).result(PATIENCE)
                 message = stream.receive(PATIENCE)
                 scene.outlived(scene.receiving.sever, scene.receiving)
                 assert isinstance(message.context, AcknowledgeMessageContext)
                 assert message.context.acknowledge_handler.acknowledge() is True
                 eventually(lambda: stream.counters.acknowledged == 1, "the verdict was passed on")
                 scene.outlived(scene.receiving.sever, scene.receiving)
-                scene.publishers[0].instance.publish(scene.channel("held"), b"y", qos=1).result(PATIENCE)
+                scene.publishers[0].instance.publish(scene.channel("held/deep"), b"y", qos=1).result(PATIENCE)
                 assert stream.receive(PATIENCE).payload == b"y"
             return
         assert waiting.wait(PATIENCE)
@@ -371,7 +368,7 @@ def test_a_verdict_after_reconnecting_reaches_a_session_that_was_resumed(
         eventually(lambda: scene.receiving.attempts > before and state(scene.receiver) == "connected", "reconnected")
         go.set()
         scene.progress()
-        verdict = scene.finish().check()
+        verdict = scene.finish()
         seen += scene.arrivals.stamps
     assert seen.count(seen[0]) == 1, str(verdict)
 
@@ -389,21 +386,20 @@ def test_packet_ids_start_over(broker: Mosquitto, tmp_path: Path) -> None:
             eventually(lambda mark=mark: publisher.next > mark, f"message {mark}")  # type: ignore[misc]
             proxy.sever()
         eventually(lambda: publisher.next > 66_500, "message 66,500")
-        verdict = scene.finish().check()
+        verdict = scene.finish()
     assert verdict.confirmed > 66_000
     assert scene.sending.resets == scene.receiving.resets == 1
 
 
-@pytest.mark.xfail(strict=False, reason="answers that wait for credit make mosquitto 2.0 overtake its own queue")
-def test_order_is_kept_when_more_waits_for_a_resumed_session_than_the_window(broker: Mosquitto, tmp_path: Path) -> None:
-    """MQTT 3.1.1. About every second run shows it."""
-    profile = dataclasses.replace(MQTT311, ahead=100_000)
-    with Scene(profile, broker, tmp_path, publishers=1, window=3000, batch=500, pace=0.0) as scene:
+@pytest.mark.xfail(strict=False, reason="what was answered before the loss is answered anew after what was not")
+def test_a_resumed_session_keeps_the_order_whatever_waits_in_it(broker: Mosquitto, tmp_path: Path) -> None:
+    """MQTT 3.1.1. About every second run shows it; with this mended, ``Profile.ordered`` has no use any more."""
+    with Scene(MQTT311, broker, tmp_path, publishers=1, window=3000, batch=500, pace=0.0) as scene:
         publisher = scene.publishers[0]
         for mark in range(2000, 20_000, 2000):
             eventually(lambda mark=mark: publisher.next > mark, f"message {mark}")  # type: ignore[misc]
             scene.receiving.sever()
-        scene.finish().check()
+        scene.finish(ordered=True)
 
 
 @versions
@@ -466,7 +462,7 @@ def test_a_slow_consumer_holds_up_nobody_and_gets_everything(
         assert scene.arrivals.stamps == []
         slow.set()
         scene.progress()
-        assert scene.finish().check().duplicates == 0
+        assert scene.finish().duplicates == 0
 
 
 @once_each
@@ -483,5 +479,5 @@ def test_a_slow_network_delays_and_loses_nothing(broker: Mosquitto, profile: Pro
         for flow in (scene.sending.up, scene.sending.down, scene.receiving.up, scene.receiving.down):
             flow.shape()
         scene.progress()
-        assert scene.finish().check().duplicates == 0
+        assert scene.finish().duplicates == 0
         assert (scene.sending.attempts, scene.receiving.attempts) == (2, 1)

@@ -10,7 +10,7 @@ PAGE = FOLDER.parents[1] / "docs" / "faults.md"
 #: those of the tools, and what the page tells in words
 TOOLS = {"test_proxy.py", "test_ledger.py", "test_page.py"}
 OTHERS = {
-    "test_order_is_kept_when_more_waits_for_a_resumed_session_than_the_window",
+    "test_a_resumed_session_keeps_the_order_whatever_waits_in_it",
     "test_whoever_does_not_answer_is_given_up_after_the_connect_timeout",
     "test_a_subscription_that_is_denied_is_not_asked_for_again_after_reconnecting",
     "test_many_threads_may_close_at_once_while_others_publish",
