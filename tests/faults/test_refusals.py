@@ -100,7 +100,7 @@ def check_password(
             waiting = m.publish("x", qos=1)
             eventually(lambda: "credentials" in (m.runtime.get_runtime_dto().connection.cause or ""), "the refusal")
             assert attempts_within(proxy, 1.0) <= STORM
-            assert state(m) == "reconnecting"
+            assert state(m) == "refused"
             change("right")
             waiting.result(PATIENCE)
 
