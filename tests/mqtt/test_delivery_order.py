@@ -15,7 +15,7 @@ import pytest
 from adapters.mqtt import packets
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, In, connected, run, until
-from tests.mqtt.peer import Peer
+from tests.mqtt.peer import session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -27,15 +27,8 @@ def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in
     limit, count = chance.randint(1, 6), 40
 
     async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, receive_maximum=limit)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack()
-            await opening
-            subscribing = asyncio.create_task(core.subscribe("t", qos=str(qos)))
-            await connection.suback()
-            sink, _ = await subscribing
+        async with session(receive_maximum=limit) as (core, _, connection):
+            sink, _ = await subscribed(core, connection, qos=str(qos))
             for packet_id in range(1, count + 1):
                 connection.deliver("t", b"", packet_id, qos)
             messages = [*await sink.wait(count)]
@@ -59,7 +52,6 @@ def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in
                     core.acknowledge(messages.pop())
                 await asyncio.sleep(0)
             await asyncio.wait_for(answering, PATIENCE)
-            await core.adapter.close()
 
     run(main())
 
