@@ -11,7 +11,8 @@ So they only note what happened; it is acted on when paho has returned.
 
 **Keepalive.** A ping goes out when nothing was received, or nothing sent, for three quarters of the interval, which may
 be the broker's; a broker that does not answer one for as long again is gone. So a dead peer is noticed within twice the
-interval, whatever this side is doing meanwhile.
+interval, whatever this side is doing meanwhile. A ping may stand behind megabytes, here and in the kernel: as long as
+the other end takes some of them, it is not dead but slow.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Link:
         #: the value of ``sent`` from which on a ping is out, and since when that is known, or has been waited for
         self._ping: int | None = None
         self._ping_at = 0.0
+        #: how far the line was with what stands before the ping
+        self._delivered = 0
         self._flush_due = False
         self._writing = False
         #: nothing is read for now; what was, and is not processed yet
@@ -330,11 +333,12 @@ class Link:
         if self._ping is None:
             if now - min(wire.received_at, wire.sent_at) >= patience:
                 self._ping, self._ping_at = self.send(packets.PING), now
+                self._delivered = wire.delivered
         elif wire.received_at > self._ping_at:
             self._ping = None
-        elif wire.sent < self._ping:
+        elif self._delivered < self._ping and wire.delivered > self._delivered:
             # it stands behind what is slow to leave: as long as that goes on, so does the connection
-            self._ping_at = max(self._ping_at, wire.sent_at)
+            self._delivered, self._ping_at = wire.delivered, now
         if self._ping is not None and now - self._ping_at >= patience:
             self._end(ConnectionLostError(f"connection to {self._target} lost: no answer to a ping for {patience:g} s"))
 

@@ -43,7 +43,15 @@ class Connection:
         return packets.parse_publish(head, body, v5)
 
     def send(self, head: int, body: bytes) -> None:
-        self._writer.write(bytes((head,)) + packets.varint(len(body)) + body)
+        self.write(bytes((head,)) + packets.varint(len(body)) + body)
+
+    def write(self, data: bytes) -> None:
+        """Send what need not be a packet."""
+        self._writer.write(data)
+
+    def pause(self) -> None:
+        """Read nothing any more, as if the line was cut: only the buffers still take something."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a socket's
 
     def connack(self, properties: bytes = b"", *, session: bool = False, reason: int = 0) -> None:
         self.send(0x20, bytes((session, reason)) + packets.varint(len(properties)) + properties)
