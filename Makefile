@@ -30,13 +30,13 @@ lint: .venv/.dev
 types: .venv/.dev
 	@$(BIN)/mypy
 
-bench: .venv/.dev
+bench: .venv/.bench
 	@.ci/setup brokers
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 venv: .venv/.dev
 
-.venv/.cli .venv/.dev: .venv/.%: pyproject.toml
+.venv/.cli .venv/.dev .venv/.bench: .venv/.%: pyproject.toml
 	@.ci/setup venv $*
 
 clean:

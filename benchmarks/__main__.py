@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from pathlib import Path
+
+from benchmarks import contenders
 
 BENCHMARKS = {
     "memory": "publish to observer in one process, against reactivex.Subject and queue.SimpleQueue",
@@ -46,8 +49,12 @@ def main() -> None:
     parser.add_argument("--instructions", action="store_true",
                         help="'footprint' also counts instructions a message: takes minutes for each peer")  # fmt: skip
     parser.add_argument("--reference", action="store_true", help="save as the reference of docs/performance.md")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to save")
     parser.add_argument("--backends", default="memory,mqtt,amqp", help="backends of 'flat', separated by commas")
     arguments = parser.parse_args()
+    unknown = {*(arguments.peers or ())} - {"all"} - {each.name for each in (*contenders.MQTT, *contenders.AMQP)}
+    if unknown:
+        parser.error(f"--peers: nobody is called {', '.join(sorted(unknown))}")
     for name in arguments.names or [name for name in BENCHMARKS if name not in _BY_NAME]:
         importlib.import_module(f"benchmarks.{name}").run(arguments)
 

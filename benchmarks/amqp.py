@@ -29,7 +29,10 @@ class Queue:
     """The queue all runs use; on a connection of its own, made when needed."""
 
     def __init__(self, port: int, size: int) -> None:
-        import pika
+        try:
+            import pika
+        except ImportError:
+            raise SystemExit("pika is needed to make the queues: pip install '.[bench]'") from None
 
         self._parameters: Any = pika.ConnectionParameters("127.0.0.1", port)
         self._size = size

@@ -64,7 +64,7 @@ class Contender:
 OURS: Final = "ours"
 
 MQTT: Final = (
-    Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "mqtt"),
+    Contender(OURS, "ours", "messaging", "publisher.publish, a window of promises; an observer", "mqtt"),
     Contender("paho", "paho", "paho", "loop_start, a window of publishes, on_message"),
     Contender("aiomqtt", "aiomqtt", "aiomqtt", "each publish awaited, async for over the messages"),
     Contender("gmqtt", "gmqtt", "gmqtt", "publish in a loop, on_message; uvloop, as in its README", loop="uvloop"),
@@ -77,6 +77,9 @@ MQTT: Final = (
     ),
     Contender("c", "c_mqtt", "", "libmosquitto, one thread, a window of publishes: the limit"),
     Contender("ours-awaited", "ours", "messaging", "asyncio, each publish awaited", "mqtt-awaited", usual=False),
+    Contender(
+        "ours-buffered", "ours", "messaging", "as ours, with a buffer of 64 Ki messages", "mqtt-buffered", usual=False
+    ),
     Contender("paho-awaited", "paho", "paho", "loop_start, wait_for_publish each", "awaited", usual=False),
     Contender("aiomqtt-gathered", "aiomqtt", "aiomqtt", "publishes gathered by ten", "gathered", usual=False),
     Contender("aiomqtt-uvloop", "aiomqtt", "aiomqtt", "as aiomqtt, on uvloop", loop="uvloop", usual=False),
@@ -94,7 +97,7 @@ MQTT: Final = (
 )
 
 AMQP: Final = (
-    Contender(OURS, "ours", "messaging", "publisher.publish, promises asked in turn; an observer", "amqp"),
+    Contender(OURS, "ours", "messaging", "publisher.publish, a window of promises; an observer", "amqp"),
     Contender("aio-pika", "aio_pika", "aio_pika", "publishes gathered by the window; a callback that acknowledges"),
     Contender("pika", "pika_select", "pika", "SelectConnection, a window of publishes; on_message, basic_ack"),
     Contender("kombu", "kombu", "kombu", "py-amqp, confirm_publish; a consumer that acknowledges"),

@@ -1,4 +1,4 @@
-"""What a message costs: processor time of publisher and subscriber, and the memory of both, on both protocols.
+"""What a message costs: processor time of publisher, subscriber and broker, and memory, on both protocols.
 
 Processor time is that of the whole process, all its threads, user and system, from when both sides were ready to the
 last message; memory is resident, before the first message and at most. With ``--instructions`` further runs count the
@@ -31,6 +31,7 @@ def _memory(role: str, when: str) -> Callable[[Run], float]:
 
 METRICS: Final = (
     *(Metric(f"{name} CPU", "us", _cpu(role)) for role, name in ROLES.items()),
+    Metric("broker CPU", "us", lambda run: run.broker_seconds / run.count * 1e6),
     *(
         Metric(f"{name} {what}", "MiB", _memory(role, when))
         for role, name in ROLES.items()
@@ -66,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
                         {"protocol": f"MQTT {version}", "qos": str(qos)},
                         peers,
                         port=broker.port,
+                        broker=broker.pid,
                         options={"version": version, "qos": qos, "size": size, "window": mqtt.WINDOW},
                         lossy=qos == 0,
                     )
@@ -78,6 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
                 {"protocol": "AMQP", "qos": "1"},
                 peers,
                 port=rabbit.port,
+                broker=rabbit.pid,
                 options={"qos": 1, "size": size, "window": amqp.WINDOW},
                 before=queue.empty,
                 after=queue.expect_empty,

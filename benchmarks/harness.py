@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -42,6 +43,8 @@ class Run:
 
     count: int
     said: dict[str, dict[str, Any]]
+    #: processor time that the broker took meanwhile, seconds
+    broker_seconds: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -78,6 +81,7 @@ class Case:
         labels: what tells it from other cases.
         options: of the command line of :mod:`benchmarks.peers.job`.
         port: where the broker listens.
+        broker: its process id, where its processor time is to be measured.
         roles: ``publish``, ``consume``, or ``publish`` and ``subscribe`` at the same time.
         metrics: what is measured.
         lossy: whether messages may be lost without the run being void.
@@ -88,6 +92,7 @@ class Case:
     labels: dict[str, str]
     options: dict[str, Any]
     port: int
+    broker: int | None = None
     roles: tuple[str, ...] = ("publish", "subscribe")
     metrics: tuple[Metric, ...] = (RATE,)
     lossy: bool = False
@@ -180,7 +185,6 @@ def run_once(
     count: int,
     *,
     prefix: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    ready: Callable[[dict[str, int]], None] = lambda _: None,
 ) -> Run:
     """One run.
 
@@ -189,7 +193,6 @@ def run_once(
         case: what they do.
         count: messages.
         prefix: role -> command that its process runs under.
-        ready: called with the process id of each role when all are set up and nothing was sent yet.
 
     Raises:
         RunError: a process failed or was too slow, or messages were lost, duplicated or damaged.
@@ -204,11 +207,12 @@ def run_once(
             command = [*prefix.get(role, ()), *contender.command, role, *line, *contender.options]
             processes[role] = stack.enter_context(_Process(command, f"{contender.name} {role}"))
             processes[role].expect_ready(_SETUP * slack)
-        ready({role: process.pid for role, process in processes.items()})
+        broker_seconds = _processor_seconds(case.broker)
         said = {
             role: process.result(role, (_SETUP + count / _SLOWEST) * slack)
             for role, process in sorted(processes.items())  # publisher first: when it is through, the other is told
         }
+        broker_seconds = _processor_seconds(case.broker) - broker_seconds
         for process in processes.values():
             process.expect_end(_SETUP * slack)
     case.after(count)
@@ -216,7 +220,16 @@ def run_once(
         for fault in ("wrong", "duplicates", "lost"):
             if result.get(fault) and not (fault == "lost" and case.lossy):
                 raise RunError(f"{result[fault]} of {count} messages {fault} ({role})")
-    return Run(count, said)
+    return Run(count, said, broker_seconds)
+
+
+def _processor_seconds(pid: int | None) -> float:
+    """Processor time that a process has taken so far, user and system; nothing where the system does not tell."""
+    try:
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
 class _Process:
@@ -227,7 +240,6 @@ class _Process:
         self._popen = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        self.pid = self._popen.pid
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: list[str] = []
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_lines, self._read_errors)]

@@ -82,8 +82,9 @@ class Results:
         name = f"{self.found['benchmark']}-{self._started:%Y%m%d-%H%M%S}"
         if self._arguments.reference:
             name = f"reference-{self.found['benchmark']}"
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{name}.json"
+        folder: Path = self._arguments.results
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.json"
         path.write_text(json.dumps(self.found, indent=1) + "\n")
         print(f"\nsaved as {path}")
         try:

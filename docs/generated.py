@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from adapters.amqp.extensions import EXTENSIONS
 from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
 from messaging.instance import find_adapter
 from messaging.settings import Settings, TlsSettings, load_settings
@@ -80,9 +81,19 @@ def settings() -> str:
     return "\n".join(lines)
 
 
+def amqp() -> str:
+    """A table of the extensions of AMQP alone."""
+    lines = ["| key | side | value | default | what it does |", "|---|---|---|---|---|"]
+    for key, extension in EXTENSIONS.items():
+        side, _, value, default, effect = extension
+        lines.append(f"| `{key}` | {side} | {value} | {default} | {effect} |")
+    return "\n".join(lines) + "\n"
+
+
 PARTS = (
     Part("features", ROOT / "README.md", features),
     Part("settings", ROOT / "docs" / "settings.md", settings),
+    Part("amqp", ROOT / "docs" / "amqp.md", amqp),
 )
 
 if __name__ == "__main__":

@@ -262,6 +262,13 @@ class Adapter(abc.ABC):
         """
         return False
 
+    def redelivers(self, spec: SubscriptionSpec) -> bool:
+        """Whether what ``spec`` had not settled when its connection was lost is delivered again by the next one.
+
+        If so, it leaves the buffers; otherwise it stays, and is handed out.
+        """
+        return spec.options.queue is not None and self.can_reject
+
     # --- connection
 
     @abc.abstractmethod
@@ -367,7 +374,7 @@ class Adapter(abc.ABC):
     def suspend_reading(self) -> None:
         """Read nothing from the broker until :meth:`resume_reading`: streams have enough to do for the moment.
 
-        A hint, for some milliseconds at a time: under load it leaves the machine to the consumers, gathers what
+        A hint, for a fraction of a second at a time: under load it leaves the machine to the consumers, gathers what
         arrives into larger batches and, where nothing else holds a broker back (QoS 0), spares messages that would
         overflow a buffer. What still arrives is delivered.
         """

@@ -15,8 +15,8 @@ consumer.
 ``bufferSize`` and the overflow policy, and what is dropped is counted.
 
 **Batches.** A consumer that is busy is left alone: verdicts are gathered for a millisecond, or until it has nothing
-more to take; and while it has many messages to go nothing more is read from the broker, for some milliseconds at most,
-and not on behalf of one that does not catch up.
+more to take; and while it has many messages to go nothing more is read from the broker, as long as it takes them at a
+good rate.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ OnInvalid = Literal["raise", "skip", "dead_letter"]
 _GATHER_SECONDS: Final = 0.001
 #: a buffer with so many messages, or half full, is crowded; with a quarter of that it is not any more
 _CROWD: Final = 256
-#: how long a consumer is given to catch up, seconds
-_CROWD_SECONDS: Final = 0.01
+#: how long a consumer is given to catch up, seconds: longer only if it takes so many in that time
+_CROWD_SECONDS: Final = 0.05
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
@@ -210,15 +210,24 @@ class Subscription:
             self._gathering = True
             self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
         if len(buffer) >= self._crowd and self._catches_up and not self._is_crowded and self.consumer is not _NOBODY:
-            self._crowd_timer = self._connection.engine.loop.call_later(_CROWD_SECONDS, self._give_up)
+            self._wait_for_crowd()
             self._is_crowded = True
             self._connection.crowded(self)
         self.consumer.wake()
 
-    def _give_up(self) -> None:
-        """Its consumer has had its time."""
-        self._catches_up = self._is_crowded = False
+    def _look_after_crowd(self, delivered: int) -> None:
+        """Its consumer has had its time; it gets more if it makes progress."""
+        if self._is_crowded and self.counters.delivered - delivered >= _CROWD:
+            self._wait_for_crowd()
+            return
+        self._catches_up = not self._is_crowded
+        self._is_crowded = False
         self._relieve()
+
+    def _wait_for_crowd(self) -> None:
+        self._crowd_timer = self._connection.engine.loop.call_later(
+            _CROWD_SECONDS, self._look_after_crowd, self.counters.delivered
+        )
 
     def _relieve(self) -> None:
         if self._crowd_timer is not None:
@@ -368,7 +377,7 @@ class Subscription:
 
     def _has_broker_redelivery(self) -> bool:
         """Whether the queue outlives its connection, and delivers again what was not settled there."""
-        return self.spec.options.queue is not None and self._adapter.can_reject
+        return self._adapter.redelivers(self.spec)
 
     def _is_stale(self, incoming: Incoming) -> bool:
         return incoming.token is not None and self._adapter.is_stale(incoming.token)

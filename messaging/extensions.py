@@ -243,8 +243,9 @@ SUBSCRIBE_ONLY: Final = frozenset(
     }
 )
 
-#: what received messages carry and nobody can ask for: ignored, so that a message can be passed on as it is
-RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered"})
+#: what received messages carry: ignored unless the adapter takes it for a request, so that a message can be passed on
+#: as it is
+RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered", "streamOffset"})
 
 #: asking for what is so anyway asks for nothing, and needs no feature
 _BY_DEFAULT: Final = {
@@ -269,9 +270,9 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
     checked: dict[str, Any] = {}
     features, own = adapter.features, custom_checks(adapter)
     for key, value in extensions.items():
-        if key in RECEIVED_ONLY:
-            continue
         check = CHECKS.get(key) or own.get(key)
+        if check is None and key in RECEIVED_ONLY:
+            continue
         if check is None:
             raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
         try:

@@ -109,7 +109,7 @@ class Redelivery:
                 self._adapter.reject([incoming.token])
             else:
                 self._counters.redelivered += 1
-                self._put_back(_again(incoming, deliveries + 1))
+                self._put_back(again(incoming, deliveries + 1))
         given_back()
 
     async def finish(self, timeout: float) -> None:
@@ -201,8 +201,8 @@ def _key(incoming: Incoming) -> object:
     return incoming._extensions.get("messageId") or (incoming._channel, hash(incoming.payload))
 
 
-def _again(incoming: Incoming, deliveries: int) -> Incoming:
-    """Another delivery of the same message: with a state of its own."""
+def again(incoming: Incoming, deliveries: int) -> Incoming:
+    """Another delivery of the same message: with a state of its own, and the same token."""
     return Incoming(
         incoming.payload,
         incoming._channel or "",

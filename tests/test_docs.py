@@ -26,7 +26,9 @@ def load() -> ModuleType:
 GENERATED = load()
 
 
-@pytest.mark.parametrize(("name", "row"), [("features", "| `acknowledge` |"), ("settings", "| `prefetch` |")])
+@pytest.mark.parametrize(
+    ("name", "row"), [("features", "| `acknowledge` |"), ("settings", "| `prefetch` |"), ("amqp", "| `queueType` |")]
+)
 def test_what_is_generated_is_what_the_code_says(name: str, row: str) -> None:
     (part,) = (part for part in GENERATED.PARTS if part.name == name)
     text = part.page.read_text()

@@ -2,15 +2,24 @@
 
 ::
 
-    adapter      AmqpAdapter, AmqpSettings: the contract, the settings, what is checked before anything is sent
-    link         what lives from one connection to its loss
-    connection   one connection: aiormq's, with a lane for what passes once per message
-    publisher    confirms, the in-flight window, channels that the broker closes
-    consumer     a subscription: deliveries and acknowledgements
-    topology     exchanges and queues
-    names        channel <-> routing key
-    properties   context <-> message properties
-    frames       AMQP frames of publishing and consuming
+    adapter       AmqpAdapter, AmqpSettings: the contract, the settings, what is checked before anything is sent
+    extensions    the extensions of AMQP alone: keys, checks, documentation
+    declarations  what they mean together: exchanges, queues, bindings, and what contradicts what
+    link          what lives from one connection to its loss
+    connection    one connection: aiormq's, with a lane for what passes once per message
+    protocol      the stream under aiormq: who gets which frame
+    target        address, credentials, TLS
+    publisher     the in-flight window, channels that the broker closes
+    confirms      confirms and returned messages of one channel
+    consumer      a subscription: deliveries and acknowledgements
+    streams       how far a stream was read
+    delays        rejected messages that wait at the broker
+    counting      the header that counts them
+    topology      exchanges and queues, found or made
+    names         channel <-> routing key
+    properties    context <-> message properties
+    tables        field tables
+    frames        AMQP frames of publishing and consuming
 """
 
 from adapters.amqp.adapter import AmqpAdapter, AmqpSettings

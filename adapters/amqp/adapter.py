@@ -2,8 +2,8 @@
 
 **Channels.** A channel without extension is a routing key on the topic exchange ``exchange`` (:mod:`.names`), and a
 subscription pattern a binding of it. ``channel(name, extension)`` is AMQP as it is: the exchange ``name``, and the
-extension its routing key or, subscribing, its binding pattern. With ``autocreate`` (the default) an exchange or queue
-that does not exist is made; what exists is used as it is.
+extension its routing key or, subscribing, its binding key. With ``autocreate`` (the default) an exchange or queue that
+does not exist is made, as the extensions say (:mod:`.extensions`); what exists is used as it is.
 
 **Queues.** A subscription without ``queue`` has an exclusive queue of its own, which ends with it. Subscriptions with
 the same ``queue`` compete for a durable queue, which keeps what arrives while nobody consumes and is never deleted
@@ -11,6 +11,7 @@ from here. Whatever such a queue holds is delivered, also what other bindings or
 
 **Guarantees.** Level "1" (the default): confirmed by the broker when publishing, acknowledged when consuming. Level
 "0": a message is done once written, a delivery once sent. ``guaranteedDelivery`` makes messages persistent as well.
+``docs/amqp.md`` says all of it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import Field, SecretStr
 
-from adapters.amqp import extensions, names, properties
-from adapters.amqp.declarations import destination, source
+from adapters.amqp import declarations, extensions, names, properties
+from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import Target, Tls
 from messaging import channels
 from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
@@ -116,6 +118,8 @@ class AmqpAdapter(Adapter):
         self._connection, self._link_type = connection, link.Link
         self._target = self._make_target()
         self._link: Link | None = None
+        #: where those who read streams have got to
+        self._positions: WeakKeyDictionary[Sink, StreamPosition] = WeakKeyDictionary()
 
     def _make_target(self) -> Target:
         url, settings = self.url, self.settings
@@ -230,7 +234,7 @@ class AmqpAdapter(Adapter):
                     f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
                 )
         properties.Template(context, options)
-        destination(context, options, self.settings.exchange)
+        declarations.destination(context, options, self.settings.exchange)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """Refuse names that are too long for AMQP, and extensions that contradict each other."""
@@ -251,6 +255,12 @@ class AmqpAdapter(Adapter):
         if options.dead_letter_channel is not None:
             _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
         self._source(spec)
+
+    def redelivers(self, spec: SubscriptionSpec) -> bool:
+        """Unless the queue ended with the connection, or may have."""
+        custom = spec.options.custom
+        gone = custom.get(extensions.EXCLUSIVE, False) or custom.get(extensions.AUTO_DELETE, False)
+        return super().redelivers(spec) and not gone
 
     # --- connection
 
@@ -301,10 +311,14 @@ class AmqpAdapter(Adapter):
         """See :class:`adapters.amqp.consumer.Consumer`."""
         if self._link is None:
             raise ConnectionLostError(f"there is no connection to {self._target}")
-        return await self._link.subscribe(spec, sink, self._source(spec))
+        source = self._source(spec)
+        position: StreamPosition | None = None
+        if source.stream_offset is not None:
+            position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
+        return await self._link.subscribe(spec, sink, source, position)
 
     def _source(self, spec: SubscriptionSpec) -> Source:
-        return source(spec, self.settings.exchange, self.settings.max_priority)
+        return declarations.source(spec, self.settings.exchange, self.settings.max_priority)
 
     async def unsubscribe(self, handle: Any) -> None:
         """Close the subscription's AMQP channel: its unsettled deliveries go back to the queue."""
@@ -316,9 +330,9 @@ class AmqpAdapter(Adapter):
             consumer.settle(tag, requeue=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        """``basic.nack`` with requeue, gathered likewise."""
+        """``basic.nack`` with requeue, gathered likewise; or what :mod:`.delays` and :mod:`.streams` do instead."""
         for consumer, tag in tokens:
-            consumer.settle(tag, requeue=True)
+            consumer.reject(tag)
 
     def is_stale(self, token: Any) -> bool:
         """Whether the delivery's AMQP channel is gone."""

@@ -108,5 +108,5 @@ class ConfirmChannel(Generic[M]):
     def refused(self) -> None:
         """The broker closed the channel."""
 
-    def returned(self, code: int, text: str, key: str, message_id: str | None) -> None:
+    def returned(self, code: int, text: str, key: str, message_id: str | None, /) -> None:
         """A message came back: reply code and text, its routing key, its message id."""

@@ -105,7 +105,8 @@ class Wire:
         self._writer = writer
         self._watch: asyncio.TimerHandle | None = None
         largest = tune.frame_max - frames.OVERHEAD if tune.frame_max else frames.NO_LIMIT
-        protocol.settle(largest, lambda reason: self.blocked(reason), self._end)
+        self._is_blocked = False
+        protocol.settle(largest, self._block, self._end)
         connection.closing.add_done_callback(self._closed)
         if target.heartbeat:
             self._look_for_silence()
@@ -114,6 +115,10 @@ class Wire:
     def lanes(self) -> dict[int, Lane]:
         """Channel number -> who takes its frames."""
         return self._protocol.lanes
+
+    def _block(self, reason: str | None) -> None:
+        self._is_blocked = reason is not None
+        self.blocked(reason)
 
     def _look_for_silence(self) -> None:
         if not self.alive:
@@ -191,17 +196,18 @@ class Wire:
     async def ask(self, request: Awaitable[T]) -> T:
         """Await an answer of the broker. Raises as :meth:`command`."""
         asking = asyncio.ensure_future(request)
+        asking.add_done_callback(_look_at)
         try:
-            done, _ = await asyncio.wait([asking], timeout=self._target.timeout)
+            while not (await asyncio.wait([asking], timeout=self._target.timeout))[0]:
+                if self._is_blocked:
+                    continue  # it takes no requests, either
+                # not cancelled, which aiormq would log, and take for a reason to ask for more: it ends with the rest
+                why = f"no answer within {self._target.timeout:g} s"
+                self.abort(why)
+                raise ConnectionLostError(f"connection to {self._target} lost: {why}")
         except asyncio.CancelledError:
             asking.cancel()
             raise
-        if not done:
-            # not cancelled, which aiormq would log, and take for a reason to ask something else: it ends with the rest
-            asking.add_done_callback(_look_at)
-            why = f"no answer within {self._target.timeout:g} s"
-            self.abort(why)
-            raise ConnectionLostError(f"connection to {self._target} lost: {why}")
         try:
             return asking.result()
         except aiormq.AMQPChannelError:

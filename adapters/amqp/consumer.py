@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import aiormq
 
 from adapters.amqp import frames, names, properties, topology
-from adapters.amqp.connection import BasicConsume, BasicQos, Wire, refusal
+from adapters.amqp.connection import CLOSE_GRACE, BasicConsume, BasicQos, Wire, refusal
 from adapters.amqp.declarations import DEFAULT_EXCHANGE, Source
-from messaging import channels
+from adapters.amqp.delays import Delays, Kept
+from adapters.amqp.extensions import STREAM_OFFSET
+from messaging import channels, redelivery
 from messaging.adapter import Incoming, Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from adapters.amqp.streams import StreamPosition
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +48,8 @@ class Consumer:
         exchange: where channels without extension are looked for.
         tag: what the broker calls the consumer.
         spawn: runs what has to be told to the broker later.
+        position: how far the stream was read, if it is one.
+        delays: where rejected messages wait, if they do.
     """
 
     def __init__(
@@ -55,11 +62,15 @@ class Consumer:
         exchange: str,
         tag: str,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        position: StreamPosition | None = None,
+        delays: Delays | None = None,
     ) -> None:
         self._wire = wire
         self._sink = sink
         self._spec = spec
         self._source = source
+        self._position = position
+        self._delays = delays
         self._exchange = exchange
         self._tag = tag
         self._spawn = spawn
@@ -81,6 +92,15 @@ class Consumer:
         self._missing = 0
         self._body: list[bytes] = []
         self._batch: list[Incoming] = []
+        #: what is not settled, by delivery tag: kept where this side redelivers, or has it delayed
+        self._kept: dict[int, tuple[Kept, Incoming]] = {}
+        self._keeps = position is not None or source.delay is not None
+        self._raw = b""
+        #: what a stream sent beyond its credit, which it counts by the chunk, and how much was handed over
+        self._ahead: deque[Incoming] = deque()
+        self._handed = 0
+        #: the deliveries of a message that says nothing of it, where they are counted
+        self._first: int | None = 1 if self._keeps else None
         #: every delivery tag up to here is settled; above it, those in the set
         self._floor = 0
         self._above: set[int] = set()
@@ -132,9 +152,10 @@ class Consumer:
         self._number = channel.number
         wire.lanes[channel.number] = self
         self._open = not self._given_up
-        request = BasicConsume(
-            queue=queue, consumer_tag=self._tag, no_ack=not self._settles, arguments=dict(source.consumer_arguments)
-        )
+        arguments = dict(source.consumer_arguments)
+        if self._position is not None:
+            arguments["x-stream-offset"] = self._position.attach()
+        request = BasicConsume(queue=queue, consumer_tag=self._tag, no_ack=not self._settles, arguments=arguments)
         await wire.command(channel, request)
 
     async def close(self) -> None:
@@ -146,8 +167,12 @@ class Consumer:
         if not self.is_open:
             return
         self._flush()
+        if self._delays is not None and self._kept:
+            # what the broker has twice by now should not come again
+            await self._delays.settle(CLOSE_GRACE)
+            self._flush()
         self._open = False
-        self._batch.clear()
+        self._forget()
         assert self._channel is not None  # noqa: S101  # open
         await self._wire.close_channel(self._channel)
 
@@ -179,10 +204,15 @@ class Consumer:
     def _end(self, error: SubscriptionRefusedError) -> None:
         if self._open:
             self._open = False
-            self._batch.clear()
+            self._forget()
             self._error = error
             if self._established:
                 self._sink.fail(error)
+
+    def _forget(self) -> None:
+        self._batch.clear()
+        self._kept.clear()
+        self._ahead.clear()
 
     def _what(self) -> str:
         queue = self._spec.options.queue
@@ -209,6 +239,8 @@ class Consumer:
         if kind == frames.HEADER:
             self._missing = frames.read_body_size(data, at)
             self._properties = properties.read(data, at + 12, end, self._arriving[1])
+            if self._keeps:
+                self._raw = data[at + 12 : end]
         elif self._missing > 0:
             self._body.append(data[at:end])
             self._missing -= end - at
@@ -225,31 +257,49 @@ class Consumer:
     def _arrived(self, tag: int, route: bytes, payload: bytes) -> None:
         if not self.is_open:
             return  # it goes back to the queue with the channel
+        known = self._properties
+        if self._position is not None and (offset := known.extensions.get(STREAM_OFFSET)) is not None:
+            self._position.arrived(tag, offset)
         try:
             wanted = self._routes[route]
         except KeyError:
             wanted = self._route(route)
+        if known.origin is not None:
+            wanted = self._translate(*known.origin)
         if wanted is None:
             if self._settles:
                 self.settle(tag, requeue=False)
             return
+        incoming = Incoming(
+            payload,
+            wanted[0],
+            wanted[1],
+            known.content_type,
+            known.content_encoding,
+            known.correlation_id,
+            known.reply_to_channel,
+            known.extensions,
+            (self, tag) if self._settles else None,
+            known.delivery_count or self._first,
+        )
+        if self._keeps:
+            self._kept[tag] = Kept(self._raw, route, payload), incoming
+            if self._position is not None:
+                self._ahead.append(incoming)
+                self._advance()
+                return
+        self._hand_over(incoming)
+
+    def _advance(self) -> None:
+        """Hand over what a stream sent, as far as there is credit."""
+        while self._ahead and self._handed < self._spec.options.prefetch:
+            self._handed += 1
+            self._hand_over(self._ahead.popleft())
+
+    def _hand_over(self, incoming: Incoming) -> None:
         if not self._batch:
             asyncio.get_running_loop().call_soon(self._deliver)
-        known = self._properties
-        self._batch.append(
-            Incoming(
-                payload,
-                wanted[0],
-                wanted[1],
-                known.content_type,
-                known.content_encoding,
-                known.correlation_id,
-                known.reply_to_channel,
-                known.extensions,
-                (self, tag) if self._settles else None,
-                known.delivery_count,
-            )
-        )
+        self._batch.append(incoming)
 
     def _deliver(self) -> None:
         batch, self._batch = self._batch, []
@@ -284,11 +334,35 @@ class Consumer:
 
     # --- settling
 
+    def reject(self, tag: int) -> None:
+        """Have a delivery come again: from the broker, at once or later, or from here if the broker cannot."""
+        if not self._keeps:
+            self.settle(tag, requeue=True)
+            return
+        if not self.is_open or tag not in self._kept:
+            return
+        kept, incoming = self._kept[tag]
+        if self._delays is not None and self._source.delay is not None:
+            self._delays.put(
+                self._source.queue.name or "",
+                self._source.delay,
+                kept,
+                lambda waits: self.settle(tag, requeue=not waits),
+            )
+        else:
+            # nothing is returned to a stream
+            again = redelivery.again(incoming, (incoming.delivery_count or 1) + 1)
+            self._kept[tag] = kept, again
+            self._hand_over(again)
+
     def settle(self, tag: int, *, requeue: bool) -> None:
         """Acknowledge a delivery, or put it back into its queue; what comes too late, or twice, is dropped."""
         if not self.is_open or tag <= self._floor or tag in self._above:
             return
         self._above.add(tag)
+        if self._kept and self._kept.pop(tag, None) is not None and self._position is not None:
+            self._handed -= 1
+            self._advance()
         (self._requeues if requeue else self._acks).append(tag)
         if not self._flushing:
             self._flushing = True
@@ -305,6 +379,8 @@ class Consumer:
             floor += 1
             above.remove(floor)
         self._floor = floor
+        if self._position is not None:
+            self._position.settled(floor)
         # what goes back first: the acknowledgement of everything up to a tag must not take it along
         parts = [frames.requeue(self._number, tag) for tag in requeues]
         contiguous = [tag for tag in acks if tag <= floor]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.amqp.connection import Wire, connect
 from adapters.amqp.consumer import Consumer
+from adapters.amqp.delays import Delays
 from adapters.amqp.publisher import Publisher
 from messaging.errors import (
     AuthenticationError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from adapters.amqp.declarations import Source
+    from adapters.amqp.streams import StreamPosition
     from adapters.amqp.target import Target
     from messaging.adapter import Sink, SubscriptionSpec
 
@@ -69,11 +71,14 @@ class Link:
         self._impaired = impaired
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._delays = Delays(publishing, target.username, self._spawn)
         publishing.lost = self._end
         publishing.blocked = self._block
 
-    async def subscribe(self, spec: SubscriptionSpec, sink: Sink, source: Source) -> Consumer:
-        """Subscribe; see ``Adapter.subscribe``. ``source`` is ``spec``, compiled."""
+    async def subscribe(
+        self, spec: SubscriptionSpec, sink: Sink, source: Source, position: StreamPosition | None
+    ) -> Consumer:
+        """Subscribe; see ``Adapter.subscribe``. ``source`` is ``spec``, compiled, ``position`` that of its stream."""
         wire = await self._consuming_wire()
         self._count += 1
         consumer = Consumer(
@@ -81,6 +86,8 @@ class Link:
             spec,
             sink,
             source,
+            position=position,
+            delays=self._delays if source.delay is not None else None,
             exchange=self._exchange,
             tag=f"{self._target.name[:40]}-{self._count}",
             spawn=self._spawn,
@@ -98,6 +105,7 @@ class Link:
         self._stop_dialling()
         await asyncio.gather(*[wire.close() for wire in self._wires])
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
+        self._delays.end()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
 
@@ -137,6 +145,7 @@ class Link:
 
     def _block(self, reason: str | None) -> None:
         self.publisher.block(reason)
+        self._delays.block(reason)
         if reason is None:
             logger.info("%s takes messages again", self._target)
             self._impaired(None)
@@ -162,6 +171,7 @@ class Link:
         self._stop_dialling()
         self._lost(cause)
         self.publisher.end(cause)
+        self._delays.end()
         for wire in self._wires:
             self._spawn(wire.close())
 

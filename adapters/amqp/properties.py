@@ -21,22 +21,22 @@ message that cannot be read would be delivered again and again.
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import struct
-from decimal import Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from adapters.amqp import names
+from adapters.amqp.counting import DELAYED, DELIVERY_COUNT, restore
+from adapters.amqp.extensions import STREAM_OFFSET
 from adapters.amqp.frames import short_string
+from adapters.amqp.tables import as_text, read_short, read_table
 from messaging.errors import ArgumentError
 from messaging.features import Features
 from messaging.message import NO_EXTENSIONS, MessageContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from messaging.extensions import PublishOptions
 
@@ -48,9 +48,8 @@ MAX_HEADER_NAME: Final = 128
 ROUTING_HEADERS: Final = frozenset({"CC", "BCC"})
 #: the longest time to live a broker takes, seconds: an unsigned 32-bit number of milliseconds
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF / 1000
-
-#: counts deliveries on quorum queues: 0 or missing on the first
-DELIVERY_COUNT: Final = "x-delivery-count"
+#: where a message of a stream stands
+OFFSET: Final = "x-stream-offset"
 
 _CONTENT_TYPE: Final = 1 << 15
 _CONTENT_ENCODING: Final = 1 << 14
@@ -155,6 +154,8 @@ class Properties(NamedTuple):
     extensions: Mapping[str, Any] = NO_EXTENSIONS
     #: how often the broker delivered the message, this time included, if it counts
     delivery_count: int | None = None
+    #: exchange and routing key it was published with, if it was delayed since
+    origin: tuple[str, str] | None = None
 
 
 _NONE: Final = Properties()
@@ -177,36 +178,44 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         (more,) = _FLAGS.unpack_from(data, at)
         at += 2
     content_type = content_encoding = correlation_id = reply_to_channel = None
-    delivery_count = None
+    delivery_count = origin = None
     extensions: dict[str, Any] = {}
     if redelivered:
         extensions["redelivered"] = True
     if flags & _CONTENT_TYPE:
-        content_type, at = _read_short(data, at)
+        content_type, at = read_short(data, at)
     if flags & _CONTENT_ENCODING:
-        content_encoding, at = _read_short(data, at)
+        content_encoding, at = read_short(data, at)
     if flags & _HEADERS:
-        fields, at = _read_table(data, at, end, 0)
-        extensions[Features.EXTENSION_HEADERS] = MappingProxyType({name: as_text(fields[name]) for name in fields})
+        fields, at = read_table(data, at, end, 0)
         count = fields.get(DELIVERY_COUNT)
         if type(count) is int:
             delivery_count = count + 1
+        if DELAYED in fields and (delayed := restore(fields)) is not None:
+            earlier, origin = delayed
+            delivery_count = earlier + (delivery_count or 1)
+        offset = fields.get(OFFSET)
+        if type(offset) is int:
+            extensions[STREAM_OFFSET] = offset
+            del fields[OFFSET]
+        if fields or type(offset) is not int:
+            extensions[Features.EXTENSION_HEADERS] = MappingProxyType({name: as_text(fields[name]) for name in fields})
     if flags & _DELIVERY_MODE:
         at += 1
     if flags & _PRIORITY:
         extensions[Features.EXTENSION_PRIORITY] = data[at]
         at += 1
     if flags & _CORRELATION_ID:
-        correlation_id, at = _read_short(data, at)
+        correlation_id, at = read_short(data, at)
     if flags & _REPLY_TO:
-        reply_to, at = _read_short(data, at)
+        reply_to, at = read_short(data, at)
         reply_to_channel = names.channel_name(reply_to)
     if flags & _EXPIRATION:
-        expiration, at = _read_short(data, at)
+        expiration, at = read_short(data, at)
         if expiration.isascii() and expiration.isdigit() and len(expiration) < 16:
             extensions[Features.EXTENSION_TIME_TO_LIVE] = int(expiration) / 1000
     if flags & _MESSAGE_ID:
-        extensions["messageId"], at = _read_short(data, at)
+        extensions["messageId"], at = read_short(data, at)
     if flags & _TIMESTAMP:
         (timestamp,) = _U64.unpack_from(data, at)
         at += 8
@@ -221,116 +230,5 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         reply_to_channel,
         MappingProxyType(extensions) if extensions else NO_EXTENSIONS,
         delivery_count,
+        origin,
     )
-
-
-def _read_short(data: bytes, at: int) -> tuple[str, int]:
-    end = at + 1 + data[at]
-    # escapes rather than replacement characters: two different ids stay different
-    return data[at + 1 : end].decode("utf-8", "backslashreplace"), end
-
-
-# --- field tables (4.2.5.5, with RabbitMQ's errata on the types)
-
-#: tables in tables in tables...: as deep as anybody needs, and far from Python's own limit
-_MAX_DEPTH: Final = 16
-_TOO_DEEP: Final = "<nested too deeply>"
-
-_FIXED: Final[Mapping[int, struct.Struct]] = {
-    ord(kind): struct.Struct(">" + code)
-    for kind, code in {
-        "t": "?", "b": "b", "B": "B", "s": "h", "u": "H", "I": "i", "i": "I", "l": "q", "L": "q", "f": "f", "d": "d",
-        "T": "Q",
-    }.items()
-}  # fmt: skip
-_DECIMAL: Final = struct.Struct(">BI")
-
-
-def _read_table(data: bytes, at: int, end: int, depth: int) -> tuple[dict[str, Any], int]:
-    at, stop = _extent(data, at, end)
-    table: dict[str, Any] = {}
-    while at < stop:
-        name, at = _read_short(data, at)
-        table[name], at = _read_field(data, at, stop, depth)
-    return table, _ended(at, stop)
-
-
-def _read_array(data: bytes, at: int, end: int, depth: int) -> tuple[list[Any], int]:
-    at, stop = _extent(data, at, end)
-    array = []
-    while at < stop:
-        value, at = _read_field(data, at, stop, depth)
-        array.append(value)
-    return array, _ended(at, stop)
-
-
-def _ended(at: int, stop: int) -> int:
-    if at != stop:
-        raise ValueError("a field ends outside its table")
-    return stop
-
-
-def _read_bytes(data: bytes, at: int, end: int, _depth: int) -> tuple[str, int]:
-    at, stop = _extent(data, at, end)
-    value = data[at:stop]
-    try:
-        return value.decode(), stop
-    except UnicodeDecodeError:
-        return value.hex(), stop
-
-
-def _extent(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Where what starts with its size begins and ends."""
-    (size,) = _U32.unpack_from(data, at)
-    at += 4
-    if at + size > end:
-        raise ValueError("a field ends outside its table")
-    return at, at + size
-
-
-_SIZED: Final[Mapping[int, Callable[[bytes, int, int, int], tuple[Any, int]]]] = {
-    ord("S"): _read_bytes,
-    ord("x"): _read_bytes,
-    ord("F"): _read_table,
-    ord("A"): _read_array,
-}
-
-
-def _read_field(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
-    kind = data[at]
-    at += 1
-    sized = _SIZED.get(kind)
-    if sized is not None:
-        if depth == _MAX_DEPTH and kind in b"FA":
-            return _TOO_DEEP, _extent(data, at, end)[1]
-        return sized(data, at, end, depth + 1)
-    fixed = _FIXED.get(kind)
-    if fixed is not None:
-        return fixed.unpack_from(data, at)[0], at + fixed.size
-    if kind == ord("D"):
-        places, digits = _DECIMAL.unpack_from(data, at)
-        return Decimal(digits).scaleb(-places), at + _DECIMAL.size
-    if kind in b"V\x00":
-        return None, at
-    raise ValueError(f"unknown field type {kind:#04x}")
-
-
-def as_text(value: Any) -> str:
-    """A header field as text: numbers in decimal, truth values and structures as JSON, nothing as empty text."""
-    if type(value) is str:
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, (bool, dict, list)):
-        return json.dumps(_jsonable(value), ensure_ascii=False, separators=(",", ":"))
-    return str(value)
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _jsonable(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_jsonable(each) for each in value]
-    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value

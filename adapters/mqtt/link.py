@@ -29,8 +29,9 @@ from paho.mqtt.packettypes import PacketTypes
 
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.packets import ProtocolError
-from adapters.mqtt.wire import Dialer, Wire
+from adapters.mqtt.wire import READ_SIZE, Dialer, Wire
 from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError, TakenOverError
+from messaging.pacing import ReadPacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -106,9 +107,14 @@ class Link:
         self._delivered = 0
         self._flush_due = False
         self._writing = False
+        #: whether the loop tells when there is something to read
+        self._listening = False
         #: nothing is read for now; what was, and is not processed yet
         self._suspended = False
         self._rest: Iterator[tuple[int, bytes]] | None = None
+        #: nothing is read before this
+        self._pause: asyncio.TimerHandle | None = None
+        self._pacer = ReadPacer()
         #: whether anything has arrived
         self._greeted = False
         #: between CONNACK and the end
@@ -146,7 +152,7 @@ class Link:
                 raise ConnectFailedError(f"cannot connect to {target}: {reason}") from error
             wire = self._wire = dialer.wire
             assert wire is not None  # noqa: S101  # paho connected, so it has its socket
-            self._loop.add_reader(wire.fileno(), self._on_readable)
+            self._listen()
             self._tick()
             self.flush()
             return await self._connack
@@ -191,22 +197,35 @@ class Link:
 
     # --- reading
 
+    def _listen(self) -> None:
+        """Have the loop tell when there is something to read, unless nothing is to be read now."""
+        if self._wire is not None and not (self._listening or self._suspended or self._pause):
+            self._listening = True
+            self._loop.add_reader(self._wire.fileno(), self._on_readable)
+
+    def _ignore(self) -> None:
+        if self._wire is not None and self._listening:
+            self._listening = False
+            self._loop.remove_reader(self._wire.fileno())
+
     def suspend_reading(self) -> None:
         """Read and process nothing until :meth:`resume_reading`."""
-        if self._wire is not None and self._finished is None and not self._suspended:
+        if self._finished is None:
             self._suspended = True
-            self._loop.remove_reader(self._wire.fileno())
+            self._ignore()
 
     def resume_reading(self) -> None:
         """Go on with what was read, then read again."""
-        if self._wire is None or not self._suspended:
-            return
         self._suspended = False
-        if self._rest is not None:
-            rest, self._rest = self._rest, None
+        rest, self._rest = self._rest, None
+        if rest is not None and self._wire is not None:
             self._process(self._wire, rest)
-        if self._wire is not None and not self._suspended:
-            self._loop.add_reader(self._wire.fileno(), self._on_readable)
+        self._listen()
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._on_readable()
+        self._listen()
 
     def _on_readable(self) -> None:
         wire = self._wire
@@ -233,28 +252,31 @@ class Link:
         except ProtocolError as error:
             self._broken(wire, error)
         else:
-            self._process(wire, wire.split(data))
+            count = self._process(wire, wire.split(data))
+            seconds = self._pacer.pause_after(count, wire.received_at)
+            if seconds and len(data) < READ_SIZE and self._pause is None and not self.closed:
+                self._ignore()
+                self._pause = self._loop.call_later(seconds, self._go_on)
 
-    def _process(self, wire: Wire, found: Iterator[tuple[int, bytes]]) -> None:
-        """Process packets; should somebody suspend reading meanwhile, the rest of them later."""
-        left = _HANDFUL
+    def _process(self, wire: Wire, found: Iterator[tuple[int, bytes]]) -> int:
+        """Process packets, and say how many; should somebody suspend reading meanwhile, the rest of them later."""
+        count = 0
         try:
             for head, body in found:
+                count += 1
                 if head & 0xF0 in _DATA:
                     if not self._is_up:
                         raise ProtocolError("a packet before CONNACK")
                     self._events.received(head, body)
-                    left -= 1
-                    if not left:
-                        left = _HANDFUL
+                    if not count % _HANDFUL:
                         self._events.received_all()
                         if self._suspended:
                             self._rest = found
-                            return
+                            break
                 else:
                     self._control(wire, head, body)
                     if self.closed:
-                        return
+                        break
         except ProtocolError as error:
             self._broken(wire, error)
         except Exception as error:
@@ -263,10 +285,11 @@ class Link:
         finally:
             if self._is_up:
                 self._events.received_all()
+        return count
 
     def _end_of_stream(self) -> None:
         if self._finished is not None:
-            self._loop.remove_reader(self._wire.fileno())  # type: ignore[union-attr]  # the caller has it
+            self._ignore()
             if not self._finished.done():
                 self._finished.set_result(None)
             return
@@ -472,6 +495,9 @@ class Link:
         if not self._is_up or self.closed or self._finished is not None:
             self._dispose()
             return
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         self.resume_reading()
         self._finished = self._loop.create_future()
         try:
@@ -503,8 +529,11 @@ class Link:
     def _dispose(self) -> None:
         """Give everything back. Idempotent."""
         if not self.closed and self._wire is not None:
-            self._loop.remove_reader(self._wire.fileno())
+            self._ignore()
             self._loop.remove_writer(self._wire.fileno())
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         self.closed = True
         self._is_up = False
         self._rest = None

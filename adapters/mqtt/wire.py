@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adapters.mqtt.websocket import WebSocket
 
 #: bytes to read at a time; more only costs allocations
-_READ_SIZE: Final = 65_536
+READ_SIZE: Final = 65_536
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
@@ -148,7 +148,7 @@ class Wire:
             ProtocolError: it is not WebSocket, where that was agreed.
         """
         try:
-            data = self._sock.recv(_READ_SIZE)
+            data = self._sock.recv(READ_SIZE)
             # a TLS socket gives one record at a time, and the loop does not see those it holds decrypted
             while isinstance(self._sock, ssl.SSLSocket) and data and self._sock.pending():
                 data += self._sock.recv(self._sock.pending())

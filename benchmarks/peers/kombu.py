@@ -21,8 +21,8 @@ def _connection(job: Job) -> Any:
 
 
 def publish(job: Job) -> None:
-    with _connection(job) as connection, connection.Producer(exchange=_EXCHANGE, auto_declare=False) as producer:
-        producer.channel.open()
+    with _connection(job) as connection:
+        producer = connection.Producer(connection.default_channel, exchange=_EXCHANGE, auto_declare=False)
         job.ready()
         job.wait_for_go()
         start = time.monotonic()

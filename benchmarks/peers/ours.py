@@ -3,7 +3,7 @@
 Promises are looked at, all of them, two thousand at a time, while the next two thousand are under way: whoever waits
 for each in turn pays for a switch of threads each time. What bounds the messages under way is the library's own
 (``outbox_size``, prefetch, and so on); only the in-flight window of MQTT is set, as it is for the others: to what the
-broker allows.
+broker allows. The style names the protocol and, after a hyphen, another way of use.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ def subscribe(job: Job) -> None:
         options: dict[str, Any] = {"qos": job.qos}
         if job.style.startswith("amqp"):
             options["queue"] = QUEUE
+        if job.style.endswith("buffered"):
+            options["buffer_size"] = 65_536
         if job.role == "consume":
             job.ready()
             job.wait_for_go()

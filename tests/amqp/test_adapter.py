@@ -174,6 +174,23 @@ def test_subscriptions_amqp_cannot_make_are_refused(spec: SubscriptionSpec, erro
         make_adapter(AMQP).check_subscribe(spec)
 
 
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [
+        (SubscribeOptions(), False),
+        (SubscribeOptions(queue="q"), True),
+        (SubscribeOptions(queue="q", custom={"queueType": "stream"}), True),
+        (SubscribeOptions(queue="q", custom={"exclusive": False, "autoDelete": False}), True),
+        (SubscribeOptions(queue="q", custom={"exclusive": True}), False),
+        (SubscribeOptions(queue="q", custom={"autoDelete": True}), False),
+    ],
+)
+def test_what_a_queue_that_ends_with_its_connection_held_is_not_waited_for(
+    options: SubscribeOptions, again: bool
+) -> None:
+    assert make_adapter(AMQP).redelivers(SubscriptionSpec("a", None, options)) == again
+
+
 def test_before_it_is_open_everything_is_a_matter_of_connection() -> None:
     async def main() -> None:
         adapter = make_adapter(AMQP)

@@ -436,7 +436,15 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     async def main() -> None:
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = broker
-        consumer = Consumer(wire, spec, Sink(), source(spec, "e", 0), exchange="e", tag="t", spawn=lambda _: None)
+        consumer = Consumer(
+            wire,
+            spec,
+            Sink(),
+            source(spec, "e", 0),
+            exchange="e",
+            tag="t",
+            spawn=lambda _: None,
+        )
         consumer._open = True
         for turn in turns:
             for tag, requeue in turn:
@@ -511,6 +519,28 @@ def test_unsubscribing_gives_back_what_is_not_settled(rabbitmq: RabbitMQ, foreig
             assert again.payloads == [b"1", b"3"]
             assert len(sink.arrived) == 3
             assert client.losses == []
+
+    run(main())
+    foreign.queue_delete(queue)
+
+
+@pytest.mark.parametrize("rejected", [(), (3,), (0, 9)])
+def test_what_was_not_settled_goes_back_in_its_order_also_beside_what_was_rejected(
+    rabbitmq: RabbitMQ, foreign: BlockingChannel, rejected: tuple[int, ...]
+) -> None:
+    queue = unique("order")
+    wanted = [b"%d" % number for number in range(12)]
+
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, handle = await client.subscribe("order", queue=queue, prefetch=10)
+            await client.publish("order", *wanted)
+            await sink.count(10)
+            client.reject(*[sink.arrived[number] for number in rejected])
+            await client.adapter.unsubscribe(handle)
+            again, _ = await client.subscribe("order", queue=queue)
+            await again.count(12)
+            assert again.payloads == wanted
 
     run(main())
     foreign.queue_delete(queue)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import ConnectionLostError, PublishRefusedError, SubscriptionRefusedError
-from tests.amqp.harness import connected, run, unique, within
+from tests.amqp.harness import connected, run, unique, until, within
 from tests.amqp.test_consumer import exists
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
+    from tests.amqp.conftest import TlsRabbitMQ
     from tests.brokers import RabbitMQ
 
 
@@ -233,6 +234,22 @@ def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_connecti
             with pytest.raises(SubscriptionRefusedError, match="unknown exchange type 'x-unheard-of'") as refused:
                 await client.subscribe(exchange, key="k", exchangeType="x-unheard-of")
             assert refused.value.code == 503
+
+    run(main())
+
+
+def test_an_exchange_of_a_plugins_type_is_made_and_bound(own_rabbitmq: TlsRabbitMQ) -> None:
+    own_rabbitmq.enable("rabbitmq_consistent_hash_exchange")
+    exchange = unique("hash")
+
+    async def main() -> None:
+        async with connected(own_rabbitmq.url) as client:
+            kind: dict[str, Any] = {"exchangeType": "x-consistent-hash"}
+            sinks = [(await client.subscribe(exchange, key="1", **kind))[0] for _ in range(2)]
+            for number in range(60):
+                await client.publish(exchange, b"x", key=str(number), extensions=kind)
+            await until(lambda: sum(len(sink.arrived) for sink in sinks) == 60, "all of it, once")
+            assert all(sink.arrived for sink in sinks)
 
     run(main())
 

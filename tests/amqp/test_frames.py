@@ -255,7 +255,13 @@ def test_whatever_a_frame_holds_nothing_is_raised(payload: bytes, kind: int, cha
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = SimpleNamespace(alive=True, write=lambda _: True)
         stream.protocol.lanes[6] = Consumer(
-            wire, spec, Sink(), source(spec, "e", 0), exchange="e", tag="t", spawn=lambda coroutine: coroutine.close()
+            wire,
+            spec,
+            Sink(),
+            source(spec, "e", 0),
+            exchange="e",
+            tag="t",
+            spawn=lambda coroutine: coroutine.close(),
         )
         for method in (b"", frames.BASIC_DELIVER, frames.BASIC_RETURN, frames.BASIC_ACK, frames.BASIC_CANCEL):
             data = method + payload

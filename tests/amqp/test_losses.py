@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import pika
 import pytest
 import uvloop
 
 import messaging
 from adapters.amqp import connection
-from messaging.errors import ConnectionLostError
+from messaging.errors import ConnectionLostError, SubscriptionRefusedError, UnroutableError
+from tests.amqp.conftest import foreign_channel
 from tests.amqp.harness import Client, make_adapter, run, unique, until, within
 from tests.proxy import Proxy
 
@@ -140,6 +143,54 @@ def test_closing_in_good_order_is_no_loss_at_all(rabbitmq: RabbitMQ, aiormq_log:
         assert client.losses == []
 
     run(main())
+
+
+def test_what_was_deleted_during_an_outage_is_made_again_and_consumed(rabbitmq: RabbitMQ) -> None:
+    queue, exchange = unique("outage"), unique("outage")
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        with (
+            messaging.connect(url, reconnect_min=0.02, reconnect_max=0.1) as m,
+            messaging.connect(rabbitmq.url) as other,
+            m.subscribe(exchange, channel_extension="k", exchange_type="direct", queue=queue, max_length=5) as stream,
+        ):
+            stream.ready.result(timeout=10)
+            proxy.refuse()
+            with foreign_channel(rabbitmq) as foreign:
+                foreign.queue_delete(queue)
+                foreign.exchange_delete(exchange)
+            proxy.accept()
+            deadline = time.monotonic() + 15
+            while True:  # until it is bound again
+                assert time.monotonic() < deadline
+                with contextlib.suppress(UnroutableError):
+                    other.publish(exchange, b"x", channel_extension="k", exchange_type="direct", mandatory=True).result(
+                        timeout=10
+                    )
+                    break
+                time.sleep(0.02)
+            assert stream.receive(timeout=10).payload == b"x"
+    with foreign_channel(rabbitmq) as foreign:
+        foreign.queue_declare(queue, durable=True, arguments={"x-max-length": 5, "x-max-priority": 9})
+        foreign.queue_delete(queue)
+        foreign.exchange_delete(exchange)
+
+
+def test_a_queue_deleted_under_a_stream_ends_it_with_a_typed_error(rabbitmq: RabbitMQ) -> None:
+    """Whoever deleted it meant it: it is not made again behind their back. The sibling goes on."""
+    queue = unique("deleted")
+    with messaging.connect(rabbitmq.url) as m, m.subscribe("sibling") as sibling:
+        sibling.ready.result(timeout=10)
+        with m.subscribe("deleted", queue=queue) as stream:
+            stream.ready.result(timeout=10)
+            with foreign_channel(rabbitmq) as foreign:
+                foreign.queue_delete(queue)
+                with pytest.raises(SubscriptionRefusedError, match="cancelled by the broker"):
+                    stream.receive(timeout=10)
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+                    foreign.queue_declare(queue, passive=True)
+        m.publish("sibling", b"x").result(timeout=10)
+        assert sibling.receive(timeout=10).payload == b"x"
 
 
 def test_a_program_reads_one_line_about_a_loss(

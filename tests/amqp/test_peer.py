@@ -47,7 +47,7 @@ def play(script: Play, **settings: Any) -> None:
 
     async def main() -> None:
         async with Peer() as peer:
-            client = Client(make_adapter(peer.url, connect_timeout=5, **settings))
+            client = Client(make_adapter(peer.url, **{"connect_timeout": 5} | settings))
             try:
                 async with asyncio.timeout(20):
                     await script(client, peer)
@@ -348,6 +348,28 @@ def test_a_request_that_is_never_answered_ends_with_the_connection() -> None:
             await message.result()
 
     play(script)
+
+
+def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does() -> None:
+    """It reads nothing from the connection meanwhile, requests included."""
+
+    async def script(client: Client, peer: Peer) -> None:
+        session = await opened(client, peer)
+        message = client.message("c")
+        publishing = asyncio.create_task(client.adapter.publish([message]))
+        channel, frame = await session.frame()
+        assert isinstance(frame, commands.Channel.Open)
+        session.send(commands.Connection.Blocked("low on memory"))
+        await asyncio.sleep(0.5)  # two and a half times what a request may take
+        session.send(commands.Connection.Unblocked())
+        session.send(commands.Channel.OpenOk(), channel)
+        channel = await session.published(1)
+        session.send(Basic.Ack(1), channel)
+        await message.result()
+        await publishing
+        assert client.losses == []
+
+    play(script, connect_timeout=0.2)
 
 
 def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message() -> None:

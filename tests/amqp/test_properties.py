@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pamqp import encode, header
 from pamqp.commands import Basic
 
-from adapters.amqp import properties
-from adapters.amqp.properties import Properties, Template, as_text
+from adapters.amqp import properties, tables
+from adapters.amqp.properties import Properties, Template
+from adapters.amqp.tables import as_text
 from messaging.errors import ArgumentError
 from messaging.extensions import PublishOptions
 from messaging.message import NO_EXTENSIONS, MessageContext
@@ -137,7 +138,7 @@ def ours(value: Any) -> Any:
 @given(st.dictionaries(NAME, FIELD, max_size=6))
 def test_any_table_becomes_text(table: dict[str, Any]) -> None:
     data = encode.field_table(table)
-    fields, end = properties._read_table(data, 0, len(data), 0)
+    fields, end = tables.read_table(data, 0, len(data))
     assert end == len(data)
     assert repr(fields) == repr(ours(table))
     for value in fields.values():
@@ -182,7 +183,7 @@ def test_a_header_that_is_not_text_is_read_as_text(value: Any, text: str) -> Non
 def test_field_types_nobody_writes_here(field: bytes, value: Any) -> None:
     table = b"\x01n" + field
     data = struct.pack(">I", len(table)) + table
-    assert properties._read_table(data, 0, len(data), 0) == ({"n": value}, len(data))
+    assert tables.read_table(data, 0, len(data)) == ({"n": value}, len(data))
 
 
 def test_a_table_nested_deeper_than_python_recurses_is_cut_off() -> None:

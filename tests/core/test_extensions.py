@@ -183,6 +183,15 @@ def test_what_only_received_messages_carry_is_ignored() -> None:
     assert check_extensions(given, stand()) == {}
 
 
+def test_what_received_messages_carry_is_checked_where_it_can_be_asked_for() -> None:
+    adapter = stand()
+    adapter.subscribe_extensions = {"streamOffset": int}
+    adapter.features |= {"streamOffset"}
+    assert check_extensions({"streamOffset": "7", "messageId": object()}, adapter) == {"streamOffset": 7}
+    with pytest.raises(InvalidExtensionError, match="streamOffset"):
+        check_extensions({"streamOffset": "x"}, adapter)
+
+
 def test_absent_booleans_are_off() -> None:
     """Scenario 93 [S]."""
     publishing = publish_options({}, stand())

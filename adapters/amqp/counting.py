@@ -1,0 +1,117 @@
+"""The header that delayed redelivery adds to a message: deliveries so far, and what it would lose on its way.
+
+``x-delayed-redelivery`` is a table: ``count`` of the deliveries, ``exchange`` and ``routing-key`` it was published
+with, and ``aside``, the headers that the broker would act upon (:mod:`.delays` says how). :func:`recount` writes it on
+the wire, leaving everything else as it is, byte by byte; :func:`restore` undoes that in headers that were read.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from adapters.amqp import tables
+
+#: the header
+DELAYED: Final = "x-delayed-redelivery"
+#: counts deliveries on quorum queues: 0 or missing on the first
+DELIVERY_COUNT: Final = "x-delivery-count"
+
+#: the properties in the order of their flags, the highest bit first: short string, table, octet or timestamp (4.2.6.1)
+_KINDS: Final = "ssFbbsssstssss"
+_HEADERS: Final = 2
+_USER_ID: Final = 11
+_SIZES: Final = {"b": 1, "t": 8}
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+
+
+def _is_the_brokers(name: str) -> bool:
+    """Whether the broker acts upon a header, or writes it when it dead-letters a message."""
+    return name in ("CC", "BCC", "x-death") or name.startswith(("x-first-death-", "x-last-death-"))
+
+
+def restore(fields: dict[str, Any]) -> tuple[int, tuple[str, str]] | None:
+    """Undo in ``fields``, which has the header, what :func:`recount` did.
+
+    Returns:
+        The deliveries before this one, and exchange and routing key; ``None`` if the header is somebody else's.
+    """
+    delayed = fields[DELAYED]
+    if type(delayed) is not dict:
+        return None
+    count, exchange, key, aside = (delayed.get(name) for name in ("count", "exchange", "routing-key", "aside"))
+    if type(count) is not int or type(exchange) is not str or type(key) is not str or type(aside) is not dict:
+        return None
+    for name in [name for name in fields if name == DELAYED or _is_the_brokers(name)]:
+        del fields[name]
+    fields |= aside
+    return count, (exchange, key)
+
+
+def recount(raw: bytes, route: bytes, username: str | None) -> tuple[bytes, int]:
+    """The properties of a message that was delivered once more, and how often that makes.
+
+    Args:
+        raw: flags and values of the delivery, as on the wire.
+        route: its exchange and routing key, likewise: what it was published with unless it was delayed before.
+        username: whom the broker takes messages from; ``user-id`` is left out if it names somebody else.
+
+    Raises:
+        ValueError, IndexError, struct.error: malformed.
+    """
+    (flags,) = _U16.unpack_from(raw)
+    if flags & 1:
+        raise ValueError("more properties than there are")
+    at, parts = 2, [b"", b"", b""]
+    headers, deliveries = _recount_headers(b"\0\0\0\0", 0, 4, route)
+    for index, kind in enumerate(_KINDS):
+        if not flags & 1 << (15 - index):
+            continue
+        start = at
+        if kind == "F":
+            at += 4 + _U32.unpack_from(raw, at)[0]
+            headers, deliveries = _recount_headers(raw, start, len(raw), route)
+            continue
+        at += _SIZES[kind] if kind in _SIZES else 1 + raw[at]
+        if at > len(raw):
+            raise ValueError("a value ends outside the frame")
+        if index == _USER_ID and (username is None or raw[start + 1 : at] != username.encode()):
+            flags &= ~(1 << (15 - index))
+        else:
+            parts[0 if index < _HEADERS else 2] += raw[start:at]
+    return b"".join((_U16.pack(flags | 1 << (15 - _HEADERS)), parts[0], headers, parts[2])), deliveries
+
+
+def _recount_headers(raw: bytes, at: int, end: int, route: bytes) -> tuple[bytes, int]:
+    """The table at ``at`` with our header made anew, and the deliveries it counts."""
+    found = [(name, raw[start:after], raw[value:after]) for name, start, value, after in tables.fields(raw, at, end)]
+    earlier, returned = 0, 0
+    size = route[0]
+    exchange, key = route[1 : 1 + size], route[2 + size :]
+    aside = b"".join(field for name, field, _ in found if _is_the_brokers(name))
+    for name, _, value in found:
+        if name == DELIVERY_COUNT:
+            count = tables.read_field(value, 0, len(value))
+            returned = count if type(count) is int else 0
+        elif name == DELAYED and value[:1] == b"F":
+            before = {
+                name: part for name, _, at, after in tables.fields(value, 1, len(value)) for part in [value[at:after]]
+            }
+            if restore({DELAYED: tables.read_table(value, 1, len(value))[0]}) is not None:
+                earlier = int(tables.read_field(before["count"], 0, len(before["count"])))
+                # each a type and a size of four bytes, and the text; the broker's own headers are of the queue between
+                exchange, key, aside = (before[part][5:] for part in ("exchange", "routing-key", "aside"))
+    deliveries = earlier + returned + 1
+    ours = tables.table_field(
+        DELAYED,
+        tables.number_field("count", deliveries)
+        + tables.text_field("exchange", exchange)
+        + tables.text_field("routing-key", key)
+        + tables.table_field("aside", aside),
+    )
+    kept = b"".join(
+        field for name, field, _ in found if name not in (DELAYED, DELIVERY_COUNT) and not _is_the_brokers(name)
+    )
+    table = kept + ours
+    return _U32.pack(len(table)) + table, deliveries

@@ -1,0 +1,275 @@
+"""Streams: queues that keep what was read, and remember nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import messaging
+from adapters.amqp.streams import StreamPosition
+from messaging.errors import SubscriptionRefusedError
+from messaging.extensions import publish_options
+from tests.amqp.harness import Client, Sink, connected, make_adapter, run, unique, until, within
+from tests.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pika.adapters.blocking_connection import BlockingChannel
+
+    from tests.brokers import RabbitMQ
+
+STREAM: dict[str, Any] = {"queueType": "stream", "prefetch": 100}
+
+
+@pytest.fixture
+def stream(foreign: BlockingChannel) -> Iterator[str]:
+    """A stream bound to the channel of its name."""
+    name = unique("stream")
+    foreign.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+    foreign.queue_bind(name, "amq.topic", name)
+    yield name
+    foreign.queue_delete(name)
+
+
+def offsets(sink: Sink) -> list[int]:
+    return [arrived.extensions["streamOffset"] for arrived in sink.arrived]
+
+
+def test_a_stream_is_read_from_any_place_by_anybody(rabbitmq: RabbitMQ, stream: str) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            await client.publish(stream, *[b"%d" % number for number in range(10)])
+            for where, first in (("first", 0), (4, 4), ("1h", 0), (datetime.now(UTC).timestamp() - 60, 0)):
+                sink, handle = await client.subscribe(stream, queue=stream, streamOffset=where, **STREAM)
+                await sink.count(10 - first)
+                assert offsets(sink) == list(range(first, 10))
+                assert sink.payloads == [b"%d" % number for number in range(first, 10)]
+                client.acknowledge(*sink.arrived)
+                await client.adapter.unsubscribe(handle)
+            last, _ = await client.subscribe(stream, queue=stream, streamOffset="last", **STREAM)
+            await last.count(1)
+            assert offsets(last)[-1] == 9
+
+    run(main())
+
+
+def test_by_default_reading_begins_with_what_comes_next(rabbitmq: RabbitMQ, stream: str) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            await client.publish(stream, b"before")
+            sinks = [(await client.subscribe(stream, queue=stream, **STREAM))[0] for _ in range(2)]
+            await client.publish(stream, b"after", b"later")
+            for sink in sinks:  # each gets everything
+                await sink.count(2)
+                assert sink.payloads == [b"after", b"later"]
+                assert offsets(sink) == [1, 2]
+
+    run(main())
+
+
+def test_a_message_of_a_stream_tells_its_offset_and_no_header_of_it(rabbitmq: RabbitMQ, stream: str) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            await client.publish(stream, b"1")
+            await client.publish(stream, b"2", extensions={"headers": {"a": "b"}})
+            sink, _ = await client.subscribe(stream, queue=stream, streamOffset="first", **STREAM)
+            first, second = await sink.count(2)
+            assert (first.extensions["streamOffset"], "headers" in first.extensions) == (0, False)
+            assert (second.extensions["streamOffset"], dict(second.extensions["headers"])) == (1, {"a": "b"})
+            # it can be passed on as it is: to publishing, an offset is nothing
+            assert publish_options(second.extensions, client.adapter).custom == {}
+
+    run(main())
+
+
+def test_no_more_is_handed_over_than_prefetch_allows_though_more_is_sent(rabbitmq: RabbitMQ, stream: str) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            await client.publish(stream, *[b"x"] * 50)
+            sink, _ = await client.subscribe(stream, queue=stream, streamOffset="first", **STREAM | {"prefetch": 5})
+            for number in range(5, 51, 5):
+                await sink.count(number)
+                assert offsets(sink) == list(range(number))
+                client.acknowledge(*sink.arrived[-5:])
+
+    run(main())
+
+
+def test_a_rejected_message_comes_again_from_here_and_counts(rabbitmq: RabbitMQ, stream: str) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, _ = await client.subscribe(stream, queue=stream, **STREAM | {"prefetch": 1})
+            await client.publish(stream, b"1", b"2")
+            for deliveries in (1, 2, 3):
+                arrived = await sink.next()
+                assert (arrived.payload, arrived.delivery_count) == (b"1", deliveries)
+                assert arrived.extensions.get("redelivered", False) == (deliveries > 1)
+                if deliveries < 3:
+                    client.reject(arrived)
+            client.acknowledge(arrived)
+            arrived = await sink.next()
+            assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
+
+    run(main())
+
+
+def test_after_a_loss_reading_goes_on_behind_what_was_settled_without_a_gap(rabbitmq: RabbitMQ, stream: str) -> None:
+    async def main() -> None:
+        with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+            client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+            await client.open()
+            sink, _ = await client.subscribe(stream, queue=stream, **STREAM)
+            await client.publish(stream, *[b"%d" % number for number in range(10)])
+            await sink.count(10)
+            client.acknowledge(*sink.arrived[:4], *sink.arrived[6:8])
+            await asyncio.sleep(0)
+            for again in (4, 4):
+                proxy.sever()
+                await client.lost()
+                client.losses.clear()
+                await client.open()
+                sink.arrived.clear()
+                await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
+                await sink.count(10 - again)
+                assert offsets(sink) == list(range(again, 10))
+            await client.publish(stream, b"10")
+            await sink.count(7)
+            client.acknowledge(*sink.arrived)
+            await asyncio.sleep(0)
+            proxy.sever()
+            await client.lost()
+            await client.open()
+            sink.arrived.clear()
+            await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
+            await client.publish(stream, b"11")
+            await sink.count(1)
+            assert offsets(sink) == [11]
+            await within(client.adapter.close())
+
+    run(main())
+
+
+@pytest.mark.parametrize("begin", ["next", "last"])
+def test_what_is_published_before_anything_was_delivered_is_not_missed(
+    rabbitmq: RabbitMQ, stream: str, begin: str
+) -> None:
+    async def main() -> None:
+        with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+            client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+            await client.open()
+            sink, _ = await client.subscribe(stream, queue=stream, streamOffset=begin, **STREAM)
+            proxy.sever()
+            await client.lost()
+            async with connected(rabbitmq.url) as other:
+                await other.publish(stream, b"meanwhile")
+            await client.open()
+            await client.subscribe(stream, queue=stream, sink=sink, streamOffset=begin, **STREAM)
+            await sink.count(1)
+            assert sink.payloads == [b"meanwhile"]
+            await within(client.adapter.close())
+
+    run(main())
+
+
+def test_an_instance_reads_on_by_itself_after_a_loss(rabbitmq: RabbitMQ, stream: str) -> None:
+    seen: list[bytes] = []
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        with (
+            messaging.connect(url, reconnect_min=0.02, reconnect_max=0.1) as m,
+            messaging.connect(rabbitmq.url) as publisher,
+            m.subscribe(stream, queue=stream, queue_type="stream", stream_offset="first", prefetch=10) as reading,
+        ):
+            reading.ready.result(timeout=10)
+            for number in range(60):
+                publisher.publish(stream, b"%d" % number).result(timeout=10)
+                if number % 20 == 10:
+                    proxy.sever()
+            deadline = time.monotonic() + 20
+            while b"59" not in seen:
+                assert time.monotonic() < deadline
+                message = reading.receive(timeout=10)
+                seen.append(message.payload)
+    wanted = [b"%d" % number for number in range(60)]
+    assert list(dict.fromkeys(seen)) == wanted  # in order and whole, once what came twice is left out
+
+
+def test_a_stream_of_the_wrong_kind_is_refused(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+    queue = unique("classic")
+    foreign.queue_declare(queue, exclusive=False, auto_delete=True)
+
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            with pytest.raises(SubscriptionRefusedError) as caught:
+                await client.subscribe("a", queue=queue, autocreate=False, streamOffset="first", **STREAM)
+            assert caught.value.code == 406
+            assert client.losses == []
+
+    run(main())
+
+
+def test_without_acknowledgement_an_existing_stream_refuses_and_the_next_connection_lives(
+    rabbitmq: RabbitMQ, stream: str
+) -> None:
+    """Not called a stream: the broker finds out, and closes the connection over it."""
+
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            with pytest.raises(SubscriptionRefusedError) as caught:
+                await client.subscribe(stream, queue=stream, qos="0")
+            assert caught.value.code == 540
+            await until(lambda: client.losses, "the loss")
+            await client.open()
+            await client.publish(stream, b"x")
+
+    run(main())
+
+
+# --- the position alone
+
+
+def test_before_anything_came_a_relative_place_is_kept_as_a_time() -> None:
+    now = time.time()
+    for start, ago in (("next", 0), ("last", 0), ("1h", 3600)):
+        position = StreamPosition(start)
+        assert position.attach() == start
+        again = position.attach()
+        assert isinstance(again, datetime)
+        assert again.timestamp() == pytest.approx(now - ago, abs=5)
+    for absolute in ("first", 7):
+        position = StreamPosition(absolute)
+        assert [position.attach() for _ in range(2)] == [absolute] * 2
+    at = StreamPosition(1_700_000_000.5).attach()
+    assert isinstance(at, datetime)
+    assert at.timestamp() == 1_700_000_000.5
+
+
+@given(st.lists(st.integers(1, 5), max_size=20), st.lists(st.integers(0, 25), max_size=8))
+def test_the_place_is_the_first_that_is_not_settled(gaps: list[int], floors: list[int]) -> None:
+    """Offsets rise, not always by one; floors of settled tags rise."""
+    position = StreamPosition("first")
+    position.attach()
+    offset, delivered = 10, []
+    for tag, gap in enumerate(gaps, 1):
+        position.arrived(tag, offset)
+        delivered.append(offset)
+        offset += gap
+    floor = 0
+    for floor in sorted(floors):
+        position.settled(floor)
+    if not delivered:
+        assert position.attach() == "first"
+    elif floor >= len(delivered):
+        assert position.attach() == delivered[-1] + 1
+    else:
+        place = position.attach()
+        assert isinstance(place, int)
+        assert place <= delivered[floor]
+        assert not floor or place == delivered[floor - 1] + 1

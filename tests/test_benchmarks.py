@@ -1,0 +1,267 @@
+"""Each benchmark in a tiny form: that it runs, that every contender delivers, that faults are found and told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import amqp, contenders, harness, instructions, report, targets
+from benchmarks.contenders import Contender
+from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
+from benchmarks.peers.job import percentiles
+from tests.brokers import Mosquitto, RabbitMQ
+
+ROOT = Path(__file__).parent.parent
+COUNT = 300
+
+
+def benchmark(*arguments: str) -> str:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def saved(folder: Path, name: str) -> Any:
+    (path,) = folder.glob(f"*{name}*.json")
+    return json.loads(path.read_text())
+
+
+def mqtt_case(broker: Mosquitto, **options: Any) -> Case:
+    return Case({}, {"version": "5", "qos": 1, "window": 18} | options, broker.port)
+
+
+# --- contenders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", contenders.MQTT, ids=lambda each: each.name)
+def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Contender) -> None:
+    if contender.missing:
+        pytest.skip(contender.missing)
+    run = run_once(contender, mqtt_case(mosquitto), COUNT)
+    assert run.said["subscribe"]["received"] == COUNT
+    assert run.rate > 0
+    assert run.said["publish"]["rss_peak"] >= run.said["publish"]["rss_ready"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", contenders.AMQP, ids=lambda each: each.name)
+def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
+    pytest.importorskip("pika")  # makes the queues
+    if contender.missing:
+        pytest.skip(contender.missing)
+    queue = amqp.Queue(rabbitmq.port, 100)
+    steps: dict[str, tuple[Callable[[int], None], Callable[[int], None]]] = {
+        "publish": (queue.empty, queue.expect),
+        "consume": (queue.fill, queue.expect_empty),
+        "both": (queue.empty, queue.expect_empty),
+    }
+    for operation, (before, after) in steps.items():
+        roles = amqp.OPERATIONS[operation]
+        run = run_once(
+            contender, Case({}, {"qos": 1, "window": 50}, rabbitmq.port, roles=roles, before=before, after=after), COUNT
+        )
+        assert run.rate > 0
+        assert set(run.said) == set(roles)
+
+
+def test_a_contender_that_is_not_installed_is_told_in_the_table() -> None:
+    absent = Contender("absent", "absent", "no_such_package", "")
+    case = Case({"qos": "1"}, {}, 0)
+    (outcome,) = measure(case, [absent], Plan())
+    assert outcome.failure == "no_such_package is not installed"
+    row = {"name": "absent", "failure": outcome.failure}
+    lines = [*report.table({"labels": case.labels, "metrics": [], "rows": [row]})]
+    assert "no_such_package is not installed" in lines[-1]
+
+
+# --- faults
+
+
+SCRIPTED = """
+import json, sys
+print("READY", flush=True)
+sys.stdin.readline()
+print(json.dumps({"start": 1.0, "end": 2.0, "received": 10, "libraries": {}} | %r), flush=True)
+"""
+
+
+class Scripted(Contender):
+    """Says what it is told to."""
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", SCRIPTED % json.loads(self.style)]
+
+
+@pytest.mark.parametrize("fault", ["lost", "duplicates", "wrong"])
+def test_a_run_with_a_fault_is_void(fault: str) -> None:
+    contender = Scripted("scripted", "", "json", "", json.dumps({fault: 3}))
+    with pytest.raises(RunError, match=f"3 of 10 messages {fault}"):
+        run_once(contender, Case({}, {}, 0), 10)
+
+
+def test_losses_are_told_where_they_are_allowed() -> None:
+    contender = Scripted("scripted", "", "json", "", json.dumps({"lost": 3, "received": 7}))
+    run = run_once(contender, Case({}, {}, 0, roles=("subscribe",), lossy=True), 10)
+    assert run.lost == 3
+    assert run.rate == 7.0
+
+
+def test_a_process_that_ends_fails_its_contender_and_tells_why() -> None:
+    contender = Contender("ours", "ours", "messaging", "", "mqtt")
+    (outcome,) = measure(Case({}, {}, 1), [contender], Plan(runs=1))
+    assert "ours subscribe: ended" in (outcome.failure or "")
+    assert "ConnectFailedError" in (outcome.failure or "")
+
+
+def test_missing_and_damaged_messages_are_counted(mosquitto: Mosquitto) -> None:
+    """The publisher sends fewer, and shorter, messages than the subscriber waits for."""
+    line = ["--port", str(mosquitto.port), "--qos", "1"]
+    command = next(each for each in contenders.MQTT if each.name == "paho").command
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*command, *arguments, *line], stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
+
+    with (
+        start("subscribe", "--count", "10") as subscriber,
+        start("publish", "--count", "7", "--size", "50") as publisher,
+    ):
+        for process in (subscriber, publisher):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "READY\n"
+        publisher.communicate("GO\n", timeout=30)
+        said = json.loads(subscriber.communicate("PUBLISHED\n", timeout=30)[0])
+    assert (said["received"], said["lost"], said["wrong"]) == (7, 3, 7)
+
+
+# --- the benchmarks
+
+
+@pytest.mark.slow
+def test_mqtt_and_amqp_make_tables_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("pika")
+    tiny = ["--quick", "--runs", "1", "--messages", str(COUNT), "--payload", "100", "--results", str(tmp_path)]
+    out = benchmark(
+        "mqtt", "amqp", *tiny, "--peers", "ours,paho,aio-pika", "--versions", "5", "--qos", "1", "--operations", "both"
+    )
+    for name, peer in (("mqtt", "paho"), ("amqp", "aio-pika")):
+        found = saved(tmp_path, name)
+        (case,) = found["cases"]
+        assert [row["name"] for row in case["rows"]] == ["ours", peer]
+        for row in case["rows"]:
+            assert row["figures"]["rate"]["median"] > 0
+            assert row["lost"] == [0]
+            assert f"\n{row['name']:19}" in out
+        assert found["libraries"]
+        assert any(f"x {peer}, is " in line for line in out.splitlines() if line.startswith("target"))
+
+
+@pytest.mark.slow
+def test_latency_and_footprint_make_tables_and_files(tmp_path: Path) -> None:
+    tiny = ["--quick", "--runs", "1", "--messages", "30", "--qos", "1", "--protocols", "mqtt", "--peers", "ours,paho"]
+    benchmark("latency", "footprint", *tiny, "--results", str(tmp_path))
+    latency = saved(tmp_path, "latency")["cases"]
+    assert [case["labels"]["load"] for case in latency] == ["idle", "1000/s"]
+    for case in latency:
+        for row in case["rows"]:
+            p50, p99 = (row["figures"][name]["median"] for name in ("p50", "p99"))
+            assert 0 < p50 <= p99
+    (footprint,) = saved(tmp_path, "footprint")["cases"]
+    for row in footprint["rows"]:
+        assert row["figures"]["pub CPU"]["median"] > 0
+        assert row["figures"]["sub peak"]["median"] > 1
+        assert row["figures"]["broker CPU"]["median"] >= 0
+
+
+def test_memory_runs() -> None:
+    assert "queue.SimpleQueue" in benchmark("memory", "--runs", "1", "--messages", "1000")
+
+
+def test_names_of_nobody_are_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks", "mqtt", "--peers", "ours,pahoo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "nobody is called pahoo" in done.stderr
+
+
+# --- parts
+
+
+def test_the_figures_of_the_page_are_those_of_the_reference() -> None:
+    assert report.page() == report.PAGE.read_text(), "run: python -m benchmarks report"
+
+
+def test_ratios_say_how_many_times_better_ours_is() -> None:
+    def row(name: str, median: float) -> dict[str, Any]:
+        return {"name": name, "figures": {"x": {"median": median}}}
+
+    rows = [row("ours", 30.0), row("peer", 10.0), {"name": "gone", "failure": "why"}]
+    more, less = ({"name": "x", "more_is_better": more} for more in (True, False))
+    assert [report.better({"rows": rows}, each, more) for each in rows] == [None, 3.0, None]
+    assert report.better({"rows": rows}, rows[1], less) == pytest.approx(1 / 3)
+
+
+def test_targets_are_judged_by_the_medians() -> None:
+    def row(name: str, median: float) -> dict[str, Any]:
+        return {"name": name, "figures": {"rate": {"median": median}}}
+
+    labels = {"version": "5", "qos": "1", "payload": "100"}
+    case = {"labels": labels, "rows": [row("ours", 20.0), row("paho", 10.0), row("aiomqtt", 10.0)]}
+    other = {"labels": labels | {"payload": "1024"}, "rows": [row("ours", 1.0), row("paho", 10.0)]}
+    lines = [*targets.lines({"benchmark": "mqtt", "cases": [case, other]})]
+    assert lines == [
+        "target met     version 5, qos 1, payload 100: 2x paho, is 2.00x",
+        "target MISSED  version 5, qos 1, payload 100: 3x aiomqtt, is 2.00x",
+    ]
+    assert len([*targets.markdown({"benchmark": "mqtt", "cases": [case]})]) == 4
+
+
+def test_the_number_of_messages_follows_the_warm_up() -> None:
+    warm_up = Run(1_000, {"publish": {"start": 0.0, "end": 1.0}, "subscribe": {"end": 0.1, "received": 1_000}})
+    assert warm_up.rate == pytest.approx(10_000)
+    assert Plan(seconds=2.0).count(warm_up) == 20_000
+    assert Plan(messages=7).count(warm_up) == 7
+    assert Plan(seconds=2.0).paced(100.0).count(warm_up) == 200
+    fast = dataclasses.replace(warm_up, said={"publish": {"start": 0.0, "end": 1e-6}})
+    assert Plan().count(fast) == harness._MOST
+
+
+def test_rounds_begin_with_another_contender_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    def note(contender: Contender, _: Case, count: int) -> Run:
+        order.append(contender.name)
+        return Run(count, {"publish": {"start": 0.0, "end": 1.0}})
+
+    monkeypatch.setattr(harness, "run_once", note)
+    peers = [Contender(name, "", "json", "") for name in "abc"]
+    outcomes = measure(Case({}, {}, 0), peers, Plan(runs=4))
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"
+    assert [len(outcome.runs) for outcome in outcomes] == [4, 4, 4]
+
+
+def test_percentiles_are_by_nearest_rank() -> None:
+    assert percentiles([each * 1000 for each in range(1, 101)]) == {"p50": 50.0, "p99": 99.0}
+    assert percentiles([5_000]) == {"p50": 5.0, "p99": 5.0}
+    assert percentiles([]) == {}
+
+
+def test_counts_of_instructions_are_read(tmp_path: Path) -> None:
+    perf, grind = tmp_path / "perf", tmp_path / "grind"
+    perf.write_text("# started on ...\n\n123456,,instructions:u,1000,100.00,,\n")
+    grind.write_text("==7== Events    : Ir\n==7== Collected : 654321\n")
+    assert instructions.PERF.read(perf) == 123_456
+    assert instructions.CALLGRIND.read(grind) == 654_321
+    perf.write_text("<not supported>,,instructions:u,0,100.00,,\n")
+    with pytest.raises(RunError, match="perf counted nothing"):
+        instructions.PERF.read(perf)
