@@ -154,7 +154,7 @@ class MqttAdapter(Adapter):
         self._codec = codec
         self._router = Router(settings.persistent)
         self._inbound = Inbound(self._router, codec, v5, settings.receive_maximum, self._target.topic_alias_maximum)
-        self._outbound = outbound.Outbound(codec, v5, settings.max_inflight, str(self._target))
+        self._outbound = outbound.Outbound(codec, v5, settings.max_inflight, self._target)
         self._features = _FEATURES
         if v5 or settings.envelope:
             self._features |= _PROPERTY_FEATURES

@@ -186,10 +186,11 @@ class Link:
         if self._ended is None:
             is_told = flags.is_disconnect_packet_from_server
             who = "disconnected this client" if is_told else "connection lost"
-            text = f"{self._target} {who}: {handshake.with_detail(str(reason), properties)}"
+            detail = handshake.detail_of(self._target, properties)
+            text = f"{self._target} {who}: {handshake.with_detail(str(reason), detail)}"
             code = reason.value if is_told else None
             kind = TakenOverError if code == packets.SESSION_TAKEN_OVER else ConnectionLostError
-            self._ended = kind(text, code=code, detail=getattr(properties, "ReasonString", None))
+            self._ended = kind(text, code=code, detail=detail)
 
     def _on_register_write(self, _client: Any, _userdata: Any, _sock: Any) -> None:
         if self._wire is not None:  # else it is CONNECT, on the connecting thread
@@ -483,7 +484,7 @@ class Link:
             raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
         answer = self._answers.pop(packet_id, None)
         if answer is not None and not answer.done():
-            answer.set_result(Answer(codes[0] if codes else 0, detail))
+            answer.set_result(Answer(codes[0] if codes else 0, self._target.showable(detail)))
 
     # --- ending
 
