@@ -13,7 +13,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import packets
-from messaging.errors import AuthenticationError, ConnectFailedError
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
     import ssl
@@ -181,6 +181,18 @@ def reason_name(code: int, detail: str | None = None) -> str:
     Whatever the packet: mosquitto's PUBACK may say Packet too large, which the specification has for others only.
     """
     return with_detail(next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}"), detail)
+
+
+def is_listed(kind: int, code: int) -> bool:
+    """Whether the specification has this reason code for packets of that type."""
+    return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
+
+
+def unlisted(target: Target, kind: int, code: int) -> ConnectFailedError | ConnectionLostError:
+    """The error for a CONNACK, or else a DISCONNECT, with a reason code of the broker's own invention."""
+    if kind == packets.CONNACK:
+        return refusal(target, reason_name(code), code)
+    return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
 
 
 def detail_of(target: Target, properties: PahoProperties | None) -> str | None:

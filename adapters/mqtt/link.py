@@ -320,6 +320,11 @@ class Link:
             # paho would only call it a protocol error
             self._end(handshake.refusal(self._target, "Unsupported protocol version", 0x84))
             return
+        code = (body[1:2] if kind == packets.CONNACK else body[:1]) if self._target.v5 else b""
+        if code and code[0] >= packets.FAILURE and not handshake.is_listed(kind, code[0]):
+            # so it would this
+            self._end(handshake.unlisted(self._target, kind, code[0]))
+            return
         wire.feed(head, body)
         while wire.pending() and not self.closed:
             self._drive(mqtt.Client.loop_read)

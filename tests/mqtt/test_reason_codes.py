@@ -72,6 +72,30 @@ def test_a_refused_connection_has_code_and_detail(
     run(main())
 
 
+@pytest.mark.parametrize(("code", "name"), [(0x91, "Packet identifier in use"), (0xEE, "reason code 0xEE")])
+def test_reason_codes_that_the_specification_has_for_others_or_for_nobody_are_told_too(code: int, name: str) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url)
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack(reason=code)
+            with pytest.raises(ConnectFailedError, match=f"refused the connection: {name}") as caught:
+                await opening
+            assert caught.value.code == code
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack()
+            await opening
+            connection.send(packets.DISCONNECT, bytes((code, 0)))
+            error = await core.lost()
+            assert isinstance(error, ConnectionLostError)
+            assert f"disconnected this client: {name}" in str(error)
+            assert error.code == code
+
+    run(main())
+
+
 @pytest.mark.usefixtures("needs_mosquitto")
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
 def test_mosquitto_refuses_wrong_credentials_with_a_code(version: str, tmp_path: Path, connect: Connect) -> None:
