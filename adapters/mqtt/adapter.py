@@ -410,7 +410,8 @@ class MqttAdapter(Adapter):
                     qos,
                     no_local=route.no_local,
                     as_published=route.as_published,
-                    retain_handling=custom.get(RETAIN_HANDLING, 0),
+                    # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
+                    retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
                 )
                 answer = await link.subscribe(route.filter, wanted, identifier)
         except BaseException as error:
