@@ -52,6 +52,8 @@ _PATIENCE: Final = 0.75
 _CLOSE_TIMEOUT: Final = 1.0
 #: packets handed over at a time
 _HANDFUL: Final = 256
+#: return codes of MQTT 3.1.1 that paho would act on by itself, and the reason codes that mean the same
+_NOT_FOR_PAHO: Final = {b"\x01": 0x84, b"\x02": 0x85}
 #: packets that are the events' business
 _DATA: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
 
@@ -316,14 +318,15 @@ class Link:
             return
         if self._is_up and kind == packets.PINGRESP:
             return  # that something came is what counts
-        if kind == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
-            # paho would only call it a protocol error
-            self._end(handshake.refusal(self._target, "Unsupported protocol version", 0x84))
+        if kind == packets.CONNACK and not self._target.v5 and body[1:2] in _NOT_FOR_PAHO:
+            # it would call them protocol errors, the second one if there is no client id
+            code = _NOT_FOR_PAHO[body[1:2]]
+            self._end(handshake.refusal(self._target, handshake.reason_name(code), code))
             return
-        code = (body[1:2] if kind == packets.CONNACK else body[:1]) if self._target.v5 else b""
-        if code and code[0] >= packets.FAILURE and not handshake.is_listed(kind, code[0]):
-            # so it would this
-            self._end(handshake.unlisted(self._target, kind, code[0]))
+        given = (body[1:2] if kind == packets.CONNACK else body[:1]) if self._target.v5 else b""
+        if given and given[0] >= packets.FAILURE and not handshake.is_listed(kind, given[0]):
+            # neither are those the specification does not list
+            self._end(handshake.unlisted(self._target, kind, given[0]))
             return
         wire.feed(head, body)
         while wire.pending() and not self.closed:
