@@ -135,3 +135,41 @@ def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
 
     with Mosquitto() as broker:
         run(main(broker.url))
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_others_come_again(qos: str, seed: int) -> None:
+    chance = random.Random(seed)
+    settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000, "receive_maximum": 20}
+
+    async def main(url: str) -> None:
+        async with connected(url) as other:
+            core = Core(url, **settings)
+            await core.open()
+            sink, _ = await core.subscribe("s", qos=qos)
+            sent = [b"%d" % number for number in range(20)]
+            for payload in sent:
+                await other.publish("s", payload, qos=qos)
+            messages = [*await sink.wait(20)]
+            done = chance.sample(messages, 12)
+            for message in done:
+                core.acknowledge(message)
+                await asyncio.sleep(0)
+            # one more for one that is done: when it is here, the broker has had the answers that were sent before
+            await other.publish("s", b"mark", qos=qos)
+            await sink.wait(21)
+            left = [message.payload for message in messages if message not in done] + [b"mark"]
+            await core.adapter.close()
+            core = Core(url, **settings)
+            await core.open()
+            again, _ = await core.subscribe("s", qos=qos)
+            await again.wait(len(left))
+            await other.publish("s", b"end", qos=qos)
+            await again.wait(len(left) + 1)
+            assert again.payloads == [*left, b"end"]
+            core.acknowledge(*again.messages)
+            await core.adapter.close()
+
+    with Mosquitto() as broker:
+        run(main(broker.url))
