@@ -76,6 +76,8 @@ class Consumer:
         self._spawn = spawn
         self._matchers = [channels.matcher(pattern) for pattern in source.patterns]
         self._routes: dict[bytes, _Route] = {}
+        #: by the default exchange to this queue
+        self._own_route = b"\x00" + frames.short_string(source.queue.name or "")
         self._settles = spec.options.qos != "0"
         self._open = False
         #: whether ``open`` is through, so that an end is the sink's business
@@ -264,7 +266,8 @@ class Consumer:
             wanted = self._routes[route]
         except KeyError:
             wanted = self._route(route)
-        if known.origin is not None:
+        if known.origin is not None and route == self._own_route:
+            # only where a delay sends it: elsewhere anybody could claim to have published to another channel
             wanted = self._translate(*known.origin)
         if wanted is None:
             if self._settles:

@@ -58,6 +58,17 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
         await asyncio.sleep(0.005)
 
 
+async def blocked(client: Client) -> None:
+    """Publish until the broker, which is out of memory, says so: it tells those who publish after it has found out."""
+    link = client.adapter._link
+    assert link is not None
+    deadline = time.monotonic() + PATIENCE
+    while not link.publisher._blocked:
+        assert time.monotonic() < deadline, "the broker does not say that it is out of memory"
+        await within(client.adapter.publish([client.message("out/of/memory")]))
+        await asyncio.sleep(0.02)
+
+
 async def within(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
     """Await, but not for ever."""
     async with asyncio.timeout(patience):

@@ -22,9 +22,8 @@ import messaging
 from adapters.amqp import counting, delays, properties
 from adapters.amqp.frames import short_string
 from messaging.adapter import Incoming
-from tests.amqp.harness import connected, run, unique, until, within
+from tests.amqp.harness import blocked, connected, run, unique, until
 from tests.amqp.test_consumer import depth, exists
-from tests.brokers import BrokerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +35,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def queue(rabbitmq: RabbitMQ) -> Iterator[str]:
+def queue(foreign: BlockingChannel) -> Iterator[str]:
     """A name; the queue, and those of its delays, are deleted afterwards."""
     name = unique("delayed")
     yield name
-    for found in rabbitmq.ctl("list_queues", "name").split():
-        if found.startswith(name):
-            with contextlib.suppress(BrokerError):  # it may expire in this moment
-                rabbitmq.ctl("delete_queue", found)
+    for found in (name, *(f"{name}.delay.{delay}" for delay in (50, 100, 200, 300, 500, 60_000))):
+        foreign.queue_delete(found)  # it may be gone
 
 
 def queues(rabbitmq: RabbitMQ, name: str) -> set[str]:
@@ -137,6 +134,21 @@ def test_everything_about_the_message_is_as_it_was(rabbitmq: RabbitMQ, foreign: 
 def _told(incoming: Incoming) -> tuple[object, ...]:
     extensions = {name: value for name, value in incoming.extensions.items() if name != "redelivered"}
     return incoming.payload, incoming._values()[:-1], extensions
+
+
+def test_nobody_can_claim_to_have_published_to_another_channel(
+    rabbitmq: RabbitMQ, foreign: BlockingChannel, queue: str
+) -> None:
+    claim = {"count": 1, "exchange": "amq.topic", "routing-key": "claimed.channel", "aside": {}}
+
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, _ = await client.subscribe("+/channel", queue=queue, **DELAY)
+            headers = pika.BasicProperties(headers={"x-delayed-redelivery": claim})
+            foreign.basic_publish("amq.topic", "true.channel", b"x", headers)
+            assert (await sink.next()).channel == "true/channel"
+
+    run(main())
 
 
 def test_what_is_acknowledged_meanwhile_and_what_was_not_rejected_do_not_wait(rabbitmq: RabbitMQ, queue: str) -> None:
@@ -321,10 +333,7 @@ def test_a_memory_alarm_holds_back_what_is_to_wait_and_consuming_goes_on(own_rab
             first, second, third = await sink.count(3)
             await asyncio.to_thread(own_rabbitmq.ctl, "set_vm_memory_high_watermark", "0")
             try:
-                await within(client.adapter.publish([client.message("elsewhere")]))  # what makes the broker tell
-                link = client.adapter._link
-                assert link is not None
-                await until(lambda: link.publisher._blocked, "connection.blocked")
+                await blocked(client)
                 client.reject(first, second)
                 client.acknowledge(third)
                 await sink.count(4)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import pamqp.frame
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp.commands import Basic
 
+from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
 from messaging.errors import PublishRefusedError, UnroutableError
-from tests.amqp.harness import Out, connected, run, unique, until, within
+from tests.amqp.harness import connected, run, unique, until, within
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
+    from messaging.errors import MessagingError
     from tests.brokers import RabbitMQ
 
 MANDATORY: dict[str, Any] = {"mandatory": True}
@@ -156,10 +162,74 @@ def test_a_late_return_or_confirm_of_a_message_given_up_harms_nobody(rabbitmq: R
 # --- the parser alone: hypothesis plays the broker
 
 
-class Returning(ConfirmChannel[Out]):
+class Letter:
+    """A message that remembers what became of it."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def confirm(self) -> None:
+        self.outcomes.append("ack")
+
+    def fail(self, error: MessagingError) -> None:
+        self.outcomes.append(type(error).__name__)
+
+
+class Channel(ConfirmChannel[Letter]):
     def __init__(self) -> None:
         super().__init__(1)
         self.came_back: list[tuple[int, str, str, str | None]] = []
 
     def returned(self, code: int, text: str, key: str, message_id: str | None) -> None:
         self.came_back.append((code, text, key, message_id))
+
+
+def fed(channel: Channel, data: bytes) -> list[bool]:
+    """Which frames of ``data`` the channel took."""
+    taken, at = [], 0
+    while at < len(data):
+        kind, _, size = frames.PREFIX.unpack_from(data, at)
+        taken.append(channel.take(kind, data, at + 7, at + 7 + size))
+        at += size + 8
+    return taken
+
+
+SHORT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 999), SHORT, SHORT, st.none() | SHORT.filter(bool), st.binary(max_size=90))),
+    st.integers(12, 40),
+)
+def test_whatever_comes_back_is_read_with_its_key_and_id(
+    messages: list[tuple[int, str, str, str | None, bytes]], frame_max: int
+) -> None:
+    channel = Channel()
+    for code, text, key, message_id, body in messages:
+        data = pamqp.frame.marshal(Basic.Return(code, text, "e", key), 1)
+        properties = Basic.Properties(content_type="text/plain", headers={"a": "b"}, message_id=message_id).marshal()
+        data += b"".join(frames.content(1, properties, body, frame_max))
+        assert all(fed(channel, data))
+    assert channel.came_back == [(code, text, key, message_id) for code, text, key, message_id, _ in messages]
+    # content without a return is nothing of ours
+    assert fed(channel, b"".join(frames.content(1, b"\0\0", b"x", 4096))) == [False, False]
+
+
+@given(st.integers(0, 30), st.lists(st.tuples(st.sampled_from(["ack", "nack"]), st.integers(0, 35), st.booleans())))
+def test_every_message_gets_its_first_answer_and_no_other(count: int, answers: list[tuple[str, int, bool]]) -> None:
+    channel = Channel()
+    letters = [Letter() for _ in range(count)]
+    assert [channel.expect(letter) for letter in letters] == list(range(1, count + 1))
+    wanted: dict[int, str] = {}
+    for answer, tag, multiple in answers:
+        if answer == "ack":
+            data = frames.ack(1, tag, multiple=multiple)
+        else:
+            data = pamqp.frame.marshal(Basic.Nack(tag, multiple, False), 1)
+        assert fed(channel, data) == [True]
+        for each in range(1, tag + 1) if multiple else [tag]:
+            wanted.setdefault(each, "ack" if answer == "ack" else "PublishRefusedError")
+    assert [letter.outcomes for letter in letters] == [
+        [wanted[tag]] if tag in wanted else [] for tag in range(1, count + 1)
+    ]
+    assert set(channel.pending) == set(range(1, count + 1)) - set(wanted)
