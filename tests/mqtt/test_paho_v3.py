@@ -7,6 +7,8 @@ theirs. Sleeps became conditions.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from messaging import Messaging
@@ -21,7 +23,12 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 TOPICS = ("TopicA", "TopicA/B", "Topic/C", "TopicA/C", "/TopicA")
 WILD_TOPICS = ("TopicA/+", "+/C", "#", "/#", "/+", "+/+", "TopicA/#")
-PERSISTENT = {"client_id": "myclientid", "clean_start": False}
+
+
+@pytest.fixture
+def persistent(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings of a session that no other test has."""
+    return {"client_id": request.node.name, "clean_start": False}
 
 
 @pytest.fixture
@@ -97,14 +104,16 @@ def test_zero_length_clientid(mosquitto: Mosquitto, connect: Connect) -> None:
         assert receive(stream, 1) == [b"nameless"]
 
 
-def test_offline_message_queueing(mosquitto: Mosquitto, connect: Connect, bclient: Messaging) -> None:
+def test_offline_message_queueing(
+    mosquitto: Mosquitto, connect: Connect, bclient: Messaging, persistent: dict[str, Any]
+) -> None:
     """What is published meanwhile waits for a client with a session. Whether QoS 0 does is the broker's choice."""
-    aclient = connect(mosquitto.url, version="3.1.1", **PERSISTENT)
+    aclient = connect(mosquitto.url, version="3.1.1", **persistent)
     stream = aclient.subscribe(WILD_TOPICS[5], qos=2)
     stream.ready.result(PATIENCE)
     aclient.close()
     publish_each_qos(bclient)
-    aclient = connect(mosquitto.url, version="3.1.1", **PERSISTENT)
+    aclient = connect(mosquitto.url, version="3.1.1", **persistent)
     inbox = Inbox(aclient.subscribe(WILD_TOPICS[5], qos=2))
     publish(bclient, TOPICS[1], [b"end"], qos=2)
     assert inbox.wait_for(b"end")[:-1] in ([b"qos 1", b"qos 2"], [b"qos 0", b"qos 1", b"qos 2"])
@@ -145,16 +154,16 @@ def test_keepalive(mosquitto: Mosquitto, connect: Connect, bclient: Messaging) -
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_redelivery_on_reconnect(mosquitto: Mosquitto, connect: Connect, qos: int) -> None:
+def test_redelivery_on_reconnect(mosquitto: Mosquitto, connect: Connect, persistent: dict[str, Any], qos: int) -> None:
     """What was not answered is sent again, in order. Changed: answers are withheld by not acknowledging."""
-    bclient = connect(mosquitto.url, version="3.1.1", **PERSISTENT)
+    bclient = connect(mosquitto.url, version="3.1.1", **persistent)
     stream = bclient.subscription.subscribe(manual(bclient, WILD_TOPICS[6], qos=str(qos)))
     stream.ready.result(PATIENCE)
     publish(bclient, TOPICS[1], [b"1"], qos=qos)
     publish(bclient, TOPICS[3], [b"2"], qos=qos)
     assert receive(stream, 2) == [b"1", b"2"]
     bclient.close()
-    bclient = connect(mosquitto.url, version="3.1.1", **PERSISTENT)
+    bclient = connect(mosquitto.url, version="3.1.1", **persistent)
     with bclient.subscribe(WILD_TOPICS[6], qos=qos) as again:
         messages = [again.receive(PATIENCE) for _ in range(2)]
         assert [message.payload for message in messages] == [b"1", b"2"]

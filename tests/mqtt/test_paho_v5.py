@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,12 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 TOPICS = ("TopicA", "TopicA/B", "Topic/C", "TopicA/C", "/TopicA")
 WILD_TOPICS = ("TopicA/+", "+/C", "#", "/#", "/+", "+/+", "TopicA/#")
 HEADERS = {"a": "2", "c": "3"}
-PERSISTENT = {"client_id": "aclient", "clean_start": False, "session_expiry": 99999}
+
+
+@pytest.fixture
+def persistent(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings of a session that no other test has."""
+    return {"client_id": request.node.name, "clean_start": False, "session_expiry": 99999}
 
 
 @pytest.fixture
@@ -126,15 +132,17 @@ def test_assigned_clientid(mosquitto: Mosquitto, connect: Connect) -> None:
     assert all(ids)
 
 
-def test_offline_message_queueing(mosquitto: Mosquitto, connect: Connect, bclient: Messaging) -> None:
+def test_offline_message_queueing(
+    mosquitto: Mosquitto, connect: Connect, bclient: Messaging, persistent: dict[str, Any]
+) -> None:
     """What is published meanwhile waits for a client with a session. Whether QoS 0 does is the broker's choice."""
-    aclient = connect(mosquitto.url, **PERSISTENT)
+    aclient = connect(mosquitto.url, **persistent)
     stream = aclient.subscribe(WILD_TOPICS[5], qos=2)
     stream.ready.result(PATIENCE)
     aclient.close()
     for qos, topic in enumerate(TOPICS[1:4]):
         publish(bclient, topic, [b"qos %d" % qos], qos=qos)
-    aclient = connect(mosquitto.url, **PERSISTENT)
+    aclient = connect(mosquitto.url, **persistent)
     inbox = Inbox(aclient.subscribe(WILD_TOPICS[5], qos=2))
     publish(bclient, TOPICS[1], [b"end"], qos=2)
     assert inbox.wait_for(b"end")[:-1] in ([b"qos 1", b"qos 2"], [b"qos 0", b"qos 1", b"qos 2"])
@@ -172,16 +180,16 @@ def test_keepalive(mosquitto: Mosquitto, connect: Connect, bclient: Messaging) -
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_redelivery_on_reconnect(mosquitto: Mosquitto, connect: Connect, qos: int) -> None:
+def test_redelivery_on_reconnect(mosquitto: Mosquitto, connect: Connect, persistent: dict[str, Any], qos: int) -> None:
     """What was not answered is sent again, in order. Changed: answers are withheld by not acknowledging."""
-    bclient = connect(mosquitto.url, **PERSISTENT)
+    bclient = connect(mosquitto.url, **persistent)
     stream = bclient.subscription.subscribe(manual(bclient, WILD_TOPICS[6], qos=str(qos)))
     stream.ready.result(PATIENCE)
     publish(bclient, TOPICS[1], [b"1"], qos=qos)
     publish(bclient, TOPICS[3], [b"2"], qos=qos)
     assert receive(stream, 2) == [b"1", b"2"]
     bclient.close()
-    bclient = connect(mosquitto.url, **PERSISTENT)
+    bclient = connect(mosquitto.url, **persistent)
     with bclient.subscribe(WILD_TOPICS[6], qos=qos) as again:
         messages = [again.receive(PATIENCE) for _ in range(2)]
         assert [message.payload for message in messages] == [b"1", b"2"]
@@ -282,10 +290,11 @@ def test_payload_format(mosquitto: Mosquitto, aclient: Messaging) -> None:
 
 
 @pytest.mark.slow
-def test_publication_expiry(mosquitto: Mosquitto, connect: Connect, aclient: Messaging) -> None:
+def test_publication_expiry(
+    mosquitto: Mosquitto, connect: Connect, aclient: Messaging, persistent: dict[str, Any]
+) -> None:
     """What has expired is not delivered; what has not tells how long it is still good for. As the original."""
-    settings = {**PERSISTENT, "client_id": "bclient"}
-    bclient = connect(mosquitto.url, **settings)
+    bclient = connect(mosquitto.url, **persistent)
     stream = bclient.subscribe(TOPICS[0], qos=2)
     stream.ready.result(PATIENCE)
     bclient.close()
@@ -293,7 +302,7 @@ def test_publication_expiry(mosquitto: Mosquitto, connect: Connect, aclient: Mes
         publish(aclient, TOPICS[0], [b"qos %d - expire" % qos], qos=qos, time_to_live=1.0)
         publish(aclient, TOPICS[0], [b"qos %d - don't expire" % qos], qos=qos, time_to_live=60.0)
     time.sleep(2.1)  # brokers count whole seconds
-    bclient = connect(mosquitto.url, **settings)
+    bclient = connect(mosquitto.url, **persistent)
     with bclient.subscribe(TOPICS[0], qos=2) as stream:
         messages = [stream.receive(PATIENCE) for _ in range(2)]
         assert [message.payload for message in messages] == [b"qos 1 - don't expire", b"qos 2 - don't expire"]

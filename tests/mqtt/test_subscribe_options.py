@@ -91,12 +91,10 @@ def test_where_the_session_is_kept_reconnecting_brings_no_retained_message_again
 ) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
-        with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
-            if handling < 2:
-                assert receive(stream, 1) == [b"kept"]
-                nothing_more(m, channel, stream, qos=1)  # so that the retained one is acknowledged
+        with m.subscribe(channel, qos=0, retain_handling=handling) as stream:  # with 1, an answer may get lost
+            assert receive(stream, handling < 2) == [b"kept"] * (handling < 2)
             _sever(m, proxy)
-            assert [payload for payload in _until_end(m, channel, stream) if payload != b"sentinel"] == []
+            nothing_more(m, channel, stream, qos=0)
 
 
 def test_of_two_streams_that_want_retained_messages_of_new_subscriptions_one_gets_them_after_a_loss(
@@ -124,14 +122,6 @@ def _sever(m: Messaging, proxy: Proxy) -> None:
     proxy.sever()
     eventually(lambda: m.runtime.get_runtime_dto().connection.cause is not None, "the loss is noticed")
     online(m)
-
-
-def _until_end(m: Messaging, channel: str, stream: Any) -> list[bytes]:
-    publish(m, channel, [b"end"], qos=1)
-    found: list[bytes] = []
-    while (payload := stream.receive(PATIENCE).payload) != b"end":
-        found.append(payload)
-    return found
 
 
 # --- retain as published
