@@ -50,7 +50,7 @@ OnInvalid = Literal["raise", "skip", "dead_letter"]
 #: how long verdicts are gathered before the loop looks for them by itself, seconds
 _GATHER_SECONDS: Final = 0.001
 #: a buffer with so many messages, or half full, is crowded; with a quarter of that it is not any more
-_CROWD: Final = 256
+_CROWD: Final = 512
 #: how long a consumer is given to catch up, seconds: longer only if it takes so many in that time
 _CROWD_SECONDS: Final = 0.05
 

@@ -320,6 +320,16 @@ class AmqpAdapter(Adapter):
     def _source(self, spec: SubscriptionSpec) -> Source:
         return declarations.source(spec, self.settings.exchange, self.settings.max_priority)
 
+    def suspend_reading(self) -> None:
+        """See ``Adapter.suspend_reading``: deliveries have a connection of their own."""
+        if self._link is not None:
+            self._link.read(False)
+
+    def resume_reading(self) -> None:
+        """See ``Adapter.resume_reading``."""
+        if self._link is not None:
+            self._link.read(True)
+
     async def unsubscribe(self, handle: Any) -> None:
         """Close the subscription's AMQP channel: its unsettled deliveries go back to the queue."""
         await handle.close()

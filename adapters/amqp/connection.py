@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import aiormq
 from aiormq import spec
@@ -40,6 +40,8 @@ B = TypeVar("B", bound=BrokerError)
 PRODUCT: Final = "rx-messaging"
 #: how long closing in good order may take before the transport is cut, seconds
 CLOSE_GRACE: Final = 0.8
+#: the same for a broker that may have much to read before it comes to that: what nobody confirms
+UNCONFIRMED_GRACE: Final = 4.0
 #: as the specification has it (4.2.7): a peer that was silent for two intervals is gone
 SILENT_HEARTBEATS: Final = 2
 #: aiormq leaves out the code where it has a class for it
@@ -241,15 +243,23 @@ class Wire:
         self._end(reason, None)
         self._writer.transport.abort()
 
-    async def close(self) -> None:
-        """Disconnect in good order, or after ``CLOSE_GRACE`` seconds without. Idempotent; does not raise."""
+    def read(self, wanted: bool) -> None:
+        """Read from the socket, or do not for now."""
+        transport = cast("asyncio.Transport", self._writer.transport)  # it is both ways
+        if not transport.is_closing():
+            with contextlib.suppress(RuntimeError):  # closed meanwhile
+                (transport.resume_reading if wanted else transport.pause_reading)()
+
+    async def close(self, grace: float = CLOSE_GRACE) -> None:
+        """Disconnect in good order, or after ``grace`` seconds without. Idempotent; does not raise."""
         self.alive = False
         if self._watch is not None:
             self._watch.cancel()
         connection, transport = self._connection, self._writer.transport
         # an error of our own: aiormq's default would reach whoever still waits as a cancellation
+        self.read(True)
         closing = asyncio.ensure_future(connection.close(aiormq.ConnectionClosed(200, "closed")))
-        await asyncio.wait([closing], timeout=CLOSE_GRACE)
+        await asyncio.wait([closing], timeout=grace)
         transport.abort()
         # with its transport gone, nothing in aiormq waits for the peer any more
         if not (await asyncio.wait([closing], timeout=CLOSE_GRACE))[0]:

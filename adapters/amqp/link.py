@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from adapters.amqp.connection import Wire, connect
+from adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect
 from adapters.amqp.consumer import Consumer
 from adapters.amqp.delays import Delays
 from adapters.amqp.publisher import Publisher
@@ -95,15 +95,24 @@ class Link:
         await consumer.open()
         return consumer
 
+    def read(self, wanted: bool) -> None:
+        """Read deliveries, or do not for now."""
+        if self._consuming is not None:
+            self._consuming.read(wanted)
+
     async def close(self) -> None:
-        """Disconnect in good order, within a second or so. Idempotent; does not raise."""
+        """Disconnect in good order, within a second or so. Idempotent; does not raise.
+
+        It takes longer, but not much, if the broker still has to read what it does not confirm.
+        """
         # acknowledgements are gathered until the end of the loop's turn
         await asyncio.sleep(0)
         self.alive = False
         for wire in self._wires:
             wire.lost = lambda _: None
         self._stop_dialling()
-        await asyncio.gather(*[wire.close() for wire in self._wires])
+        grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
+        await asyncio.gather(*[wire.close(grace) for wire in self._wires])
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
         self._delays.end()
         if self._tasks:

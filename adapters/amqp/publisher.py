@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 _CHUNK: Final = 65_536
 #: contexts whose frames are kept
 _PLANS: Final = 256
+#: how long what is not confirmed may wait to be read by the broker, seconds
+_MAY_BE_UNREAD: Final = 30.0
 _NOT_SENT: Final = "the connection was lost before the message was sent"
 
 
@@ -128,6 +131,8 @@ class Publisher:
         self._recovery: asyncio.Task[None] | None = None
         #: what recovery has in its hands
         self._suspects: deque[Outgoing] = deque()
+        #: when something that is not confirmed was last written, in the loop's time
+        self._unconfirmed_at = -math.inf
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """Write the messages of ``batch``, in order; see ``Adapter.publish``."""
@@ -153,6 +158,10 @@ class Publisher:
         while self._suspects:
             self._suspects.popleft().fail(error)
         self.progressed()
+
+    def wrote_unconfirmed(self) -> bool:
+        """Whether messages were written not long ago that the broker does not confirm."""
+        return asyncio.get_running_loop().time() - self._unconfirmed_at < _MAY_BE_UNREAD
 
     # --- waiting
 
@@ -266,8 +275,10 @@ class Publisher:
             return position
         for message in confirmed:
             message.sent()
-        for message in unconfirmed:
-            message.confirm()
+        if unconfirmed:
+            self._unconfirmed_at = asyncio.get_running_loop().time()
+            for message in unconfirmed:
+                message.confirm()
         return position
 
     def _encode(self, message: Outgoing, plan: _Plan, channel: _Channel, now: int) -> Iterable[bytes]:

@@ -223,7 +223,9 @@ class Link:
         rest, self._rest = self._rest, None
         if rest is not None and self._wire is not None:
             self._process(self._wire, rest)
-        self._listen()
+        if self._pause is None and not self._suspended:
+            # most likely there is something: to look is cheaper than to have the loop watch, and be stopped again
+            self._pause = self._loop.call_later(0, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import messaging
+from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import BrokerError, ConnectionLostError, PublishRefusedError
 from tests.amqp.harness import Out, blocked, connected, run, unique, until, within
 
@@ -430,3 +435,27 @@ def test_a_broker_out_of_memory_holds_publishers_back_but_not_consumers(own_rabb
             assert sink.payloads == [b"1", b"2", b"5"]
 
     run(main())
+
+
+def test_closing_waits_for_a_slow_broker_to_read_what_it_does_not_confirm(own_rabbitmq: RabbitMQ) -> None:
+    """The transport must not be cut over messages whose promises resolved."""
+    count = 500
+    with (
+        messaging.connect(own_rabbitmq.url) as receiver,
+        receiver.subscribe("slow/broker", queue="slow-broker") as stream,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        stream.ready.result(10)
+        m = messaging.connect(own_rabbitmq.url)
+        m.publish("slow/broker", b"0", qos=0).result(10)
+        os.kill(own_rabbitmq.pid, signal.SIGSTOP)
+        try:
+            for number in range(1, count):
+                m.publish("slow/broker", b"%d" % number, qos=0).result(10)
+            closing = pool.submit(m.close)
+            # longer than a broker is given that confirmed everything
+            assert concurrent.futures.wait([closing], timeout=2 * CLOSE_GRACE)[1]
+        finally:
+            os.kill(own_rabbitmq.pid, signal.SIGCONT)
+        closing.result(10)
+        assert [int(stream.receive(10).payload) for _ in range(count)] == list(range(count))

@@ -418,3 +418,17 @@ def test_asking_for_the_default_needs_no_support(backend: Backend, key: str, def
         assert isinstance(message, Message)
         m.publisher.publish(message).result(PATIENCE)
         assert receive(stream, 1) == [b"x"]
+
+
+@feature(Features.EXTENSION_QOS)
+def test_what_nobody_confirms_is_sent_before_the_instance_is_closed(backend: Backend) -> None:
+    """A promise without confirmation resolves when the bytes are out: closing right then must not call them back."""
+    count = 20_000
+    channel = backend.channel()
+    with backend.connect().subscribe(channel, qos=0, buffer_size=2 * count) as stream:
+        stream.ready.result(PATIENCE)
+        m = backend.connect()
+        for number in range(count):
+            m.publish(channel, b"%d" % number, qos=0, timeout=60)
+        m.close()
+        assert [int(payload) for payload in receive(stream, count)] == list(range(count))

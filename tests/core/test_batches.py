@@ -101,16 +101,16 @@ def test_nothing_is_read_until_a_consumer_that_is_behind_has_caught_up(
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)
-    broker.deliver(*numbered(200))
+    broker.deliver(*numbered(300))
     assert not broker.suspended
-    broker.deliver(*numbered(200))
+    broker.deliver(*numbered(300))
     assert broker.suspended
-    broker.deliver(*numbered(200))  # what still arrives is delivered
+    broker.deliver(*numbered(300))  # what still arrives is delivered
     gate.open.set()
     until(lambda: not broker.suspended)
     assert broker.suspensions == 1
-    broker.wait_acknowledged(600)
-    assert gate.seen == numbered(200) * 3
+    broker.wait_acknowledged(900)
+    assert gate.seen == numbered(300) * 3
     stream.close().result(PATIENCE)
 
 
@@ -124,15 +124,15 @@ def test_one_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
     stream.ready.result(PATIENCE)
     other.ready.result(PATIENCE)
     slow, quick = broker.live if broker.live[0].spec.channel == "a" else broker.live[::-1]
-    broker.deliver(*numbered(300), handle=slow)
+    broker.deliver(*numbered(600), handle=slow)
     until(lambda: not broker.suspended, "resumed for the sake of the others")
     for _ in range(3):
         broker.deliver(*numbered(100), handle=slow)
         assert not broker.suspended
     assert broker.suspensions == 1
     gate.open.set()
-    broker.wait_acknowledged(600)
-    broker.deliver(*numbered(300), handle=slow)  # it has caught up, and gets another chance
+    broker.wait_acknowledged(900)
+    broker.deliver(*numbered(600), handle=slow)  # it has caught up, and gets another chance
     assert broker.suspensions == 2
     until(lambda: not broker.suspended)
     broker.deliver(b"x", handle=quick)
@@ -148,7 +148,7 @@ def test_a_stream_that_ends_while_it_is_behind_is_waited_for_no_longer(
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)
-    broker.deliver(*numbered(300))
+    broker.deliver(*numbered(600))
     assert broker.suspended
     closing = stream.close()
     gate.open.set()
