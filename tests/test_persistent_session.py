@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import messaging
@@ -55,3 +59,54 @@ def test_closing_the_stream_ends_its_subscription(mosquitto: Mosquitto, version:
     with messaging.connect(mosquitto.url, **settings) as m, m.subscribe(channel, qos=1) as stream:
         m.publish(channel, b"sentinel", qos=1).result(DEADLINE)
         assert stream.receive(DEADLINE).payload == b"sentinel"
+
+
+#: takes three messages, acknowledges the second, says so, and waits for the end
+CONSUMER = """
+import sys, threading
+import messaging
+url, channel, qos, settings = sys.argv[1], sys.argv[2], sys.argv[3], eval(sys.argv[4])
+m = messaging.connect(url, **settings)
+context = m.acknowledge_context_builder().message_context_builder().channel(channel).extension_entry("qos", qos)
+stream = m.subscription.subscribe(context.build_context())
+stream.ready.result(15)
+print("ready", flush=True)
+messages = [stream.receive(15) for _ in range(3)]
+messages[1].acknowledge()
+while stream.counters.acknowledged < 1:
+    threading.Event().wait(0.01)
+m.publish(channel + "/elsewhere", b"", qos=1).result(15)  # confirmed after the acknowledgement has arrived
+print("acknowledged", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+@pytest.mark.parametrize("version", SESSIONS)
+def test_what_a_killed_process_had_not_settled_is_delivered_to_the_next_one(
+    mosquitto: Mosquitto, version: str, qos: str
+) -> None:
+    channel = f"session/killed/{version}/{qos}"
+    settings = {"client_id": f"killed-{version}-{qos}", "clean_start": False, **SESSIONS[version]}
+    with (
+        messaging.connect(mosquitto.url) as other,
+        subprocess.Popen(
+            [sys.executable, "-c", CONSUMER, mosquitto.url, channel, qos, repr(settings)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for number in range(3):
+                other.publish(channel, b"%d" % number, qos=qos).result(DEADLINE)
+            assert process.stdout.readline() == "acknowledged\n"
+        finally:
+            process.kill()
+        other.publish(channel, b"meanwhile", qos=qos).result(DEADLINE)
+        with messaging.connect(mosquitto.url, **settings) as m, m.subscribe(channel, qos=qos) as stream:
+            messages = [stream.receive(DEADLINE) for _ in range(3)]
+            assert [message.payload for message in messages] == [b"0", b"2", b"meanwhile"]
+            assert all(message.context.extensions["redelivered"] for message in messages[:2])
+            m.publish(channel, b"end", qos=qos).result(DEADLINE)
+            assert stream.receive(DEADLINE).payload == b"end"

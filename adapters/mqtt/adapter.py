@@ -154,7 +154,7 @@ class MqttAdapter(Adapter):
         self._codec = codec
         self._router = Router(settings.persistent)
         self._inbound = Inbound(self._router, codec, v5, settings.receive_maximum, self._target.topic_alias_maximum)
-        self._outbound = outbound.Outbound(codec, v5, settings.max_inflight, str(self._target))
+        self._outbound = outbound.Outbound(codec, v5, settings.max_inflight, self._target)
         self._features = _FEATURES
         if v5 or settings.envelope:
             self._features |= _PROPERTY_FEATURES
@@ -410,7 +410,8 @@ class MqttAdapter(Adapter):
                     qos,
                     no_local=route.no_local,
                     as_published=route.as_published,
-                    retain_handling=custom.get(RETAIN_HANDLING, 0),
+                    # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
+                    retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
                 )
                 answer = await link.subscribe(route.filter, wanted, identifier)
         except BaseException as error:

@@ -13,7 +13,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import packets
-from messaging.errors import AuthenticationError, ConnectFailedError
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
     import ssl
@@ -65,6 +65,12 @@ class Target:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def showable(self, detail: str | None) -> str | None:
+        """What the broker added to a reason, unless it holds our password: it may add what it likes."""
+        if detail and self.password is not None and self.password.get_secret_value() in detail:
+            return None
+        return detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +164,8 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
 
 def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> ConnectFailedError:
     """The error for a refusing CONNACK."""
-    detail = getattr(properties, "ReasonString", None)
-    why = with_detail(reason, properties)
-    if target.password is not None and target.password.get_secret_value() in why:
-        why, detail = reason, None  # the broker may add what it likes
+    detail = detail_of(target, properties)
+    why = with_detail(reason, detail)
     if reason in _CREDENTIALS_REFUSED:
         what = "a client without user name" if target.username is None else f"the credentials of {target.username!r}"
         return AuthenticationError(f"{target} refused {what}: {why}", code=code, detail=detail)
@@ -176,13 +180,28 @@ def reason_name(code: int, detail: str | None = None) -> str:
 
     Whatever the packet: mosquitto's PUBACK may say Packet too large, which the specification has for others only.
     """
-    name = next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}")
-    return f"{name} ({detail})" if detail else name
+    return with_detail(next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}"), detail)
 
 
-def with_detail(reason: str, properties: PahoProperties | None) -> str:
+def is_listed(kind: int, code: int) -> bool:
+    """Whether the specification has this reason code for packets of that type."""
+    return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
+
+
+def unlisted(target: Target, kind: int, code: int) -> ConnectFailedError | ConnectionLostError:
+    """The error for a CONNACK, or else a DISCONNECT, with a reason code of the broker's own invention."""
+    if kind == packets.CONNACK:
+        return refusal(target, reason_name(code), code)
+    return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
+
+
+def detail_of(target: Target, properties: PahoProperties | None) -> str | None:
+    """The reason string of a packet that paho has read, if it can be shown."""
+    return target.showable(getattr(properties, "ReasonString", None))
+
+
+def with_detail(reason: str, detail: str | None) -> str:
     """A reason, and what the broker added."""
-    detail = getattr(properties, "ReasonString", None)
     return f"{reason} ({detail})" if detail else reason
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 import logging
 import operator
 from collections import deque
@@ -55,7 +56,7 @@ _number = operator.attrgetter("number")
 class Receipt:
     """A QoS 1 or 2 message that the broker has not been answered, or (``recorded``) only in part."""
 
-    __slots__ = ("connection", "copies", "id", "is_behind", "number", "payload", "qos", "recorded", "session", "topic")
+    __slots__ = ("connection", "copies", "id", "number", "payload", "qos", "recorded", "session", "topic")
 
     def __init__(self, publish: Publish, connection: int, session: int, number: int) -> None:
         self.id = publish.id
@@ -71,8 +72,6 @@ class Receipt:
         self.recorded = False
         #: grows with each
         self.number = number
-        #: beyond what the broker may send ahead
-        self.is_behind = False
 
 
 class Token:
@@ -101,7 +100,7 @@ class Inbound:
         #: read from other threads by ``is_stale``
         self._session = 0
         self._receipts: dict[int, Receipt] = {}
-        self._received = 0
+        self._numbers = itertools.count()
         #: those of them that are not settled
         self._unsettled = 0
         #: where the broker exceeded the limit: all but the oldest ``limit``, in order
@@ -180,10 +179,9 @@ class Inbound:
         lost = self._receipts.get(publish.id)
         if lost is None or not lost.copies:
             self._unsettled += 1
-        self._received += 1
-        receipt = self._receipts[publish.id] = Receipt(publish, self._connection, self._session, self._received)
+        receipt = Receipt(publish, self._connection, self._session, next(self._numbers))
+        self._receipts[publish.id] = receipt
         if len(self._receipts) > self._limit:
-            receipt.is_behind = True
             self._behind.append(receipt)
         return receipt
 
@@ -310,19 +308,22 @@ class Inbound:
         self._unsettled -= 1
         # answered if the broker sent it on this connection; else when it sends it again, see _is_held
         if self._link is not None and receipt.connection == self._connection:
-            self._await_credit(receipt)
-        self._answer_some()
+            if self._behind:
+                self._await_credit(receipt)
+            else:
+                self._answer(receipt)
+        if self._due:
+            self._answer_some()
 
     def _await_credit(self, receipt: Receipt) -> None:
         """A settled message: its answer is due, unless it has to move up first."""
-        if not receipt.is_behind:
+        if not self._behind or receipt.number < self._behind[0].number:
             bisect.insort(self._due, receipt, key=_number)
 
     def _move_up(self) -> None:
         """A message was answered: what was behind may take its place."""
         while self._behind and len(self._receipts) - len(self._behind) < self._limit:
             receipt = self._behind.popleft()
-            receipt.is_behind = False
             if not receipt.copies and receipt.connection == self._connection:
                 self._await_credit(receipt)
 

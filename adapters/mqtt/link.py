@@ -11,7 +11,8 @@ So they only note what happened; it is acted on when paho has returned.
 
 **Keepalive.** A ping goes out when nothing was received, or nothing sent, for three quarters of the interval, which may
 be the broker's; a broker that does not answer one for as long again is gone. So a dead peer is noticed within twice the
-interval, whatever this side is doing meanwhile.
+interval, whatever this side is doing meanwhile. A ping may stand behind megabytes, here and in the kernel: as long as
+the other end takes some of them, it is not dead but slow.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _PATIENCE: Final = 0.75
 _CLOSE_TIMEOUT: Final = 1.0
 #: packets handed over at a time
 _HANDFUL: Final = 256
+#: return codes of MQTT 3.1.1 that paho would act on by itself, and the reason codes that mean the same
+_NOT_FOR_PAHO: Final = {b"\x01": 0x84, b"\x02": 0x85}
 #: packets that are the events' business
 _DATA: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
 
@@ -102,6 +105,8 @@ class Link:
         #: the value of ``sent`` from which on a ping is out, and since when that is known, or has been waited for
         self._ping: int | None = None
         self._ping_at = 0.0
+        #: how far the line was with what stands before the ping
+        self._delivered = 0
         self._flush_due = False
         self._writing = False
         #: whether the loop tells when there is something to read
@@ -183,10 +188,11 @@ class Link:
         if self._ended is None:
             is_told = flags.is_disconnect_packet_from_server
             who = "disconnected this client" if is_told else "connection lost"
-            text = f"{self._target} {who}: {handshake.with_detail(str(reason), properties)}"
+            detail = handshake.detail_of(self._target, properties)
+            text = f"{self._target} {who}: {handshake.with_detail(str(reason), detail)}"
             code = reason.value if is_told else None
             kind = TakenOverError if code == packets.SESSION_TAKEN_OVER else ConnectionLostError
-            self._ended = kind(text, code=code, detail=getattr(properties, "ReasonString", None))
+            self._ended = kind(text, code=code, detail=detail)
 
     def _on_register_write(self, _client: Any, _userdata: Any, _sock: Any) -> None:
         if self._wire is not None:  # else it is CONNECT, on the connecting thread
@@ -316,9 +322,15 @@ class Link:
             return  # that something came is what counts
         if self._is_up and kind == packets.CONNACK:
             raise ProtocolError("a second CONNACK")  # MQTT-3.2.0-2; paho would begin anew
-        if kind == packets.CONNACK and body[1:2] == b"\x01" and not self._target.v5:
-            # paho would only call it a protocol error
-            self._end(handshake.refusal(self._target, "Unsupported protocol version", 0x84))
+        if kind == packets.CONNACK and not self._target.v5 and body[1:2] in _NOT_FOR_PAHO:
+            # it would call them protocol errors, the second one if there is no client id
+            code = _NOT_FOR_PAHO[body[1:2]]
+            self._end(handshake.refusal(self._target, handshake.reason_name(code), code))
+            return
+        given = (body[1:2] if kind == packets.CONNACK else body[:1]) if self._target.v5 else b""
+        if given and given[0] >= packets.FAILURE and not handshake.is_listed(kind, given[0]):
+            # neither are those the specification does not list
+            self._end(handshake.unlisted(self._target, kind, given[0]))
             return
         wire.feed(head, body)
         while wire.pending() and not self.closed:
@@ -357,11 +369,12 @@ class Link:
         if self._ping is None:
             if now - min(wire.received_at, wire.sent_at) >= patience:
                 self._ping, self._ping_at = self.send(packets.PING), now
+                self._delivered = wire.delivered
         elif wire.received_at > self._ping_at:
             self._ping = None
-        elif wire.sent < self._ping:
+        elif self._delivered < self._ping and wire.delivered > self._delivered:
             # it stands behind what is slow to leave: as long as that goes on, so does the connection
-            self._ping_at = max(self._ping_at, wire.sent_at)
+            self._delivered, self._ping_at = wire.delivered, now
         if self._ping is not None and now - self._ping_at >= patience:
             self._end(ConnectionLostError(f"connection to {self._target} lost: no answer to a ping for {patience:g} s"))
 
@@ -483,7 +496,7 @@ class Link:
             raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
         answer = self._answers.pop(packet_id, None)
         if answer is not None and not answer.done():
-            answer.set_result(Answer(codes[0] if codes else 0, detail))
+            answer.set_result(Answer(codes[0] if codes else 0, self._target.showable(detail)))
 
     # --- ending
 

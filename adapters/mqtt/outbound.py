@@ -31,7 +31,7 @@ from messaging.errors import ConnectionLostError, MessagingError, PayloadTooLarg
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapters.mqtt.handshake import Connack
+    from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.link import Link
     from adapters.mqtt.mapping import Codec
     from messaging.adapter import Outgoing
@@ -76,14 +76,14 @@ class Outbound:
         codec: makes the packets.
         v5: protocol version.
         max_inflight: the setting.
-        where: the broker, for messages of errors.
+        target: the broker, for messages of errors.
     """
 
-    def __init__(self, codec: Codec, v5: bool, max_inflight: int | None, where: str) -> None:
+    def __init__(self, codec: Codec, v5: bool, max_inflight: int | None, target: Target) -> None:
         self._codec = codec
         self._v5 = v5
         self._max_inflight = max_inflight
-        self._where = where
+        self._target = target
         self._link: Link | None = None
         self._connack: Connack | None = None
         self._window = self._window_qos2 = 0
@@ -169,7 +169,7 @@ class Outbound:
                     break
                 await self.progress()
             if link is None:
-                outgoing.fail(ConnectionLostError(f"connection to {self._where} lost before the message was sent"))
+                outgoing.fail(ConnectionLostError(f"connection to {self._target} lost before the message was sent"))
             elif not outgoing.settled:
                 try:
                     self._send(link, outgoing, qos)
@@ -213,15 +213,15 @@ class Outbound:
         connack = self._connack
         assert connack is not None  # noqa: S101  # there is a link
         if qos > connack.maximum_qos:
-            raise PublishRefusedError(f"{self._where} takes no QoS {qos}; at most {connack.maximum_qos}")
+            raise PublishRefusedError(f"{self._target} takes no QoS {qos}; at most {connack.maximum_qos}")
         if outgoing.options.retain and not connack.retain:
-            raise PublishRefusedError(f"{self._where} retains no messages")
+            raise PublishRefusedError(f"{self._target} retains no messages")
         packet_id = self._next_id(link) if qos else 0
         frame = self._codec.frame(outgoing, outgoing.payload, qos, packet_id)
         if len(frame) > connack.maximum_packet_size:
             size = len(outgoing.payload)
             limit = connack.maximum_packet_size - (len(frame) - size)
-            raise PayloadTooLargeError(size, limit, f"{self._where}, with this topic and these properties")
+            raise PayloadTooLargeError(size, limit, f"{self._target}, with this topic and these properties")
         # from here on it cannot be called back
         outgoing.sent()
         if qos:
@@ -282,15 +282,15 @@ class Outbound:
         """Why an answer fails its message, if it does. A malformed one does, and is no reason to end the connection."""
         channel = exchange.outgoing.context.channel
         try:
-            detail = packets.reason_string(body)
+            detail = self._target.showable(packets.reason_string(body))
         except packets.ProtocolError as error:
             detail = str(error)
             if reason < packets.FAILURE:
-                return PublishRefusedError(f"{self._where} answered the message on {channel!r} with {detail}")
+                return PublishRefusedError(f"{self._target} answered the message on {channel!r} with {detail}")
         if reason < packets.FAILURE:
             return None
         return PublishRefusedError(
-            f"{self._where} refused the message on {channel!r}: {reason_name(reason, detail)}",
+            f"{self._target} refused the message on {channel!r}: {reason_name(reason, detail)}",
             code=reason,
             detail=detail,
         )

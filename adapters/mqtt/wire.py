@@ -9,15 +9,21 @@ The dialer's methods run on the thread that connects; everything else runs on th
 
 from __future__ import annotations
 
+import array
 import contextlib
 import socket
 import ssl
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import ProtocolError
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +118,18 @@ class Wire:
     def unsent(self) -> int:
         """Bytes gathered and not handed to the socket."""
         return len(self._out) + self._in_frames
+
+    @property
+    def delivered(self) -> int:
+        """Bytes of packets that the other end's system has taken, as far as this one tells; else those sent.
+
+        TLS and WebSocket add some that are counted as missing until they are taken too.
+        """
+        waiting = array.array("i", [0])
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, waiting)
+        return self.sent - waiting[0]
 
     @property
     def is_flushed(self) -> bool:

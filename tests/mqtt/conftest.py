@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import messaging
+from messaging.services import ServiceRegistry
 from tests.brokers import Mosquitto, require
+
+Connect = Callable[..., messaging.Messaging]
+
+#: reconnecting in the time a test has
+QUICK = {"reconnect_min": 0.02, "reconnect_max": 0.1}
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +31,48 @@ def mosquitto(needs_mosquitto: None) -> Iterator[Mosquitto]:
         yield broker
 
 
+@pytest.fixture
+def strict_mosquitto(needs_mosquitto: None, tmp_path: Path) -> Iterator[Mosquitto]:
+    """One that lets nobody subscribe, nor unsubscribe, but to ``open/#``."""
+    plugin = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
+    if plugin is None:
+        pytest.skip("this mosquitto comes without its dynamic security plugin")
+    allowed = [
+        {"acltype": f"{what}Pattern", "topic": "open/#", "priority": 0, "allow": True}
+        for what in ("subscribe", "unsubscribe")
+    ]
+    rules = tmp_path / "rules.json"
+    rules.write_text(
+        json.dumps(
+            {
+                "defaultACLAccess": {
+                    "publishClientSend": True, "publishClientReceive": True, "subscribe": False, "unsubscribe": False,
+                },
+                "clients": [],
+                "groups": [{"groupname": "all", "roles": [{"rolename": "role"}], "clients": []}],
+                "anonymousGroup": "all",
+                "roles": [{"rolename": "role", "acls": allowed}],
+            }
+        )
+    )  # fmt: skip
+    with Mosquitto([f"plugin {plugin}", f"plugin_opt_config_file {rules}"]) as broker:
+        yield broker
+
+
 @pytest.fixture(params=["5", "3.1.1"])
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """``connect(url, **settings)``: an instance that is closed when the test ends."""
+    with ExitStack() as stack:
+        services = ServiceRegistry()
+
+        def make(url: str, **settings: Any) -> messaging.Messaging:
+            instance = messaging.connect(url, services=services, **{**QUICK, **settings})
+            stack.callback(instance.close)
+            return instance
+
+        yield make

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
 
 from adapters.mqtt import packets
-from tests.mqtt.harness import PATIENCE
+from tests.mqtt.harness import PATIENCE, Core, In
 
 
 class Connection:
@@ -41,7 +43,15 @@ class Connection:
         return packets.parse_publish(head, body, v5)
 
     def send(self, head: int, body: bytes) -> None:
-        self._writer.write(bytes((head,)) + packets.varint(len(body)) + body)
+        self.write(bytes((head,)) + packets.varint(len(body)) + body)
+
+    def write(self, data: bytes) -> None:
+        """Send what need not be a packet."""
+        self._writer.write(data)
+
+    def pause(self) -> None:
+        """Read nothing any more, as if the line was cut: only the buffers still take something."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a socket's
 
     def connack(self, properties: bytes = b"", *, session: bool = False, reason: int = 0) -> None:
         self.send(0x20, bytes((session, reason)) + packets.varint(len(properties)) + properties)
@@ -107,3 +117,42 @@ class Peer:
         async with asyncio.timeout(PATIENCE):
             connection = await self._accepted.get()
             return connection, await connection.expect(0x10)
+
+
+@asynccontextmanager
+async def session(properties: bytes = b"", **settings: Any) -> AsyncIterator[tuple[Core, Peer, Connection]]:
+    """A connected core and the other end of its connection."""
+    async with Peer() as peer:
+        core = Core(peer.url, **settings)
+        connection = (await accept(core, peer, properties))[0]
+        try:
+            yield core, peer, connection
+        finally:
+            closing = asyncio.create_task(core.adapter.close())
+            await asyncio.sleep(0)
+            for each in peer._all:
+                each.close()
+            await closing
+
+
+async def accept(core: Core, peer: Peer, properties: bytes = b"", *, present: bool = False) -> tuple[Connection, bool]:
+    """Have ``core`` connect; its end of the connection, and what ``open`` returned."""
+    opening = asyncio.create_task(core.open())
+    connection, _ = await peer.accept()
+    connection.connack(properties, session=present)
+    return connection, await opening
+
+
+async def reconnect(
+    core: Core, peer: Peer, connection: Connection, *, present: bool, properties: bytes = b""
+) -> tuple[Connection, bool]:
+    losses = len(core.losses)
+    connection.abort()
+    await core.lost(losses + 1)
+    return await accept(core, peer, properties, present=present)
+
+
+async def subscribed(core: Core, connection: Connection, channel: str = "t", **options: Any) -> tuple[In, Any]:
+    subscribing = asyncio.create_task(core.subscribe(channel, **options))
+    await connection.suback()
+    return await subscribing

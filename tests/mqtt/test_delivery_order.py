@@ -15,7 +15,7 @@ import pytest
 from adapters.mqtt import packets
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, In, connected, run, until
-from tests.mqtt.peer import Peer
+from tests.mqtt.peer import session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -27,15 +27,8 @@ def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in
     limit, count = chance.randint(1, 6), 40
 
     async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, receive_maximum=limit)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack()
-            await opening
-            subscribing = asyncio.create_task(core.subscribe("t", qos=str(qos)))
-            await connection.suback()
-            sink, _ = await subscribing
+        async with session(receive_maximum=limit) as (core, _, connection):
+            sink, _ = await subscribed(core, connection, qos=str(qos))
             for packet_id in range(1, count + 1):
                 connection.deliver("t", b"", packet_id, qos)
             messages = [*await sink.wait(count)]
@@ -59,7 +52,6 @@ def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in
                     core.acknowledge(messages.pop())
                 await asyncio.sleep(0)
             await asyncio.wait_for(answering, PATIENCE)
-            await core.adapter.close()
 
     run(main())
 
@@ -139,6 +131,44 @@ def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
             await until(all_there, "all messages")
             first = list(dict.fromkeys(sink.payloads))  # QoS 1: an answer may have been lost with its connection
             assert first == [b"%d" % number for number in range(total)]
+            await core.adapter.close()
+
+    with Mosquitto() as broker:
+        run(main(broker.url))
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_others_come_again(qos: str, seed: int) -> None:
+    chance = random.Random(seed)
+    settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000, "receive_maximum": 20}
+
+    async def main(url: str) -> None:
+        async with connected(url) as other:
+            core = Core(url, **settings)
+            await core.open()
+            sink, _ = await core.subscribe("s", qos=qos)
+            sent = [b"%d" % number for number in range(20)]
+            for payload in sent:
+                await other.publish("s", payload, qos=qos)
+            messages = [*await sink.wait(20)]
+            done = chance.sample(messages, 12)
+            for message in done:
+                core.acknowledge(message)
+                await asyncio.sleep(0)
+            # one more for one that is done: when it is here, the broker has had the answers that were sent before
+            await other.publish("s", b"mark", qos=qos)
+            await sink.wait(21)
+            left = [message.payload for message in messages if message not in done] + [b"mark"]
+            await core.adapter.close()
+            core = Core(url, **settings)
+            await core.open()
+            again, _ = await core.subscribe("s", qos=qos)
+            await again.wait(len(left))
+            await other.publish("s", b"end", qos=qos)
+            await again.wait(len(left) + 1)
+            assert again.payloads == [*left, b"end"]
+            core.acknowledge(*again.messages)
             await core.adapter.close()
 
     with Mosquitto() as broker:

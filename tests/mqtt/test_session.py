@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,48 +17,9 @@ from messaging.errors import (
 )
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import Core, In, connected, run, settled
-from tests.mqtt.peer import Connection, Peer
+from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
-
-
-@asynccontextmanager
-async def session(properties: bytes = b"", **settings: Any) -> AsyncIterator[tuple[Core, Peer, Connection]]:
-    """A connected core and the other end of its connection."""
-    async with Peer() as peer:
-        core = Core(peer.url, **settings)
-        connection = (await accept(core, peer, properties))[0]
-        try:
-            yield core, peer, connection
-        finally:
-            closing = asyncio.create_task(core.adapter.close())
-            await asyncio.sleep(0)
-            for each in peer._all:
-                each.close()
-            await closing
-
-
-async def accept(core: Core, peer: Peer, properties: bytes = b"", *, present: bool = False) -> tuple[Connection, bool]:
-    """Have ``core`` connect; its end of the connection, and what ``open`` returned."""
-    opening = asyncio.create_task(core.open())
-    connection, _ = await peer.accept()
-    connection.connack(properties, session=present)
-    return connection, await opening
-
-
-async def reconnect(
-    core: Core, peer: Peer, connection: Connection, *, present: bool, properties: bytes = b""
-) -> tuple[Connection, bool]:
-    losses = len(core.losses)
-    connection.abort()
-    await core.lost(losses + 1)
-    return await accept(core, peer, properties, present=present)
-
-
-async def subscribed(core: Core, connection: Connection, channel: str = "t", **options: Any) -> tuple[In, Any]:
-    subscribing = asyncio.create_task(core.subscribe(channel, **options))
-    await connection.suback()
-    return await subscribing
 
 
 # --- publishing

@@ -1,0 +1,80 @@
+"""A client that is not ours: plain paho-mqtt, on a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any, Self
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.brokers import Mosquitto
+from tests.mqtt.harness import PATIENCE
+
+
+class Foreign:
+    """An MQTT 5 client.
+
+    Args:
+        broker: where to connect to.
+        clean_start: whether a session of ``client_id`` is forgotten.
+        **properties: of CONNECT.
+    """
+
+    def __init__(self, broker: Mosquitto, client_id: str = "", *, clean_start: bool = True, **properties: Any) -> None:
+        self._broker = broker
+        self._clean_start = clean_start
+        self._properties = properties
+        self._messages: queue.Queue[mqtt.MQTTMessage] = queue.Queue()
+        self._connected, self._subscribed = threading.Event(), threading.Event()
+        #: of CONNACK
+        self.session_present = False
+        client = self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
+        client.on_connect = self._on_connect
+        client.on_subscribe = lambda *_: self._subscribed.set()
+        client.on_message = lambda _client, _data, message: self._messages.put(message)
+
+    def _on_connect(self, _client: Any, _data: Any, flags: mqtt.ConnectFlags, *_: Any) -> None:
+        self.session_present = flags.session_present
+        self._connected.set()
+
+    def __enter__(self) -> Self:
+        self._client.connect(
+            self._broker.host,
+            self._broker.port,
+            clean_start=self._clean_start,
+            properties=_made(PacketTypes.CONNECT, self._properties),
+        )
+        self._client.loop_start()
+        assert self._connected.wait(PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def subscribe(self, topic: str, qos: int = 0) -> None:
+        """Subscribe, and wait for the answer."""
+        self._subscribed.clear()
+        self._client.subscribe(topic, qos)
+        assert self._subscribed.wait(PATIENCE)
+
+    def publish(self, topic: str, payload: bytes, qos: int = 0, *, retain: bool = False, **properties: Any) -> None:
+        """Publish, and wait until that is done. A list is a property given several times."""
+        info = self._client.publish(topic, payload, qos, retain, _made(PacketTypes.PUBLISH, properties))
+        info.wait_for_publish(PATIENCE)
+
+    def receive(self) -> mqtt.MQTTMessage:
+        """The next message."""
+        return self._messages.get(timeout=PATIENCE)
+
+
+def _made(kind: int, values: dict[str, Any]) -> Properties:
+    properties = Properties(kind)  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            setattr(properties, name, each)
+    return properties

@@ -1,0 +1,161 @@
+"""``client_id=""``: the broker chooses (MQTT 5, 3.2.2.3.7; 3.1.1, 3.1.3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from adapters.mqtt import packets
+from messaging.errors import ConnectFailedError, InvalidOptionError
+from tests.brokers import Mosquitto
+from tests.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
+from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import Core, run
+from tests.mqtt.peer import Connection, Peer
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("needs_mosquitto")
+
+ASSIGNED = b"\x12" + packets.text("given")
+
+
+async def opened(core: Core, peer: Peer, properties: bytes = b"", *, session: bool = False) -> tuple[Connection, bytes]:
+    """The other end of a new connection, and the CONNECT it began with."""
+    opening = asyncio.create_task(core.open())
+    connection, connect = await peer.accept()
+    connection.connack(properties, session=session)
+    await opening
+    return connection, connect
+
+
+def test_the_id_that_was_assigned_is_used_from_then_on() -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, client_id="", session_expiry=60)
+            assert core.adapter.client_id == ""
+            connection, connect = await opened(core, peer, ASSIGNED)
+            assert connect.endswith(b"\x00\x00")  # a client id of no length
+            assert connect[7] == 0x02
+            assert core.adapter.client_id == "given"
+            connection.abort()
+            await core.lost()
+            connection, connect = await opened(core, peer, session=True)
+            assert connect.endswith(packets.text("given"))
+            assert connect[7] == 0x00  # it resumes
+            assert core.adapter.client_id == "given"
+            connection.close()
+            await core.lost(2)
+            await core.adapter.close()
+
+    run(main())
+
+
+def test_without_a_session_it_is_used_as_well() -> None:
+    """Logs and access rules of the broker know the client by it."""
+
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, client_id="")
+            connection, _ = await opened(core, peer, ASSIGNED)
+            connection.abort()
+            await core.lost()
+            connection, connect = await opened(core, peer)
+            assert connect.endswith(packets.text("given"))
+            assert connect[7] == 0x02
+            connection.abort()
+            await core.lost(2)
+            await core.adapter.close()
+
+    run(main())
+
+
+def test_a_refused_attempt_assigns_nothing() -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, client_id="")
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack(ASSIGNED, reason=0x85)
+            with pytest.raises(ConnectFailedError, match="Client identifier not valid") as refusal:
+                await opening
+            assert refusal.value.code == 0x85
+            assert core.adapter.client_id == ""
+            connection, connect = await opened(core, peer, ASSIGNED)
+            assert connect.endswith(b"\x00\x00")
+            connection.abort()
+            await core.lost()
+            await core.adapter.close()
+
+    run(main())
+
+
+def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto, connect: Connect) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}", client_id="", session_expiry=100)
+        other = connect(mosquitto.url)
+        given = m.runtime.get_runtime_dto().connection.client_id
+        assert given
+        stream = m.subscription.subscribe(manual(m, "assigned/x", qos="1"))
+        stream.ready.result(PATIENCE)
+        publish(other, "assigned/x", [b"before"], qos=1)
+        before = stream.receive(PATIENCE)
+        proxy.refuse()
+        eventually(lambda: not m.connection_state.value.is_up, "the loss is noticed")
+        publish(other, "assigned/x", [b"meanwhile"], qos=1)
+        proxy.accept()
+        online(m)
+        assert receive(stream, 1) == [b"meanwhile"]
+        assert before.acknowledge() is True  # the session goes on, and so does the message of before
+        assert m.runtime.get_runtime_dto().connection.client_id == given
+        stream.close().result(PATIENCE)
+
+
+def test_the_runtime_dto_shows_what_the_broker_calls_the_client(mosquitto: Mosquitto, connect: Connect) -> None:
+    def shown(client_id: str | None) -> str | None:
+        return connect(mosquitto.url, client_id=client_id).runtime.get_runtime_dto().connection.client_id
+
+    assert shown("mine") == "mine"
+    assert shown("")
+    made = shown(None)
+    assert made is not None
+    assert 1 <= len(made) <= 23
+    assert made.isalnum()
+    assert f"as {made} " in mosquitto.log()
+
+
+def test_mqtt_3_1_1_has_nameless_clients_and_does_not_tell_what_they_are_called(
+    mosquitto: Mosquitto, connect: Connect
+) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}", version="3.1.1", client_id="")
+        assert m.runtime.get_runtime_dto().connection.client_id == ""
+        with m.subscribe("nameless", qos=1) as stream:
+            publish(m, "nameless", [b"1"], qos=1)
+            assert receive(stream, 1) == [b"1"]
+            proxy.sever()
+            eventually(lambda: m.runtime.get_runtime_dto().connection.cause is not None, "the loss is noticed")
+            online(m)
+            publish(m, "nameless", [b"2"], qos=1)
+            while (payload := stream.receive(PATIENCE).payload) == b"1":
+                pass  # its acknowledgement may have been lost
+            assert payload == b"2"
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_a_session_of_an_earlier_process_needs_an_id_to_find_it_by(
+    mosquitto: Mosquitto, connect: Connect, version: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match="client_id") as refusal:
+        connect(mosquitto.url, version=version, client_id="", clean_start=False)
+    assert refusal.value.option == "clean_start"
+
+
+@pytest.mark.parametrize(("version", "code"), [("5", 0x80), ("3.1.1", 0x85)])
+def test_a_broker_that_wants_ids_says_so(connect: Connect, version: str, code: int) -> None:
+    """mosquitto does not give the reason there is for it with MQTT 5."""
+    with Mosquitto(["allow_zero_length_clientid false"]) as broker:
+        with pytest.raises(ConnectFailedError, match="refused the connection") as refusal:
+            connect(broker.url, version=version, client_id="")
+        assert refusal.value.code == code
+        connect(broker.url, version=version)

@@ -1,0 +1,180 @@
+"""``willDelay``: the will waits for its owner to come back (MQTT 5, 3.1.3.2.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from messaging import Messaging
+from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
+from tests.brokers import Mosquitto
+from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
+from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import Core, run
+from tests.mqtt.peer import Peer
+from tests.mqtt.victims import Victim
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("needs_mosquitto")
+
+_numbers = itertools.count(1)
+#: seconds; mosquitto looks once a second
+DELAY = 2.0
+SLACK = 2.5
+
+
+@pytest.fixture
+def channel() -> str:
+    return f"will/delay/{next(_numbers)}"
+
+
+@pytest.fixture
+def watcher(mosquitto: Mosquitto, connect: Connect) -> Messaging:
+    return connect(mosquitto.url)
+
+
+@pytest.mark.slow
+def test_the_will_is_sent_once_its_delay_has_passed(
+    mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
+) -> None:
+    with (
+        Proxy(mosquitto.host, mosquitto.port) as proxy,
+        watcher.subscribe(channel, qos=1) as stream,
+    ):
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
+        m.publish(channel, b"will", last_will=True, will_delay=DELAY, qos=1).result(PATIENCE)
+        online(m)
+        proxy.refuse()
+        start = time.monotonic()
+        assert receive(stream, 1) == [b"will"]
+        assert DELAY - 1 <= time.monotonic() - start < DELAY + SLACK
+        nothing_more(watcher, channel, stream, qos=1)
+
+
+@pytest.mark.slow
+def test_whoever_is_back_in_time_is_not_mourned(
+    mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
+) -> None:
+    with (
+        Proxy(mosquitto.host, mosquitto.port) as proxy,
+        watcher.subscribe(channel, qos=1) as stream,
+        watcher.subscribe(f"{channel}/control", qos=1) as control,
+    ):
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
+        m.publish(channel, b"will", last_will=True, will_delay=DELAY, qos=1).result(PATIENCE)
+        # one that has the same delay and does not come back: once its will is there, the other's time is up as well
+        with Victim(mosquitto.url, f"{channel}/control", {"will_delay": DELAY, "qos": 1}, session_expiry=100) as victim:
+            online(m)
+            proxy.sever()
+            eventually(lambda: m.runtime.get_runtime_dto().connection.cause is not None, "the loss is noticed")
+            online(m)
+            victim.kill()
+            assert control.receive(PATIENCE).payload == b"victim"
+        nothing_more(watcher, channel, stream, qos=1)
+        # and it is still registered
+        proxy.refuse()
+        assert receive(stream, 1) == [b"will"]
+
+
+@pytest.mark.slow
+def test_the_will_of_a_killed_process_is_sent_unless_another_takes_its_place_in_time(
+    mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
+) -> None:
+    will = {"will_delay": DELAY, "qos": 1}
+    with watcher.subscribe(f"{channel}/+", qos=1) as stream:
+        with (
+            Victim(mosquitto.url, f"{channel}/left", will, client_id="left", session_expiry=100) as left,
+            Victim(mosquitto.url, f"{channel}/replaced", will, client_id="replaced", session_expiry=100) as replaced,
+        ):
+            replaced.kill()
+            left.kill()
+            start = time.monotonic()
+            connect(mosquitto.url, client_id="replaced", clean_start=False, session_expiry=100)
+            assert time.monotonic() - start < DELAY / 2  # else this proves nothing
+            message = stream.receive(PATIENCE)
+            assert message.context.channel == f"{channel}/left"
+            assert DELAY - 1 <= time.monotonic() - start < DELAY + SLACK
+        nothing_more(watcher, f"{channel}/end", stream, qos=1)
+
+
+@pytest.mark.slow
+def test_the_end_of_the_session_is_the_end_of_the_delay(mosquitto: Mosquitto, watcher: Messaging, channel: str) -> None:
+    with (
+        watcher.subscribe(channel, qos=1) as stream,
+        Victim(mosquitto.url, channel, {"will_delay": 3600.0}, session_expiry=1) as victim,
+    ):
+        victim.kill()
+        start = time.monotonic()
+        assert stream.receive(PATIENCE).payload == b"victim"
+        assert time.monotonic() - start < 1 + SLACK
+
+
+@pytest.mark.slow
+def test_closing_in_good_order_leaves_no_will_behind(
+    mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
+) -> None:
+    with (
+        watcher.subscribe(channel, qos=1) as stream,
+        watcher.subscribe(f"{channel}/control", qos=1) as control,
+        Victim(mosquitto.url, f"{channel}/control", {"will_delay": DELAY, "qos": 1}, session_expiry=100) as victim,
+    ):
+        m = connect(mosquitto.url, session_expiry=100)
+        m.publish(channel, b"will", last_will=True, will_delay=DELAY, qos=1).result(PATIENCE)
+        online(m)
+        m.close()
+        victim.kill()
+        assert control.receive(PATIENCE).payload == b"victim"  # its time is up, and so is the other's
+        nothing_more(watcher, channel, stream, qos=1)
+
+
+@pytest.mark.parametrize(("delay", "seconds"), [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
+def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, session_expiry=100_000)
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack()
+            await opening
+            setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))
+            await connection.expect(0xE0)
+            connection.close()
+            await setting
+            await core.lost()
+            opening = asyncio.create_task(core.open())
+            connection, connect = await peer.accept()
+            assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connect
+            connection.connack()
+            await opening
+            closing = asyncio.create_task(core.adapter.close())
+            await connection.expect(0xE0)
+            connection.close()
+            await closing
+
+    run(main())
+
+
+def test_a_delay_needs_a_will_a_session_and_mqtt_5(mosquitto: Mosquitto, connect: Connect, channel: str) -> None:
+    m = connect(mosquitto.url, session_expiry=100)
+    with pytest.raises(InvalidExtensionError, match="lastWill") as refusal:
+        m.publish(channel, b"", will_delay=1.0)
+    assert refusal.value.key == "willDelay"
+    with pytest.raises(InvalidExtensionError, match="lastWill"):
+        m.publish(channel, b"", will_delay=1.0, last_will=False)
+    with pytest.raises(InvalidExtensionError, match="session_expiry"):
+        connect(mosquitto.url).publish(channel, b"", will_delay=1.0, last_will=True)
+    with pytest.raises(UnsupportedFeatureError):
+        connect(mosquitto.url, version="3.1.1").publish(channel, b"", will_delay=1.0, last_will=True)
+    for nonsense in (0, -1.0, "1", True, 2e9):
+        with pytest.raises(InvalidExtensionError, match="seconds"):
+            m.publish(channel, b"", will_delay=nonsense, last_will=True)
+    with pytest.raises(InvalidExtensionError, match="for publishing"):
+        m.subscribe(channel, will_delay=1.0)
+    # none of this has registered anything, nor cost the connection
+    with m.subscribe(channel, qos=1) as stream:
+        publish(m, channel, [b"fine"], qos=1)
+        assert receive(stream, 1) == [b"fine"]
+    assert m.runtime.get_runtime_dto().connection.cause is None

@@ -1,0 +1,532 @@
+"""Eclipse Paho's interoperability tests for MQTT 5, ported in meaning, under their names.
+
+The originals are ``interoperability/client_test5.py`` of eclipse/paho.mqtt.testing and ``tests/test_mqttv5.py`` of
+eclipse/paho.mqtt.python. Here the same is asked of this adapter: against mosquitto through the public API, and against
+a scripted broker where it takes one that can be told what to send. Topics are theirs. Sleeps became conditions. Left
+out is only what this API has no words for: a session expiry of its own for DISCONNECT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from adapters.mqtt import packets
+from messaging import Messaging
+from messaging.errors import (
+    ClosedError,
+    ConnectFailedError,
+    InvalidOptionError,
+    PayloadTooLargeError,
+    SubscriptionRefusedError,
+)
+from tests.brokers import Mosquitto, free_port
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, manual, nothing_more, online, publish, receive
+from tests.mqtt.conftest import Connect
+from tests.mqtt.foreign import Foreign
+from tests.mqtt.harness import connected, run
+from tests.mqtt.peer import session, subscribed
+from tests.mqtt.victims import Victim
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("needs_mosquitto")
+
+TOPICS = ("TopicA", "TopicA/B", "Topic/C", "TopicA/C", "/TopicA")
+WILD_TOPICS = ("TopicA/+", "+/C", "#", "/#", "/+", "+/+", "TopicA/#")
+HEADERS = {"a": "2", "c": "3"}
+
+
+@pytest.fixture
+def persistent(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings of a session that no other test has."""
+    return {"client_id": request.node.name, "clean_start": False, "session_expiry": 99999}
+
+
+@pytest.fixture
+def aclient(mosquitto: Mosquitto, connect: Connect) -> Messaging:
+    return connect(mosquitto.url)
+
+
+@pytest.fixture
+def bclient(mosquitto: Mosquitto, connect: Connect) -> Messaging:
+    return connect(mosquitto.url)
+
+
+@pytest.fixture
+def retained(aclient: Messaging) -> Iterator[None]:
+    """Three retained messages, one of each QoS, as long as the test lasts."""
+    for qos, topic in enumerate(TOPICS[1:4]):
+        publish(aclient, topic, [b"qos %d" % qos], qos=qos, retain=True, headers=HEADERS)
+    yield
+    for topic in TOPICS[1:4]:
+        publish(aclient, topic, [b""], qos=1, retain=True)
+
+
+def test_basic(mosquitto: Mosquitto, connect: Connect) -> None:
+    """Connecting, and a message of each QoS to oneself. Changed as in :mod:`tests.mqtt.test_paho_v3`."""
+    connect(mosquitto.url).close()
+    m = connect(mosquitto.url)
+    with m.subscribe(TOPICS[0], qos=2) as stream:
+        for qos in range(3):
+            m.publish(TOPICS[0], b"qos %d" % qos, qos=qos).result(PATIENCE)
+        messages = [stream.receive(PATIENCE) for _ in range(3)]
+    assert {message.payload: message.context.extensions["qos"] for message in messages} == {
+        b"qos 0": "0", b"qos 1": "1", b"qos 2": "2",
+    }  # fmt: skip
+    m.close()
+    with pytest.raises(ClosedError, match="connect"), m:
+        pass
+
+
+def test_connect_fail(connect: Connect) -> None:
+    """Nobody listens. Changed: an error instead of a callback."""
+    with pytest.raises(ConnectFailedError, match="Connection refused"):
+        connect(f"mqtt://127.0.0.1:{free_port()}")
+
+
+def test_retained_message(aclient: Messaging, retained: None) -> None:
+    """Retained messages keep QoS and user properties. As the original; these are ``headers`` here."""
+    with aclient.subscribe(WILD_TOPICS[5], qos=2) as stream:
+        messages = [stream.receive(PATIENCE) for _ in range(3)]
+    assert sorted(message.context.extensions["qos"] for message in messages) == ["0", "1", "2"]
+    assert all(message.context.extensions["retain"] for message in messages)
+    assert all(dict(message.context.extensions["headers"]) == HEADERS for message in messages)
+
+
+def test_will_message(mosquitto: Mosquitto, connect: Connect, bclient: Messaging) -> None:
+    """A client that is cut off leaves its will, with its user properties. Changed: the cable is cut by a proxy."""
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        aclient = connect(f"mqtt://{proxy.host}:{proxy.port}", keepalive=2)
+        aclient.publish(TOPICS[2], b"will message", last_will=True, headers=HEADERS).result(PATIENCE)
+        with bclient.subscribe(TOPICS[2], qos=2) as stream:
+            proxy.sever()
+            message = stream.receive(PATIENCE)
+            assert message.payload == b"will message"
+            assert dict(message.context.extensions["headers"]) == HEADERS
+            online(aclient)
+            nothing_more(bclient, TOPICS[2], stream, qos=2)
+
+
+def test_zero_length_clientid(mosquitto: Mosquitto, connect: Connect) -> None:
+    """The broker assigns an id to a client without one, and none to one that has.
+
+    Changed: asking for an old session without a client id is refused here, before connecting.
+    """
+    with pytest.raises(InvalidOptionError) as refusal:
+        connect(mosquitto.url, client_id="", clean_start=False)
+    assert refusal.value.option == "clean_start"
+    nameless = connect(mosquitto.url, client_id="")
+    assert nameless.runtime.get_runtime_dto().connection.client_id
+    named = connect(mosquitto.url, client_id="client0")
+    assert named.runtime.get_runtime_dto().connection.client_id == "client0"
+
+
+def test_assigned_clientid(mosquitto: Mosquitto, connect: Connect) -> None:
+    """Every client without an id is assigned one of its own. As the original; see ``test_assigned_client_id.py``."""
+    ids = [connect(mosquitto.url, client_id="").runtime.get_runtime_dto().connection.client_id for _ in range(3)]
+    assert len(set(ids)) == 3
+    assert all(ids)
+
+
+def test_offline_message_queueing(
+    mosquitto: Mosquitto, connect: Connect, bclient: Messaging, persistent: dict[str, Any]
+) -> None:
+    """What is published meanwhile waits for a client with a session. Whether QoS 0 does is the broker's choice."""
+    aclient = connect(mosquitto.url, **persistent)
+    stream = aclient.subscribe(WILD_TOPICS[5], qos=2)
+    stream.ready.result(PATIENCE)
+    aclient.close()
+    for qos, topic in enumerate(TOPICS[1:4]):
+        publish(bclient, topic, [b"qos %d" % qos], qos=qos)
+    aclient = connect(mosquitto.url, **persistent)
+    inbox = Inbox(aclient.subscribe(WILD_TOPICS[5], qos=2))
+    publish(bclient, TOPICS[1], [b"end"], qos=2)
+    assert inbox.wait_for(b"end")[:-1] in ([b"qos 1", b"qos 2"], [b"qos 0", b"qos 1", b"qos 2"])
+    inbox.disposable.dispose()
+
+
+def test_overlapping_subscriptions(aclient: Messaging) -> None:
+    """One packet or one for each filter is the broker's choice. Changed: each stream has its own copy, and one only."""
+    with (
+        aclient.subscribe(WILD_TOPICS[6], qos=2) as highest,
+        aclient.subscribe(WILD_TOPICS[0], qos=1) as other,
+    ):
+        publish(aclient, TOPICS[3], [b"overlapping topic filters"], qos=2)
+        message = highest.receive(PATIENCE)
+        assert (message.payload, message.context.extensions["qos"]) == (b"overlapping topic filters", "2")
+        message = other.receive(PATIENCE)
+        assert message.payload == b"overlapping topic filters"
+        assert message.context.extensions["qos"] in ("1", "2")
+        nothing_more(aclient, TOPICS[3], highest, qos=2)
+        assert receive(other, 1) == [b"sentinel"]
+
+
+@pytest.mark.slow
+def test_keepalive(mosquitto: Mosquitto, connect: Connect, bclient: Messaging) -> None:
+    """A client from which nothing is heard is thrown out, an idle one is not. Changed as in ``test_paho_v3.py``."""
+    idle = connect(mosquitto.url, keepalive=1)
+    idle.publish(TOPICS[4], b"the idle one", last_will=True).result(PATIENCE)
+    online(idle)
+    with bclient.subscribe(TOPICS[4], qos=2) as stream, Victim(mosquitto.url, TOPICS[4]) as victim:
+        victim.stop()
+        assert stream.receive(PATIENCE * 2).payload == b"victim"  # mosquitto looks every few seconds
+        nothing_more(bclient, TOPICS[4], stream, qos=2)
+    assert idle.connection_state.value.name == "connected"
+    assert idle.runtime.get_runtime_dto().connection.cause is None
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_redelivery_on_reconnect(mosquitto: Mosquitto, connect: Connect, persistent: dict[str, Any], qos: int) -> None:
+    """What was not answered is sent again, in order. Changed: answers are withheld by not acknowledging."""
+    bclient = connect(mosquitto.url, **persistent)
+    stream = bclient.subscription.subscribe(manual(bclient, WILD_TOPICS[6], qos=str(qos)))
+    stream.ready.result(PATIENCE)
+    publish(bclient, TOPICS[1], [b"1"], qos=qos)
+    publish(bclient, TOPICS[3], [b"2"], qos=qos)
+    assert receive(stream, 2) == [b"1", b"2"]
+    bclient.close()
+    bclient = connect(mosquitto.url, **persistent)
+    with bclient.subscribe(WILD_TOPICS[6], qos=qos) as again:
+        messages = [again.receive(PATIENCE) for _ in range(2)]
+        assert [message.payload for message in messages] == [b"1", b"2"]
+        assert all(message.context.extensions["redelivered"] for message in messages)
+
+
+def test_subscribe_failure(strict_mosquitto: Mosquitto, connect: Connect) -> None:
+    """A subscription that is not allowed is refused. Changed: with the reason mosquitto gives, 0x87, not with 0x80."""
+    m = connect(strict_mosquitto.url)
+    stream = m.subscribe("test/nosubscribe", qos=2)
+    refusal = stream.ready.exception(PATIENCE)
+    assert isinstance(refusal, SubscriptionRefusedError)
+    assert refusal.code == 0x87
+    assert "'test/nosubscribe': Not authorized" in str(refusal)
+    with m.subscribe("open/x", qos=2) as stream:  # and the instance goes on
+        publish(m, "open/x", [b"fine"], qos=2)
+        assert receive(stream, 1) == [b"fine"]
+
+
+def test_dollar_topics(bclient: Messaging) -> None:
+    """A wildcard in the first level matches no topic that starts with ``$``. As the original."""
+    with bclient.subscribe(WILD_TOPICS[5], qos=2) as stream:
+        publish(bclient, "$" + TOPICS[1], [b"hidden"], qos=1)
+        nothing_more(bclient, TOPICS[1], stream, qos=1)
+
+
+def test_unsubscribe(aclient: Messaging, bclient: Messaging) -> None:
+    """What was unsubscribed from is not delivered any more, the rest is. As the original."""
+    streams = [bclient.subscribe(topic, qos=2) for topic in TOPICS[:3]]
+    for stream in streams:
+        stream.ready.result(PATIENCE)
+    streams[0].close().result(PATIENCE)
+    for number, topic in enumerate(TOPICS[:3]):
+        publish(aclient, topic, [b"topic %d" % number], qos=1)
+    assert [receive(stream, 1) for stream in streams[1:]] == [[b"topic 1"], [b"topic 2"]]
+    assert streams[0].counters.received == 0
+    for stream in streams[1:]:
+        stream.close().result(PATIENCE)
+
+
+@pytest.mark.slow
+def test_session_expiry(connect: Connect) -> None:
+    """A session lives as long as ``session_expiry`` says, counted from the loss, and not longer.
+
+    Changed: the public API does not tell whether a session was there, but what was published meanwhile is delivered if
+    it was. When it ended is taken from the broker's log.
+    """
+
+    def kept(broker: Mosquitto, client_id: str, expiry: int, *, wait: bool) -> bool:
+        settings = {"client_id": client_id, "session_expiry": expiry}
+        m = connect(broker.url, **settings)
+        stream = m.subscribe(TOPICS[0], qos=2)
+        stream.ready.result(PATIENCE)
+        m.close()
+        if wait:
+            eventually(lambda: f"Expiring client {client_id}" in broker.log(), "the session expires")
+        with connect(broker.url) as other:
+            publish(other, TOPICS[0], [b"meanwhile"], qos=1)
+        m = connect(broker.url, **settings, clean_start=False)
+        inbox = Inbox(m.subscribe(TOPICS[0], qos=2))
+        publish(m, TOPICS[0], [b"end"], qos=2)
+        inbox.wait_for(b"end")
+        m.close()
+        return b"meanwhile" in inbox.payloads
+
+    with Mosquitto() as broker:
+        assert not kept(broker, "immediately", 0, wait=False)
+        assert kept(broker, "long", 100, wait=False)
+        assert not kept(broker, "short", 1, wait=True)
+
+
+def test_user_properties(mosquitto: Mosquitto, aclient: Messaging) -> None:
+    """User properties travel with every QoS. Changed: as ``headers``; both ways with a client that is not ours."""
+    with Foreign(mosquitto) as foreign, aclient.subscribe(TOPICS[0], qos=2) as stream:
+        foreign.subscribe(TOPICS[1], 2)
+        for qos in range(3):
+            aclient.publish(TOPICS[0], b"ours", qos=qos, headers=HEADERS).result(PATIENCE)
+            assert dict(stream.receive(PATIENCE).context.extensions["headers"]) == HEADERS
+            aclient.publish(TOPICS[1], b"", qos=qos, headers=HEADERS).result(PATIENCE)
+            found = foreign.receive().properties.UserProperty
+            assert [pair for pair in found if pair[0] != "message-id"] == [*HEADERS.items()]
+            assert len(found) == (3 if qos else 2)  # with QoS 0 nothing is sent again, so no id is needed
+            foreign.publish(TOPICS[0], b"", qos, UserProperty=[("a", "1"), ("c", "3"), ("a", "2")])
+            assert dict(stream.receive(PATIENCE).context.extensions["headers"]) == HEADERS  # of equals the last
+
+
+def test_payload_format(mosquitto: Mosquitto, aclient: Messaging) -> None:
+    """The content type travels with every QoS; the format indicator of others is taken, and says nothing new here."""
+    with Foreign(mosquitto) as foreign, aclient.subscribe(TOPICS[0], qos=2) as stream:
+        foreign.subscribe(TOPICS[1], 2)
+        for qos in range(3):
+            foreign.publish(TOPICS[0], b"qos %d" % qos, qos, PayloadFormatIndicator=1, ContentType="My name")
+            message = stream.receive(PATIENCE)
+            assert (message.payload, message.context.content_type) == (b"qos %d" % qos, "My name")
+            assert message.context.extensions["qos"] == str(qos)
+            aclient.publish(TOPICS[1], b"", qos=qos, content_type="My name").result(PATIENCE)
+            assert foreign.receive().properties.ContentType == "My name"
+
+
+@pytest.mark.slow
+def test_publication_expiry(
+    mosquitto: Mosquitto, connect: Connect, aclient: Messaging, persistent: dict[str, Any]
+) -> None:
+    """What has expired is not delivered; what has not tells how long it is still good for. As the original."""
+    bclient = connect(mosquitto.url, **persistent)
+    stream = bclient.subscribe(TOPICS[0], qos=2)
+    stream.ready.result(PATIENCE)
+    bclient.close()
+    for qos in (1, 2):
+        publish(aclient, TOPICS[0], [b"qos %d - expire" % qos], qos=qos, time_to_live=1.0)
+        publish(aclient, TOPICS[0], [b"qos %d - don't expire" % qos], qos=qos, time_to_live=60.0)
+    time.sleep(2.1)  # brokers count whole seconds
+    bclient = connect(mosquitto.url, **persistent)
+    with bclient.subscribe(TOPICS[0], qos=2) as stream:
+        messages = [stream.receive(PATIENCE) for _ in range(2)]
+        assert [message.payload for message in messages] == [b"qos 1 - don't expire", b"qos 2 - don't expire"]
+        assert all(50 < message.context.extensions["timeToLive"] < 60 for message in messages)
+        nothing_more(bclient, TOPICS[0], stream, qos=2)
+
+
+def test_subscribe_options(aclient: Messaging, bclient: Messaging) -> None:
+    """No Local and Retain As Published. As the original; retain handling and more in ``test_subscribe_options.py``."""
+    with (
+        aclient.subscribe(TOPICS[0], qos=2, no_local=True) as ours,
+        bclient.subscribe(TOPICS[0], qos=2, no_local=True) as theirs,
+    ):
+        publish(aclient, TOPICS[0], [b"noLocal test"], qos=1)
+        assert receive(theirs, 1) == [b"noLocal test"]
+        nothing_more(bclient, TOPICS[0], ours, qos=2)
+    with aclient.subscribe(TOPICS[0], qos=2, retain_as_published=True) as stream:
+        publish(aclient, TOPICS[0], [b"false"], qos=1)
+        publish(aclient, TOPICS[0], [b"true"], qos=1, retain=True)
+        found = {message.payload: message.context.extensions.get("retain", False)
+                 for message in (stream.receive(PATIENCE) for _ in range(2))}  # fmt: skip
+        assert found == {b"false": False, b"true": True}
+    publish(aclient, TOPICS[0], [b""], qos=1, retain=True)
+
+
+@pytest.mark.parametrize(("handling", "first", "second"), [(0, 3, 3), (1, 3, 0), (2, 0, 0)])
+def test_subscribe_options_retain_handling(
+    bclient: Messaging, retained: None, handling: int, first: int, second: int
+) -> None:
+    """What each value brings at a first and a second SUBSCRIBE. Changed: the second is a second stream's."""
+    with bclient.subscribe(WILD_TOPICS[5], qos=2, retain_handling=handling) as one:
+        assert len({message.payload for message in (one.receive(PATIENCE) for _ in range(first))}) == first
+        with bclient.subscribe(WILD_TOPICS[5], qos=2, retain_handling=handling) as two:
+            assert len({message.payload for message in (two.receive(PATIENCE) for _ in range(second))}) == second
+            nothing_more(bclient, TOPICS[1], two, qos=2)
+            assert receive(one, 1) == [b"sentinel"]
+
+
+def test_subscription_identifiers(aclient: Messaging, bclient: Messaging) -> None:
+    """A message names the subscriptions it was sent for.
+
+    Changed: identifiers are the adapter's own affair. What they are for is that overlapping streams get one copy each,
+    and those of another client are no concern.
+    """
+    with (
+        aclient.subscribe(TOPICS[0], qos=2) as other,
+        bclient.subscribe(TOPICS[0], qos=2) as plain,
+        bclient.subscribe(TOPICS[0] + "/#", qos=2) as wild,
+    ):
+        publish(bclient, TOPICS[0], [b"sub identifier test"], qos=1)
+        for stream in (other, plain, wild):
+            assert receive(stream, 1) == [b"sub identifier test"]
+        publish(bclient, TOPICS[1], [b"for one"], qos=1)
+        assert receive(wild, 1) == [b"for one"]
+        nothing_more(bclient, TOPICS[0], plain, qos=2)
+        assert [receive(stream, 1) for stream in (other, wild)] == [[b"sentinel"]] * 2
+
+
+def test_request_response(mosquitto: Mosquitto, aclient: Messaging) -> None:
+    """Response topic and correlation data travel there, correlation data back. Changed: the responder is not ours."""
+    with Foreign(mosquitto) as responder, aclient.subscribe(TOPICS[1], qos=2) as answers:
+        responder.subscribe(TOPICS[0], 2)
+        publish(aclient, TOPICS[0], [b"request"], qos=1, reply_to=TOPICS[1], correlation_id="334")
+        request = responder.receive()
+        assert request.payload == b"request"
+        assert (request.properties.ResponseTopic, request.properties.CorrelationData) == (TOPICS[1], b"334")
+        responder.publish(request.properties.ResponseTopic, b"response", 1, CorrelationData=b"334")
+        answer = answers.receive(PATIENCE)
+        assert (answer.payload, answer.context.correlation_id) == (b"response", "334")
+
+
+def test_client_topic_alias() -> None:
+    """A topic alias stands for a topic on one connection. Changed: aliases are the adapter's own affair.
+
+    So they are looked at on the wire: the topic travels with its alias, then the alias alone, and after reconnecting
+    the topic again. Nothing depends on an alias that is gone, which the original has the broker complain about.
+    """
+
+    async def main() -> None:
+        async with session(b"\x22\x00\x01", client_id="a", session_expiry=99999) as (core, peer, connection):
+            for number, seen in enumerate([(TOPICS[0], 0), (TOPICS[0], 1), ("", 1)]):
+                await core.send(core.out(TOPICS[0], b"topic alias %d" % number))
+                sent = await connection.publish()
+                assert (sent.topic, sent.properties.alias) == seen
+            connection.abort()
+            await core.lost()
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack(b"\x22\x00\x01", session=True)
+            await opening
+            await core.send(core.out(TOPICS[0], b"topic alias 3"))
+            assert (await connection.publish()).topic == TOPICS[0]
+
+    run(main())
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_server_topic_alias(allowed: int) -> None:
+    """The broker may use as many aliases as it was offered. Changed: mosquitto uses none, so a scripted broker does."""
+
+    async def main() -> None:
+        async with session(topic_alias_maximum=allowed) as (core, _, connection):
+            sink, _ = await subscribed(core, connection, TOPICS[0])
+            topics = (TOPICS[0], "", "") if allowed else (TOPICS[0],) * 3
+            alias = b"\x03\x23\x00\x01" if allowed else b"\x00"
+            for topic in topics:
+                connection.send(packets.PUBLISH, packets.text(topic) + alias + b"topic alias")
+            assert [message.channel for message in await sink.wait(3)] == [TOPICS[0]] * 3
+            connection.send(packets.PUBLISH, packets.text("") + b"\x03\x23\x00\x02")  # more than were offered
+            assert "topic alias 2" in str(await core.lost())
+            assert await connection.packet() == (packets.DISCONNECT, bytes((packets.TOPIC_ALIAS_INVALID, 0)))
+
+    run(main())
+
+
+def test_maximum_packet_size(connect: Connect) -> None:
+    """Neither side sends what the other does not take. Changed: ours is refused before it is sent."""
+    with Mosquitto(["max_packet_size 1000"]) as broker:
+        m = connect(broker.url, max_packet_size=100)
+        assert m.runtime.get_runtime_dto().max_message_size == 1000 - 5
+        with pytest.raises(PayloadTooLargeError):
+            m.publish(TOPICS[0], b"." * 1000).result(PATIENCE)
+        with (
+            connect(broker.url) as other,
+            other.subscribe(TOPICS[0], qos=1) as theirs,
+            m.subscribe(TOPICS[0], qos=1) as ours,
+        ):
+            publish(m, TOPICS[0], [b"." * 32, b"." * 100, b"end"], qos=1)
+            assert receive(theirs, 3) == [b"." * 32, b"." * 100, b"end"]
+            assert receive(ours, 2) == [b"." * 32, b"end"]
+        assert m.runtime.get_runtime_dto().connection.cause is None
+
+
+def test_server_keep_alive() -> None:
+    """The broker's keep-alive replaces ours. Changed: the original only looks at the property, and is commented out."""
+
+    async def main(url: str) -> None:
+        async with connected(url, keepalive=600) as core:
+            link = core.adapter._link
+            assert link is not None
+            assert link._keepalive == 60
+
+    with Mosquitto(["max_keepalive 60"]) as broker:
+        run(main(broker.url))
+
+
+@pytest.mark.slow
+def test_will_delay(mosquitto: Mosquitto, bclient: Messaging) -> None:
+    """The will is sent after its delay, before the session expires. Changed: what is lost is a process, killed."""
+    will = {"will_delay": 3.0}
+    with (
+        bclient.subscribe(TOPICS[0], qos=2) as stream,
+        Victim(mosquitto.url, TOPICS[0], will, client_id="victim", session_expiry=30) as victim,
+    ):
+        victim.kill()
+        start = time.monotonic()
+        assert stream.receive(PATIENCE).payload == b"victim"
+        assert 2 <= time.monotonic() - start < 6
+
+
+def test_shared_subscriptions(aclient: Messaging, bclient: Messaging) -> None:
+    """Of the members of a shared subscription one gets a message, of plain subscribers each. As the original."""
+    count = 10
+    plain = [m.subscribe(TOPICS[0], qos=2) for m in (aclient, bclient)]
+    shared = [m.subscribe(TOPICS[1], qos=2, queue="sharename") for m in (aclient, bclient)]
+    for stream in (*plain, *shared):
+        stream.ready.result(PATIENCE)
+    inboxes = [Inbox(stream) for stream in shared]
+    sent = [b"message %d" % number for number in range(count)]
+    publish(bclient, TOPICS[0], sent, qos=1)
+    assert [receive(stream, count) for stream in plain] == [sent, sent]
+    publish(bclient, TOPICS[1], sent, qos=1)
+    eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) >= count, "all messages")
+    assert sorted(payload for inbox in inboxes for payload in inbox.payloads) == sorted(sent)
+    assert all(inbox.messages for inbox in inboxes)
+    for stream in (*plain, *shared):
+        stream.close().result(PATIENCE)
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+def test_flow_control1(qos: str, mosquitto: Mosquitto) -> None:
+    """A broker sends no more than Receive Maximum ahead. Changed: receiving is held up by not acknowledging."""
+
+    async def main() -> None:
+        async with connected(mosquitto.url, receive_maximum=2) as core, connected(mosquitto.url) as other:
+            witness, _ = await other.subscribe("flow/#")
+            sink, _ = await core.subscribe("flow/1", qos=qos)
+            for number in range(3):
+                await other.publish("flow/1", b"message %d" % number, qos=qos)
+            await witness.wait(3)
+            await sink.wait(2)
+            # what is published with QoS 0 needs no slot: once it is there, the third was not sent before it
+            await other.publish("flow/1", b"mark")
+            await sink.wait(3)
+            assert sink.payloads == [b"message 0", b"message 1", b"mark"]
+            core.acknowledge(sink.messages[1])  # any of the two
+            await sink.wait(4)
+            assert sink.payloads[3] == b"message 2"
+            core.acknowledge(sink.messages[0], sink.messages[3])
+
+    run(main())
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+def test_flow_control2(qos: str) -> None:
+    """A client that sends more than the broker's Receive Maximum is thrown out. Changed: this one does not.
+
+    A scripted broker takes three, answers late, and sees that the fourth waits.
+    """
+
+    async def main() -> None:
+        async with session(b"\x21\x00\x03") as (core, _, connection):
+            outs = [core.out(TOPICS[0], b"message %d" % number, qos=qos) for number in range(4)]
+            sending = asyncio.create_task(core.adapter.publish(outs))
+            first = [await connection.publish() for _ in range(3)]
+            subscribing = asyncio.create_task(core.subscribe("mark"))
+            await connection.suback()  # and no PUBLISH before it
+            await subscribing
+            assert not outs[3].was_sent
+            connection.answer(packets.PUBACK if qos == "1" else packets.PUBREC, first[1].id)
+            if qos == "2":
+                await connection.expect(packets.PUBREL)
+                connection.answer(packets.PUBCOMP, first[1].id)
+            assert (await connection.publish()).payload == b"message 3"
+            await sending
+
+    run(main())

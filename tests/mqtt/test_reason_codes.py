@@ -1,0 +1,430 @@
+"""What the broker gives as its reason reaches the user: as ``code``, ``detail`` and text, and never with a password."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.mqtt import packets
+from messaging.errors import (
+    AuthenticationError,
+    BrokerError,
+    ConnectFailedError,
+    ConnectionLostError,
+    PublishRefusedError,
+    SubscriptionRefusedError,
+    TakenOverError,
+)
+from tests.brokers import Mosquitto
+from tests.conformance.helpers import PATIENCE
+from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import Core, run
+from tests.mqtt.peer import Connection, Peer, session, subscribed
+
+PASSWORD = "secret-1"
+
+
+def reason(text: str) -> bytes:
+    """Properties, with their length: a reason string."""
+    properties = b"\x1f" + packets.text(text)
+    return packets.varint(len(properties)) + properties
+
+
+# --- CONNACK
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "kind"),
+    [
+        (0x80, "Unspecified error", ConnectFailedError),
+        (0x85, "Client identifier not valid", ConnectFailedError),
+        (0x86, "Bad user name or password", AuthenticationError),
+        (0x87, "Not authorized", AuthenticationError),
+        (0x89, "Server busy", ConnectFailedError),
+        (0x8A, "Banned", ConnectFailedError),
+        (0x97, "Quota exceeded", ConnectFailedError),
+        (0x9F, "Connection rate exceeded", ConnectFailedError),
+    ],
+)
+@pytest.mark.parametrize("detail", [None, "come back later"])
+def test_a_refused_connection_has_code_and_detail(
+    code: int, name: str, kind: type[BrokerError], detail: str | None
+) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url)
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.send(packets.CONNACK, bytes((0, code)) + (reason(detail) if detail else b"\0"))
+            with pytest.raises(kind) as caught:
+                await opening
+            assert type(caught.value) is kind
+            assert (caught.value.code, caught.value.detail) == (code, detail)
+            assert name in str(caught.value)
+            assert detail is None or f"({detail})" in str(caught.value)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("code", "name"), [(0x91, "Packet identifier in use"), (0xEE, "reason code 0xEE")])
+def test_reason_codes_that_the_specification_has_for_others_or_for_nobody_are_told_too(code: int, name: str) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url)
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack(reason=code)
+            with pytest.raises(ConnectFailedError, match=f"refused the connection: {name}") as caught:
+                await opening
+            assert caught.value.code == code
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack()
+            await opening
+            connection.send(packets.DISCONNECT, bytes((code, 0)))
+            error = await core.lost()
+            assert isinstance(error, ConnectionLostError)
+            assert f"disconnected this client: {name}" in str(error)
+            assert error.code == code
+
+    run(main())
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_mosquitto_refuses_wrong_credentials_with_a_code(version: str, tmp_path: Path, connect: Connect) -> None:
+    """3.1.1 has return codes of its own; they are given as the reason codes of MQTT 5 that mean the same."""
+    passwords = tmp_path / "passwords"
+    passwords.touch()
+    command = ["mosquitto_passwd", "-b", str(passwords), "user", PASSWORD]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    with Mosquitto(["allow_anonymous false", f"password_file {passwords}"]) as broker:
+        with pytest.raises(AuthenticationError) as caught:
+            connect(f"mqtt://user:wrong@{broker.host}:{broker.port}", version=version)
+        assert caught.value.code == 0x87
+        connect(f"mqtt://user:{PASSWORD}@{broker.host}:{broker.port}", version=version)
+
+
+# --- SUBACK, UNSUBACK
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (0x80, "Unspecified error"),
+        (0x83, "Implementation specific error"),
+        (0x87, "Not authorized"),
+        (0x8F, "Topic filter invalid"),
+        (0x91, "Packet identifier in use"),
+        (0x97, "Quota exceeded"),
+        (0x9E, "Shared subscription not supported"),
+        (0xA1, "Subscription identifiers not supported"),
+        (0xA2, "Wildcard subscription not supported"),
+        (0x95, "Packet too large"),  # listed for other packets only
+        (0xEE, "reason code 0xEE"),  # listed nowhere
+        (0xFF, "reason code 0xFF"),
+    ],
+)
+@pytest.mark.parametrize("detail", [None, "ask Bob"])
+def test_a_refused_subscription_has_code_and_detail(code: int, name: str, detail: str | None) -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            subscribing = asyncio.create_task(core.subscribe("a/#"))
+            body = await connection.expect(0x80)
+            connection.send(packets.SUBACK, body[:2] + (reason(detail) if detail else b"\0") + bytes((code,)))
+            with pytest.raises(SubscriptionRefusedError) as caught:
+                await subscribing
+            assert (caught.value.code, caught.value.detail) == (code, detail)
+            assert f"'a/#': {name}" in str(caught.value)
+            assert detail is None or f"({detail})" in str(caught.value)
+            assert not core.losses
+
+    run(main())
+
+
+@pytest.mark.parametrize("granted", [0, 1, 2])
+def test_a_subscription_may_be_granted_less_than_it_asked_for(granted: int) -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            subscribing = asyncio.create_task(core.subscribe("t", qos="2"))
+            await connection.suback(granted)
+            sink, _ = await subscribing
+            connection.deliver("t", b"x", 1, granted)
+            (message,) = await sink.wait(1)
+            assert message.extensions["qos"] == str(granted)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(0x00, None), (0x11, None), (0x87, "Not authorized (ask Bob)"), (0xEE, r"reason code 0xEE (ask Bob)")],
+)
+def test_what_speaks_against_unsubscribing_is_logged_and_the_stream_ends_all_the_same(
+    code: int, told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            sink, handle = await subscribed(core, connection)
+            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+            body = await connection.expect(0xA0)
+            connection.send(packets.UNSUBACK, body[:2] + reason("ask Bob") + bytes((code,)))
+            await unsubscribing
+            connection.deliver("t", b"nobody's")
+            again, _ = await subscribed(core, connection, "u")
+            connection.deliver("u", b"")
+            await again.wait(1)
+            assert not sink.messages
+
+    run(main())
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    if told is None:
+        assert not warnings
+    else:
+        (warning,) = warnings
+        assert f"'t': {told}" in warning
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_mosquitto_refuses_a_subscription_with_a_code(strict_mosquitto: Mosquitto, connect: Connect) -> None:
+    m = connect(strict_mosquitto.url)
+    stream = m.subscribe("closed/x", qos=1)
+    refusal = stream.ready.exception(PATIENCE)
+    assert isinstance(refusal, SubscriptionRefusedError)
+    assert (refusal.code, refusal.detail) == (0x87, None)
+    assert m.connection_state.value.name == "connected"
+
+
+# --- PUBACK, PUBREC, PUBCOMP
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (0x80, "Unspecified error"),
+        (0x83, "Implementation specific error"),
+        (0x87, "Not authorized"),
+        (0x90, "Topic name invalid"),
+        (0x97, "Quota exceeded"),
+        (0x99, "Payload format invalid"),
+        (0xEE, "reason code 0xEE"),
+    ],
+)
+@pytest.mark.parametrize("qos", ["1", "2"])
+@pytest.mark.parametrize("detail", [None, "ask Bob"])
+def test_a_refused_message_has_code_and_detail(code: int, name: str, qos: str, detail: str | None) -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            out = core.out("some/where", b"", qos=qos)
+            await core.send(out)
+            packet_id = (await connection.publish()).id.to_bytes(2, "big")
+            answer = packet_id + bytes((code,)) + (reason(detail) if detail else b"")
+            connection.send(packets.PUBACK if qos == "1" else packets.PUBREC, answer)
+            with pytest.raises(PublishRefusedError) as caught:
+                await out.done
+            assert (caught.value.code, caught.value.detail) == (code, detail)
+            assert f"'some/where': {name}" in str(caught.value)
+            assert detail is None or f"({detail})" in str(caught.value)
+
+    run(main())
+
+
+@pytest.mark.parametrize("code", [0x00, 0x10])
+def test_that_nobody_subscribes_is_no_failure(code: int) -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            for qos, kind in (("1", packets.PUBACK), ("2", packets.PUBREC)):
+                out = core.out("t", b"", qos=qos)
+                await core.send(out)
+                packet_id = (await connection.publish()).id
+                connection.send(kind, packet_id.to_bytes(2, "big") + bytes((code,)) + reason("nobody there"))
+                if kind == packets.PUBREC:
+                    await connection.expect(packets.PUBREL)
+                    connection.answer(packets.PUBCOMP, packet_id)
+                await out.done
+
+    run(main())
+
+
+def test_a_broker_that_has_forgotten_a_released_message_has_taken_it() -> None:
+    """PUBCOMP with 0x92, packet identifier not found: after PUBREC the message is the broker's (MQTT 5, 4.3.3)."""
+
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            out = core.out("t", b"", qos="2")
+            await core.send(out)
+            packet_id = (await connection.publish()).id
+            connection.answer(packets.PUBREC, packet_id)
+            await connection.expect(packets.PUBREL)
+            connection.answer(packets.PUBCOMP, packet_id, 0x92)
+            await out.done
+            assert not core.losses
+
+    run(main())
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_mosquitto_refuses_a_message_with_a_code(tmp_path: Path, connect: Connect) -> None:
+    rules = tmp_path / "acl"
+    rules.write_text("topic readwrite open/#\n")
+    with Mosquitto([f"acl_file {rules}", "max_queued_messages 1000"]) as broker:
+        m = connect(broker.url)
+        for qos in (1, 2):
+            refusal = m.publish("closed/x", b"", qos=qos).exception(PATIENCE)
+            assert isinstance(refusal, PublishRefusedError)
+            assert refusal.code == 0x87
+
+
+# --- DISCONNECT
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "kind"),
+    [
+        (0x80, "Unspecified error", ConnectionLostError),
+        (0x8B, "Server shutting down", ConnectionLostError),
+        (0x8D, "Keep alive timeout", ConnectionLostError),
+        (0x8E, "Session taken over", TakenOverError),
+        (0x93, "Receive maximum exceeded", ConnectionLostError),
+        (0x98, "Administrative action", ConnectionLostError),
+        (0x9C, "Use another server", ConnectionLostError),
+    ],
+)
+@pytest.mark.parametrize("detail", [None, "ask Bob"])
+def test_a_broker_that_hangs_up_says_why(code: int, name: str, kind: type[BrokerError], detail: str | None) -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            connection.send(packets.DISCONNECT, bytes((code,)) + (reason(detail) if detail else b"\0"))
+            error = await core.lost()
+            assert type(error) is kind
+            assert isinstance(error, BrokerError)
+            assert (error.code, error.detail) == (code, detail)
+            assert f"disconnected this client: {name}" in str(error)
+            assert detail is None or f"({detail})" in str(error)
+
+    run(main())
+
+
+def test_a_connection_that_breaks_has_no_code() -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            connection.abort()
+            error = await core.lost()
+            assert isinstance(error, BrokerError)
+            assert (error.code, error.detail) == (None, None)
+
+    run(main())
+
+
+# --- what we tell the broker
+
+
+@pytest.mark.parametrize("size", [65, 5000])
+def test_a_packet_over_our_limit_ends_the_connection_with_0x95(size: int) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, max_packet_size=64)
+            opening = asyncio.create_task(core.open())
+            connection, connect = await peer.accept()
+            assert b"\x27\x00\x00\x00\x40" in connect
+            connection.connack()
+            await opening
+            sink, _ = await subscribed(core, connection)
+            connection.deliver("t", bytes(64 - 6))
+            await sink.wait(1)
+            connection.deliver("t", bytes(size - 6))
+            assert "at most 64 were agreed" in str(await core.lost())
+            assert await connection.packet() == (packets.DISCONNECT, bytes((packets.PACKET_TOO_LARGE, 0)))
+            assert len(sink.messages) == 1
+            await core.adapter.close()
+
+    run(main())
+
+
+# --- passwords
+
+
+async def _connack(core: Core, connection: Connection, opening: asyncio.Task[Any]) -> BaseException:
+    connection.send(packets.CONNACK, b"\0\x88" + reason(f"user with {PASSWORD} unknown"))
+    with pytest.raises(ConnectFailedError) as caught:
+        await opening
+    return caught.value
+
+
+async def _suback(core: Core, connection: Connection, opening: asyncio.Task[Any]) -> BaseException:
+    await _accepted(connection, opening)
+    subscribing = asyncio.create_task(core.subscribe("t"))
+    body = await connection.expect(0x80)
+    connection.send(packets.SUBACK, body[:2] + reason(f"not with {PASSWORD}") + b"\x87")
+    with pytest.raises(SubscriptionRefusedError) as caught:
+        await subscribing
+    return caught.value
+
+
+async def _unsuback(core: Core, connection: Connection, opening: asyncio.Task[Any]) -> BaseException | None:
+    await _accepted(connection, opening)
+    _, handle = await subscribed(core, connection)
+    unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+    body = await connection.expect(0xA0)
+    connection.send(packets.UNSUBACK, body[:2] + reason(f"not with {PASSWORD}") + b"\x87")
+    await unsubscribing
+    return None
+
+
+async def _puback(core: Core, connection: Connection, opening: asyncio.Task[Any]) -> BaseException:
+    await _accepted(connection, opening)
+    out = core.out("t", b"", qos="1")
+    await core.send(out)
+    packet_id = (await connection.publish()).id.to_bytes(2, "big")
+    connection.send(packets.PUBACK, packet_id + b"\x87" + reason(f"not with {PASSWORD}"))
+    with pytest.raises(PublishRefusedError) as caught:
+        await out.done
+    return caught.value
+
+
+async def _disconnect(core: Core, connection: Connection, opening: asyncio.Task[Any]) -> BaseException:
+    await _accepted(connection, opening)
+    connection.send(packets.DISCONNECT, b"\x87" + reason(f"{PASSWORD} has expired"))
+    return await core.lost()
+
+
+async def _accepted(connection: Connection, opening: asyncio.Task[Any]) -> None:
+    connection.connack()
+    await opening
+
+
+@pytest.mark.parametrize("told", [_connack, _suback, _unsuback, _puback, _disconnect])
+def test_a_password_that_the_broker_repeats_is_never_shown(told: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, username="alice", password=PASSWORD)
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            error = await told(core, connection, opening)
+            if error is not None:
+                assert error.code
+                assert error.detail is None
+                shown = "".join(traceback.format_exception(error)) + repr(vars(error))
+                assert PASSWORD not in shown
+            connection.close()
+            await core.adapter.close()
+
+    with caplog.at_level(logging.DEBUG):
+        run(main())
+    assert PASSWORD not in caplog.text
+
+
+def test_what_else_a_broker_says_is_shown() -> None:
+
+    async def main() -> None:
+        async with session(username="alice", password=PASSWORD) as (core, _, connection):
+            connection.send(packets.DISCONNECT, b"\x8b" + reason("back in 5 minutes"))
+            assert "back in 5 minutes" in str(await core.lost())
+
+    run(main())

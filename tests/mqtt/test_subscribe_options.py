@@ -1,0 +1,328 @@
+"""``retainHandling``, ``retainAsPublished`` and ``noLocal`` (MQTT 5, 3.8.3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from messaging import Messaging
+from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, UnsupportedFeatureError
+from tests.brokers import Mosquitto
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
+from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import run
+from tests.mqtt.peer import reconnect, session, subscribed
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("needs_mosquitto")
+
+_numbers = itertools.count(1)
+#: CONNACK properties: Subscription Identifier Available 0
+NO_IDENTIFIERS = b"\x29\x00"
+
+
+@pytest.fixture
+def m(mosquitto: Mosquitto, connect: Connect) -> Messaging:
+    return connect(mosquitto.url)
+
+
+@pytest.fixture
+def other(mosquitto: Mosquitto, connect: Connect) -> Messaging:
+    return connect(mosquitto.url)
+
+
+@pytest.fixture
+def channel(other: Messaging) -> str:
+    """A channel nobody else uses, with the retained message ``b"kept"``."""
+    name = f"options/{next(_numbers)}"
+    publish(other, name, [b"kept"], qos=1, retain=True)
+    return name
+
+
+# --- retain handling
+
+
+@pytest.mark.parametrize(("handling", "expected"), [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
+def test_what_a_new_subscription_is_sent(m: Messaging, channel: str, handling: int, expected: list[bytes]) -> None:
+    with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
+        assert receive(stream, len(expected)) == expected
+        nothing_more(m, channel, stream, qos=1)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize(("second", "expected"), [(0, [b"kept"]), (1, []), (2, [])])
+def test_what_a_second_stream_of_a_channel_is_sent_is_its_own_choice_and_no_concern_of_the_first(
+    m: Messaging, channel: str, first: int, second: int, expected: list[bytes]
+) -> None:
+    with m.subscribe(channel, qos=1, retain_handling=first) as one:
+        receive(one, 0 if first == 2 else 1)
+        with m.subscribe(channel, qos=1, retain_handling=second) as two:
+            assert receive(two, len(expected)) == expected
+            nothing_more(m, channel, two, qos=1)
+            assert receive(one, 1) == [b"sentinel"]
+
+
+@pytest.mark.parametrize("handling", [0, 1])
+def test_a_subscription_that_was_ended_is_new_again(m: Messaging, channel: str, handling: int) -> None:
+    for _ in range(2):
+        with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
+            assert receive(stream, 1) == [b"kept"]
+
+
+@pytest.mark.parametrize(("handling", "expected"), [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
+def test_where_the_session_is_gone_reconnecting_subscribes_anew(
+    mosquitto: Mosquitto, connect: Connect, channel: str, handling: int, expected: list[bytes]
+) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
+        with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
+            assert receive(stream, len(expected)) == expected
+            _sever(m, proxy)
+            assert receive(stream, len(expected)) == expected
+            nothing_more(m, channel, stream, qos=1)
+
+
+@pytest.mark.parametrize("handling", [0, 1, 2])
+def test_where_the_session_is_kept_reconnecting_brings_no_retained_message_again(
+    mosquitto: Mosquitto, connect: Connect, channel: str, handling: int
+) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
+        with m.subscribe(channel, qos=0, retain_handling=handling) as stream:  # with 1, an answer may get lost
+            assert receive(stream, handling < 2) == [b"kept"] * (handling < 2)
+            _sever(m, proxy)
+            nothing_more(m, channel, stream, qos=0)
+
+
+def test_of_two_streams_that_want_retained_messages_of_new_subscriptions_one_gets_them_after_a_loss(
+    mosquitto: Mosquitto, connect: Connect, channel: str
+) -> None:
+    """The broker is asked twice, and has one subscription: it is new once."""
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
+        inboxes = []
+        for _ in range(2):
+            stream = m.subscribe(channel, qos=1, retain_handling=1)
+            inboxes.append(Inbox(stream))
+        inboxes[0].wait(1)
+        _sever(m, proxy)
+        publish(m, channel, [b"end"], qos=1)
+        for inbox in inboxes:
+            inbox.wait_for(b"end")
+        kept = [inbox.payloads.count(b"kept") for inbox in inboxes]
+        assert sum(kept) == 2
+        for inbox in inboxes:
+            inbox.disposable.dispose()
+
+
+def _sever(m: Messaging, proxy: Proxy) -> None:
+    proxy.sever()
+    eventually(lambda: m.runtime.get_runtime_dto().connection.cause is not None, "the loss is noticed")
+    online(m)
+
+
+# --- retain as published
+
+
+def test_live_messages_say_whether_they_are_retained_and_old_ones_do_anyway(
+    m: Messaging, other: Messaging, channel: str
+) -> None:
+    with (
+        m.subscribe(channel, qos=1, retain_as_published=True) as told,
+        other.subscribe(channel, qos=1) as untold,
+    ):
+        publish(other, channel, [b"live"], qos=1, retain=True)
+        publish(other, channel, [b"fleeting"], qos=1)
+        assert _flags(told, 3) == [(b"kept", True), (b"live", True), (b"fleeting", None)]
+        assert _flags(untold, 3) == [(b"kept", True), (b"live", None), (b"fleeting", None)]
+
+
+def test_a_stream_beside_one_that_overlaps_gets_each_message_once_with_its_own_flag(
+    m: Messaging, other: Messaging, channel: str
+) -> None:
+    with (
+        m.subscribe(channel, qos=1, retain_as_published=True) as told,
+        m.subscribe(f"{channel}/#", qos=1) as untold,
+    ):
+        assert _flags(told, 1) == _flags(untold, 1) == [(b"kept", True)]
+        publish(other, channel, [b"live"], qos=1, retain=True)
+        assert _flags(told, 1) == [(b"live", True)]
+        assert _flags(untold, 1) == [(b"live", None)]
+        for stream in (told, untold):
+            nothing_more(other, channel, stream, qos=1)
+            if stream is told:
+                assert receive(untold, 1) == [b"sentinel"]
+
+
+def test_a_second_stream_of_the_channel_is_refused_until_the_first_has_ended(m: Messaging, channel: str) -> None:
+    with m.subscribe(channel, qos=1, retain_as_published=True) as stream:
+        assert receive(stream, 1) == [b"kept"]
+        for options, text in (
+            ({"retain_as_published": True}, "there can be but one"),
+            ({}, "other values"),
+            ({"no_local": True, "retain_as_published": True}, "other values"),
+        ):
+            refused = m.subscribe(channel, qos=1, **options)
+            error = refused.ready.exception(PATIENCE)
+            assert isinstance(error, SubscriptionRefusedError)
+            assert repr(channel) in str(error)
+            assert text in str(error)
+        nothing_more(m, channel, stream, qos=1)  # and the first one does not notice
+    with m.subscribe(channel, qos=1, retain_as_published=True) as again:
+        assert receive(again, 1) == [b"kept"]
+
+
+def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(
+    m: Messaging, other: Messaging, channel: str
+) -> None:
+    streams = [m.subscribe(channel, qos=1, queue="q", retain_as_published=True) for _ in range(2)]
+    for stream in streams:
+        stream.ready.result(PATIENCE)
+    inboxes = [Inbox(stream) for stream in streams]
+    publish(other, channel, [b"1", b"2"], qos=1, retain=True)
+    publish(other, channel, [b"3", b"4"], qos=1)
+    eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) == 4, "four messages")
+    found = {
+        message.payload: message.context.extensions.get("retain") for inbox in inboxes for message in inbox.messages
+    }
+    assert found == {b"1": True, b"2": True, b"3": None, b"4": None}
+    assert all(inbox.messages for inbox in inboxes)
+    for inbox in inboxes:
+        inbox.disposable.dispose()
+
+
+def test_it_works_without_subscription_identifiers() -> None:
+    """The broker cannot say which SUBSCRIBE a retained message answers: there is but one that it can be."""
+
+    async def main() -> None:
+        async with session(NO_IDENTIFIERS) as (core, _, connection):
+            told, _ = await subscribed(core, connection, "t", retain_as_published=True)
+            for payload, flags in ((b"old", 1), (b"live", 1), (b"again", 1), (b"fleeting", 0)):
+                connection.deliver("t", payload, flags=flags)
+            await told.wait(4)
+            assert [(each.payload, each.extensions.get("retain")) for each in told.messages] == [
+                (b"old", True), (b"live", True), (b"again", True), (b"fleeting", None),
+            ]  # fmt: skip
+
+    run(main())
+
+
+def test_without_identifiers_other_streams_have_a_retained_message_once() -> None:
+    async def main() -> None:
+        async with session(NO_IDENTIFIERS) as (core, _, connection):
+            one, _ = await subscribed(core, connection, "t")
+            connection.deliver("t", b"old", flags=1)
+            await one.wait(1)
+            two, _ = await subscribed(core, connection, "t")
+            connection.deliver("t", b"old", flags=1)
+            await two.wait(1)
+            connection.deliver("t", b"live")
+            for sink in (one, two):
+                await sink.wait(2)
+                assert sink.payloads == [b"old", b"live"]
+
+    run(main())
+
+
+def _flags(stream: Any, count: int) -> list[tuple[bytes, bool | None]]:
+    messages = [stream.receive(PATIENCE) for _ in range(count)]
+    return [(message.payload, message.context.extensions.get("retain")) for message in messages]
+
+
+# --- no local
+
+
+def test_what_this_instance_published_does_not_come_back(m: Messaging, other: Messaging, channel: str) -> None:
+    with (
+        m.subscribe(channel, qos=1, no_local=True, retain_handling=2) as quiet,
+        m.subscribe(f"{channel}/#", qos=1, retain_handling=2) as loud,
+    ):
+        publish(m, channel, [b"mine"], qos=1)
+        publish(other, channel, [b"theirs"], qos=1)
+        assert receive(loud, 2) == [b"mine", b"theirs"]
+        assert receive(quiet, 1) == [b"theirs"]
+
+
+def test_two_quiet_streams_of_a_channel_share_a_subscription(m: Messaging, other: Messaging, channel: str) -> None:
+    with (
+        m.subscribe(channel, no_local=True, retain_handling=2) as one,
+        m.subscribe(channel, no_local=True, retain_handling=2) as two,
+    ):
+        publish(m, channel, [b"mine"], qos=1)
+        publish(other, channel, [b"theirs"], qos=1)
+        assert receive(one, 1) == receive(two, 1) == [b"theirs"]
+        loud = m.subscribe(channel)
+        assert isinstance(loud.ready.exception(PATIENCE), SubscriptionRefusedError)
+
+
+def test_it_is_not_for_queues(m: Messaging) -> None:
+    """A protocol error, says MQTT 5, 3.8.3.1: the broker would hang up."""
+    with pytest.raises(InvalidExtensionError, match="without queue") as refusal:
+        m.subscribe("x", queue="q", no_local=True)
+    assert refusal.value.key == "noLocal"
+    with m.subscribe("x", queue="q", no_local=False) as stream:
+        publish(m, "x", [b"mine"], qos=1)
+        assert receive(stream, 1) == [b"mine"]
+
+
+# --- all of them
+
+
+@pytest.mark.parametrize(
+    ("options", "byte"),
+    [
+        ({}, 0x00),
+        ({"qos": "2"}, 0x02),
+        ({"no_local": True}, 0x04),
+        ({"retain_as_published": True}, 0x08),
+        ({"retain_handling": 1}, 0x10),
+        ({"retain_handling": 2}, 0x20),
+        ({"queue": "q", "retain_handling": 0}, 0x20),  # a queue gets no retained messages
+        ({"qos": "1", "no_local": True, "retain_as_published": True, "retain_handling": 2}, 0x2D),
+    ],
+)
+def test_the_broker_is_asked_for_what_was_asked_for(options: dict[str, Any], byte: int) -> None:
+    async def main() -> None:
+        async with session() as (core, peer, connection):
+            for _ in range(2):  # the core asks again after a loss
+                subscribing = asyncio.create_task(core.subscribe("t", **options))
+                assert (await connection.suback())[-1] == byte
+                await subscribing
+                connection, _ = await reconnect(core, peer, connection, present=False)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("retain_handling", 3), ("retain_handling", -1), ("retain_handling", True), ("retain_handling", "1"),
+        ("retain_as_published", 1), ("no_local", "yes"),
+    ],
+)  # fmt: skip
+def test_values_that_mean_nothing_are_refused(m: Messaging, key: str, value: object) -> None:
+    with pytest.raises(InvalidExtensionError):
+        m.subscribe("x", **{key: value})
+
+
+@pytest.mark.parametrize("key", ["retain_handling", "retain_as_published", "no_local"])
+def test_they_are_of_mqtt_5_and_for_subscribing(mosquitto: Mosquitto, connect: Connect, m: Messaging, key: str) -> None:
+    value = 1 if key == "retain_handling" else True
+    with pytest.raises(InvalidExtensionError, match="for subscribing"):
+        m.publish("x", b"", **{key: value})
+    old = connect(mosquitto.url, version="3.1.1")
+    with pytest.raises(UnsupportedFeatureError):
+        old.subscribe("x", **{key: value})
+
+
+def test_a_broker_without_retained_messages_needs_no_handling_of_them(connect: Connect) -> None:
+    with Mosquitto(["retain_available false"]) as broker:
+        m = connect(broker.url)
+        assert not {"retain", "retainHandling", "retainAsPublished"} & m.features
+        with pytest.raises(UnsupportedFeatureError):
+            m.subscribe("x", retain_handling=1)
+        with m.subscribe("x", no_local=True):
+            pass
