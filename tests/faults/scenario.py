@@ -393,8 +393,10 @@ class Scene:
         self.stop()
         # one more each: behind it nothing is under way any more, where order is kept
         for publisher in self.publishers:
-            for promise in publisher.send(1):
-                promise.result(PATIENCE)
+            eventually(
+                lambda publisher=publisher: [each.exception(PATIENCE) for each in publisher.send(1)] == [None],  # type: ignore[misc]
+                f"the last message of {publisher.name}",
+            )
         ordered = self.profile.ordered if ordered is None else ordered
         self.wait_received()
         if not may_lose or not ordered:

@@ -49,6 +49,8 @@ every = pytest.mark.parametrize("profile", [MQTT5, MQTT311, MQTT5_QOS2, MQTT311_
 once_each = pytest.mark.parametrize("profile", MQTT, ids=str)
 versions = pytest.mark.parametrize("version", ["5", "3.1.1"])
 
+#: for a mosquitto that is stopped in good order: saving every change is slow
+SAVES_AT_THE_END = ("autosave_on_changes false",)
 #: how long mosquitto may take from a confirm to the delivery or the disk, seconds
 UNDER_WAY = 1.0
 
@@ -256,7 +258,7 @@ def test_what_waits_for_a_receiver_that_is_away_outlives_a_killed_broker_that_sa
 
 @once_each
 def test_publishing_while_the_broker_is_down_waits_and_goes_on(profile: Profile, tmp_path: Path) -> None:
-    with Mosquitto(persistence=True) as broker, Scene(profile, broker, tmp_path) as scene:
+    with Mosquitto(SAVES_AT_THE_END, persistence=True) as broker, Scene(profile, broker, tmp_path) as scene:
         scene.progress()
         broker.stop()
         for publisher in scene.publishers:
@@ -270,7 +272,10 @@ def test_publishing_while_the_broker_is_down_waits_and_goes_on(profile: Profile,
 
 @once_each
 def test_what_cannot_be_sent_in_time_fails_and_never_arrives(profile: Profile, tmp_path: Path) -> None:
-    with Mosquitto(persistence=True) as broker, Scene(profile, broker, tmp_path, timeout=0.5) as scene:
+    with (
+        Mosquitto(SAVES_AT_THE_END, persistence=True) as broker,
+        Scene(profile, broker, tmp_path, timeout=1.0) as scene,
+    ):
         scene.progress()
         broker.stop()
         publisher = scene.publishers[0]
