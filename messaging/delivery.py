@@ -164,6 +164,7 @@ class Subscription:
         self._flush_requested = False
         #: the loop looks for verdicts by itself: it need not be told
         self._gathering = False
+        self._gather_timer: asyncio.TimerHandle | None = None
         self._crowd = min(max(1, options.buffer_size // 2), _CROWD)
         self._is_crowded = False
         #: whether its consumer caught up when it was given time
@@ -208,7 +209,7 @@ class Subscription:
                 self._adapter.acknowledge(dropped)
         if not self._gathering:
             self._gathering = True
-            self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
+            self._gather_soon()
         if len(buffer) >= self._crowd and self._catches_up and not self._is_crowded and self.consumer is not _NOBODY:
             self._wait_for_crowd()
             self._is_crowded = True
@@ -235,13 +236,16 @@ class Subscription:
             self._crowd_timer = None
         self._connection.relieved(self)
 
+    def _gather_soon(self) -> None:
+        self._gather_timer = self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
+
     def _gather(self) -> None:
         if self.ended or self._connection.state == "closed":  # then the adapter is closed, too
             self._gathering = False
             return
         if self._acknowledged or self._rejected:
             self.flush()
-            self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
+            self._gather_soon()
             return
         self._gathering = False
         # settled between the two lines above, without telling
@@ -336,6 +340,9 @@ class Subscription:
         self.ended = True
         self._is_crowded = False
         self._relieve()
+        if self._gather_timer is not None:
+            self._gather_timer.cancel()
+            self._gathering = False
         self._buffer.clear()
         self._withheld.clear()
         self.ready.reject(
