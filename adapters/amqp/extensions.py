@@ -14,6 +14,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
+from messaging.extensions import boolean
+
 EXCHANGE_TYPE: Final = "exchangeType"
 EXCHANGE_DURABLE: Final = "exchangeDurable"
 EXCHANGE_AUTO_DELETE: Final = "exchangeAutoDelete"
@@ -75,12 +77,6 @@ def seconds_of(interval: str) -> int:
 
 
 # --- checks: each returns the value to use, or raises ValueError with what would be right
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"must be True or False, not {reprlib.repr(value)}")
-    return value
 
 
 def _integer(low: int, high: int = _MAX_INT) -> Callable[[Any], int]:
@@ -189,12 +185,12 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "both", _exchange_type, "`topic`, `direct`, `fanout`, `headers`, or the `x-...` of a plugin", "`topic`",
             "type of the exchange, if it is made",
         ),
-        EXCHANGE_DURABLE: Extension("both", _flag, "bool", "`True`", "whether a made exchange outlives the broker"),
+        EXCHANGE_DURABLE: Extension("both", boolean, "bool", "`True`", "whether a made exchange outlives the broker"),
         EXCHANGE_AUTO_DELETE: Extension(
-            "both", _flag, "bool", "`False`", "whether a made exchange goes with its last binding"
+            "both", boolean, "bool", "`False`", "whether a made exchange goes with its last binding"
         ),
         EXCHANGE_INTERNAL: Extension(
-            "subscribe", _flag, "bool", "`False`",
+            "subscribe", boolean, "bool", "`False`",
             "whether a made exchange takes messages from other exchanges only",
         ),
         ALTERNATE_EXCHANGE: Extension(
@@ -207,7 +203,7 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "`autocreate=False` means); `none`: nothing is asked, either",
         ),
         MANDATORY: Extension(
-            "publish", _flag, "bool", "`False`",
+            "publish", boolean, "bool", "`False`",
             "a message that reaches no queue fails with `UnroutableError`; not with `qos` 0",
         ),
         # --- bindings
@@ -225,16 +221,17 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "type of the queue; a stream has to be called one even if it exists already",
         ),
         DURABLE: Extension(
-            "subscribe", _flag, "bool", "`True`", "whether a named queue outlives the broker"
+            "subscribe", boolean, "bool", "`True`", "whether a named queue outlives the broker"
         ),
         EXCLUSIVE: Extension(
-            "subscribe", _flag, "bool", "`False`", "whether a named queue is this connection's alone, and ends with it"
+            "subscribe", boolean, "bool", "`False`",
+            "whether a named queue is this connection's alone, and ends with it",
         ),
         AUTO_DELETE: Extension(
-            "subscribe", _flag, "bool", "`False`", "whether a named queue goes with its last consumer"
+            "subscribe", boolean, "bool", "`False`", "whether a named queue goes with its last consumer"
         ),
         SINGLE_ACTIVE_CONSUMER: Extension(
-            "subscribe", _flag, "bool", "`False`", "one consumer gets everything, the next one when it is gone"
+            "subscribe", boolean, "bool", "`False`", "one consumer gets everything, the next one when it is gone"
         ),
         CONSUMER_PRIORITY: Extension(
             "subscribe", _integer(-(2**31), 2**31 - 1), "int", "0",
