@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reactivex import abc as rx
 
 from messaging.engine import mailbox
-from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
+from messaging.errors import ArgumentError, CodecError, DeadlineError, MessagingError, StreamConsumedError
 from messaging.promise import Promise
 from messaging.workers import workers
 
@@ -288,3 +288,17 @@ def _nothing() -> None:
 
 def ignore(_: Message) -> None:
     """Do nothing: the observer of a stream subscribed without one, and the acknowledgement left to the consumer."""
+
+
+def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, Any, Any]:
+    """What ``subscribe`` was given, an observer or callbacks, as callbacks; those that were not given are ``None``.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if callable(getattr(on_next, "on_next", None)):
+        on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
+    for callback in (on_next, on_error, on_completed):
+        if callback is not None and not callable(callback):
+            raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
+    return on_next, on_error, on_completed

@@ -268,9 +268,9 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
     if not isinstance(extensions, Mapping):
         raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
     checked: dict[str, Any] = {}
-    features, own = adapter.features, custom_checks(adapter)
+    features = adapter.features
     for key, value in extensions.items():
-        check = CHECKS.get(key) or own.get(key)
+        check = CHECKS.get(key) or adapter.publish_extensions.get(key) or adapter.subscribe_extensions.get(key)
         if check is None and key in RECEIVED_ONLY:
             continue
         if check is None:
@@ -292,12 +292,8 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
 
 def known(adapter: Adapter) -> list[str]:
     """The extension keys ``adapter`` announces."""
-    return sorted(key for key in (*CHECKS, *custom_checks(adapter)) if key in adapter.features)
-
-
-def custom_checks(adapter: Adapter) -> Mapping[str, Callable[[Any], Any]]:
-    """The checks of the adapter's own extensions, of both sides."""
-    return {**adapter.publish_extensions, **adapter.subscribe_extensions}
+    every = {*CHECKS, *adapter.publish_extensions, *adapter.subscribe_extensions}
+    return sorted(every & adapter.features)
 
 
 def subscribing_only(adapter: Adapter) -> frozenset[str]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.errors import ArgumentError
+from messaging.consumers import callbacks_of
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -97,11 +97,7 @@ class ConnectionStates(Observable[ConnectionState]):
         Raises:
             ArgumentError: no observer, nor a callable.
         """
-        if callable(getattr(on_next, "on_next", None)):
-            on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
-        for callback in (on_next, on_error, on_completed):
-            if callback is not None and not callable(callback):
-                raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
+        on_next, _, on_completed = callbacks_of(on_next, on_error, on_completed)
         watcher = _Watcher(on_next, on_completed)
         if self._value.name == "closed":  # for good, and perhaps without a loop to go through
             watcher.tell(self._value)

@@ -32,9 +32,9 @@ from reactivex import Observable
 from reactivex import abc as rx
 from reactivex.scheduler import CurrentThreadScheduler
 
-from messaging.consumers import Pull, Push, StreamEndedError, ignore, in_observer, remove
+from messaging.consumers import Pull, Push, StreamEndedError, callbacks_of, ignore, in_observer, remove
 from messaging.engine import may_block, wait_for
-from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.errors import ClosedError, DeadlineError
 from messaging.message import Message
 
 if TYPE_CHECKING:
@@ -101,11 +101,7 @@ class MessageStream(Observable[Message]):
             ArgumentError: no observer, nor a callable.
             ClosedError: the stream is closed.
         """
-        if callable(getattr(on_next, "on_next", None)):
-            on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
-        for callback in (on_next, on_error, on_completed):
-            if callback is not None and not callable(callback):
-                raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
+        on_next, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
         with self._guard:
             subscription = self._claim()
             push = Push(self._connection, subscription, on_next or ignore, on_error, on_completed)
