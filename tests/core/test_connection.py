@@ -14,6 +14,7 @@ import pytest
 
 from messaging import Message
 from messaging.connection import Connection
+from messaging.delivery import Subscription
 from messaging.errors import (
     AuthenticationError,
     ClosedError,
@@ -595,7 +596,7 @@ def test_subscribing_storms_race_with_losses(broker: FakeBroker, connect: Connec
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_verdicts_wake_the_loop_once_per_burst(
+def test_a_burst_of_verdicts_is_flushed_once(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     m = connect(broker)
@@ -605,13 +606,13 @@ def test_verdicts_wake_the_loop_once_per_burst(
     broker.deliver(*[b"x"] * 100)
     messages: list[Message] = [received.receive(PATIENCE) for _ in range(100)]
     flushes: list[int] = []
-    original = Connection.flush_verdicts
+    original = Subscription.flush
 
-    def counted(self: Connection) -> None:
+    def counted(self: Subscription) -> None:  # told to, or because the loop is looking for verdicts anyway
         flushes.append(1)
         original(self)
 
-    monkeypatch.setattr(Connection, "flush_verdicts", counted)
+    monkeypatch.setattr(Subscription, "flush", counted)
 
     def settle_all() -> None:  # on the loop, so that no flush can come in between
         for message in messages:
