@@ -19,6 +19,11 @@ as duplicate. If this process still holds the message, it is not delivered a sec
 answer goes to the new connection, once the broker has sent the message there. If the session is gone, so is every
 message in it, and the tokens are stale.
 
+Answers that were lost with a connection bring messages back that are delivered a second time, and answered after that;
+those that follow may be settled already. With MQTT 5 that is within the credit. MQTT 3.1.1 has none: the broker's limit
+is unknown, and mosquitto lets new messages overtake its queue where a message beyond its limit is answered before
+others. So what it sends again is answered in the order in which it does, unless one is not settled for a while.
+
 **Nobody's messages.** A resumed session may hold messages for subscriptions of an earlier process. They are kept,
 unacknowledged, for those who subscribe within a while, then acknowledged and dropped.
 """
@@ -49,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 #: pause between answers that nothing prompts, seconds
 _PACE: Final = 0.01
+#: how long a message that was sent again may keep others like it from being answered, seconds
+_ORDER_PATIENCE: Final = 1.0
 
 _number = operator.attrgetter("number")
 
@@ -56,22 +63,22 @@ _number = operator.attrgetter("number")
 class Receipt:
     """A QoS 1 or 2 message that the broker has not been answered, or (``recorded``) only in part."""
 
-    __slots__ = ("connection", "copies", "id", "number", "payload", "qos", "recorded", "session", "topic")
+    __slots__ = ("copies", "id", "number", "payload", "qos", "recorded", "session", "topic", "waits")
 
-    def __init__(self, publish: Publish, connection: int, session: int, number: int) -> None:
+    def __init__(self, publish: Publish, session: int, number: int) -> None:
         self.id = publish.id
         self.qos = publish.qos
         self.topic = publish.topic
         self.payload = publish.payload
-        #: where it was last received: an answer goes there or nowhere
-        self.connection = connection
         self.session = session
         #: those not settled yet
         self.copies = 1
         #: QoS 2: PUBREC was sent, PUBREL is awaited
         self.recorded = False
-        #: grows with each
+        #: grows with each that a connection brings, new or again
         self.number = number
+        #: answered when those that were sent again before it are
+        self.waits = False
 
 
 class Token:
@@ -96,18 +103,23 @@ class Inbound:
         self._codec = codec
         self._v5 = v5
         self._link: Link | None = None
-        self._connection = 0
         #: read from other threads by ``is_stale``
         self._session = 0
+        #: what the broker sent on this connection and has no answer to yet, in its order
         self._receipts: dict[int, Receipt] = {}
+        #: what it sent on earlier ones, until it sends it again: an answer would not be understood before
+        self._held: dict[int, Receipt] = {}
         self._numbers = itertools.count()
-        #: those of them that are not settled
+        #: those of both that are not settled
         self._unsettled = 0
         #: where the broker exceeded the limit: all but the oldest ``limit``, in order
         self._behind: deque[Receipt] = deque()
         #: of the others those that are settled, and whose answer waits for credit; in order
         self._due: list[Receipt] = []
         self._pacer: asyncio.TimerHandle | None = None
+        #: MQTT 3.1.1: what the broker sent again on this connection, in that order, until it is answered
+        self._resent: deque[Receipt] = deque()
+        self._impatience: asyncio.TimerHandle | None = None
         #: streams with a batch
         self._touched: list[Stream] = []
         #: messages for nobody yet; ``None`` once nobody is waited for
@@ -120,7 +132,6 @@ class Inbound:
         if not session_present:
             self.forget()
         self._link = link
-        self._connection += 1
         self._aliases.clear()
         if wait_for_claims:
             self._unclaimed = []
@@ -128,15 +139,21 @@ class Inbound:
     def disconnected(self) -> None:
         """The connection is gone; the session may be resumed."""
         self._link = None
+        self._held.update(self._receipts)
+        self._receipts.clear()
+        self._behind.clear()
         self._due.clear()
+        self._forget_order()
 
     def forget(self) -> None:
         """The session is gone: every token is stale."""
         self._session += 1
         self._receipts.clear()
+        self._held.clear()
         self._unsettled = 0
         self._behind.clear()
         self._due.clear()
+        self._forget_order()
         self._unclaimed = None
 
     # --- packets
@@ -151,6 +168,8 @@ class Inbound:
             if publish.dup and self._is_held(publish):
                 return
             receipt = self._receive(publish)
+            if publish.dup:
+                self._keep_order(receipt)
         streams = self._router.receivers(publish)
         if not streams:
             self._keep_or_drop(publish, receipt)
@@ -176,25 +195,36 @@ class Inbound:
             raise ProtocolError(f"topic alias {alias} stands for nothing yet", packets.TOPIC_ALIAS_INVALID)
 
     def _receive(self, publish: Publish) -> Receipt:
-        lost = self._receipts.get(publish.id)
-        if lost is None or not lost.copies:
+        forgotten = self._find(publish.id)  # by the broker, see _is_held
+        self._held.pop(publish.id, None)
+        if forgotten is None or not forgotten.copies:
             self._unsettled += 1
-        receipt = Receipt(publish, self._connection, self._session, next(self._numbers))
-        self._receipts[publish.id] = receipt
+        receipt = Receipt(publish, self._session, next(self._numbers))
+        self._line_up(receipt)
+        return receipt
+
+    def _find(self, packet_id: int) -> Receipt | None:
+        return self._receipts.get(packet_id) or self._held.get(packet_id)
+
+    def _line_up(self, receipt: Receipt) -> None:
+        """The broker sent it, after all that it sent before on this connection."""
+        self._receipts[receipt.id] = receipt
         if len(self._receipts) > self._limit:
             self._behind.append(receipt)
-        return receipt
 
     def _is_held(self, publish: Publish) -> bool:
         """Whether this is known already; then only the answer, if it is due, is sent again."""
-        receipt = self._receipts.get(publish.id)
+        receipt = self._find(publish.id)
         if receipt is None:
             return False
         if not receipt.recorded and (receipt.topic != publish.topic or receipt.payload != publish.payload):
             # a broker that lost part of its memory gave the id to another message
             return False
-        receipt.connection = self._connection
-        if not receipt.copies:
+        if self._held.pop(receipt.id, None) is not None:
+            receipt.number = next(self._numbers)
+            self._line_up(receipt)
+            self._keep_order(receipt)
+        if not receipt.copies and not receipt.waits:
             self._await_credit(receipt)
             self._answer_some()
         return True
@@ -203,6 +233,7 @@ class Inbound:
         """A PUBREL arrived."""
         packet_id, _ = packets.parse_acknowledgement(body)
         self._receipts.pop(packet_id, None)
+        self._held.pop(packet_id, None)
         # also for an unknown id: it is what the broker needs to be done with it
         self._send(packets.PUBCOMP, packet_id)
         if self._behind:
@@ -302,18 +333,66 @@ class Inbound:
             self._settled(receipt)
 
     def _settled(self, receipt: Receipt | None) -> None:
-        if receipt is None or self._receipts.get(receipt.id) is not receipt:
+        if receipt is None or self._find(receipt.id) is not receipt:
             return
         receipt.copies = 0
         self._unsettled -= 1
-        # answered if the broker sent it on this connection; else when it sends it again, see _is_held
-        if self._link is not None and receipt.connection == self._connection:
-            if self._behind:
+        if receipt.id not in self._held:  # else it is answered when the broker sends it again, see _is_held
+            if receipt.waits:
+                self._answer_in_order()
+            elif self._behind:
                 self._await_credit(receipt)
             else:
                 self._answer(receipt)
         if self._due:
             self._answer_some()
+
+    # --- answers in order
+
+    def _keep_order(self, receipt: Receipt) -> None:
+        """A message was sent again: it is answered after those that were before it."""
+        if self._v5 or not (self._resent or receipt.copies):
+            return
+        receipt.waits = True
+        self._resent.append(receipt)
+        if self._impatience is None:
+            self._impatience = asyncio.get_running_loop().call_later(_ORDER_PATIENCE, self._give_up_order, receipt)
+
+    def _answer_in_order(self) -> None:
+        """Answer what was sent again, up to the first that is not settled."""
+        resent = self._resent
+        while resent and not (resent[0].copies and self._receipts.get(resent[0].id) is resent[0]):
+            self._answer_resent(resent.popleft())
+
+    def _answer_resent(self, receipt: Receipt) -> None:
+        receipt.waits = False
+        if self._receipts.get(receipt.id) is receipt:
+            self._await_credit(receipt)
+            self._answer_some()
+
+    def _give_up_order(self, head: Receipt) -> None:
+        """Whether there was an answer meanwhile. If not, the others do not wait any longer."""
+        self._impatience = None
+        if self._resent and self._resent[0] is not head:
+            self._impatience = asyncio.get_running_loop().call_later(
+                _ORDER_PATIENCE, self._give_up_order, self._resent[0]
+            )
+            return
+        resent = [*self._resent]
+        self._forget_order()
+        for receipt in resent:
+            if not receipt.copies:
+                self._answer_resent(receipt)
+
+    def _forget_order(self) -> None:
+        for receipt in self._resent:
+            receipt.waits = False
+        self._resent.clear()
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
+
+    # --- credit
 
     def _await_credit(self, receipt: Receipt) -> None:
         """A settled message: its answer is due, unless it has to move up first."""
@@ -324,7 +403,7 @@ class Inbound:
         """A message was answered: what was behind may take its place."""
         while self._behind and len(self._receipts) - len(self._behind) < self._limit:
             receipt = self._behind.popleft()
-            if not receipt.copies and receipt.connection == self._connection:
+            if not (receipt.copies or receipt.waits):
                 self._await_credit(receipt)
 
     def _answer_some(self) -> None:
@@ -350,10 +429,11 @@ class Inbound:
 
     def answer_all(self) -> None:
         """Answer whatever is settled, credit or not: nothing more is wanted."""
-        for receipt in [*self._due, *self._behind]:
-            if not receipt.copies and receipt.connection == self._connection:
+        for receipt in [*self._receipts.values()]:
+            if not (receipt.copies or receipt.recorded):
                 self._answer(receipt)
         self._due.clear()
+        self._forget_order()
 
     def _answer(self, receipt: Receipt) -> None:
         if self._receipts.get(receipt.id) is not receipt:

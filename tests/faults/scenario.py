@@ -100,7 +100,6 @@ class Profile:
         sender, receiver: settings of the instances.
         publish, subscribe: contexts, in snake case.
         once: whether the protocol promises that nothing arrives twice, if only the connection breaks.
-        ordered: whether the order is kept when a receiver reconnects.
         ahead: how many confirmed messages of a publisher may wait for the receiver at the broker.
     """
 
@@ -110,7 +109,6 @@ class Profile:
     publish: Mapping[str, Any] = field(default_factory=dict)
     subscribe: Mapping[str, Any] = field(default_factory=dict)
     once: bool = False
-    ordered: bool = True
     ahead: int = 100_000
 
     def __str__(self) -> str:
@@ -124,14 +122,11 @@ _V3: Final = {"version": "3.1.1", "clean_start": False}
 _QOS2: Final = {"qos": 2}
 
 MQTT5: Final = Profile("mqtt5", receiver=_V5, publish=_GUARANTEED, subscribe=_GUARANTEED)
-# ordered: see test_a_resumed_session_keeps_the_order_whatever_waits_in_it
 MQTT311: Final = Profile(
-    "mqtt311", sender={"version": "3.1.1"}, receiver=_V3, publish=_GUARANTEED, subscribe=_GUARANTEED, ordered=False
+    "mqtt311", sender={"version": "3.1.1"}, receiver=_V3, publish=_GUARANTEED, subscribe=_GUARANTEED
 )
 MQTT5_QOS2: Final = Profile("mqtt5-qos2", sender=_V5, receiver=_V5, publish=_QOS2, subscribe=_QOS2, once=True)
-MQTT311_QOS2: Final = Profile(
-    "mqtt311-qos2", sender=_V3, receiver=_V3, publish=_QOS2, subscribe=_QOS2, once=True, ordered=False
-)
+MQTT311_QOS2: Final = Profile("mqtt311-qos2", sender=_V3, receiver=_V3, publish=_QOS2, subscribe=_QOS2, once=True)
 AMQP: Final = Profile("amqp", publish=_GUARANTEED, subscribe=_GUARANTEED)
 #: confirmed, and not on disk
 AMQP_TRANSIENT: Final = Profile("amqp-transient")
@@ -380,12 +375,12 @@ class Scene:
         for publisher in self.publishers:
             publisher.wait_settled()
 
-    def finish(self, *, may_lose: bool = False, ordered: bool | None = None) -> Verdict:
+    def finish(self, *, may_lose: bool = False, ordered: bool = True) -> Verdict:
         """End the run, have everything arrive that is under way, and compare.
 
         Args:
             may_lose: do not wait for what was confirmed and never comes.
-            ordered: whether order is promised; by default as the profile says.
+            ordered: whether order is promised.
 
         Raises:
             AssertionError: messages were lost (unless they may be), came unexpected or out of order.
@@ -397,7 +392,6 @@ class Scene:
                 lambda publisher=publisher: [each.exception(PATIENCE) for each in publisher.send(1)] == [None],  # type: ignore[misc]
                 f"the last message of {publisher.name}",
             )
-        ordered = self.profile.ordered if ordered is None else ordered
         self.wait_received()
         if not may_lose or not ordered:
             with contextlib.suppress(AssertionError):  # the verdict says it better

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from adapters.mqtt import packets
+from adapters.mqtt import inbound, packets
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, In, connected, run, until
-from tests.mqtt.peer import session, subscribed
+from tests.mqtt.peer import Connection, Peer, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -135,6 +137,82 @@ def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
 
     with Mosquitto() as broker:
         run(main(broker.url))
+
+
+@asynccontextmanager
+async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
+    """MQTT 3.1.1: the answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
+    async with Peer() as peer:
+        core = Core(peer.url, version="3.1.1", client_id="me", clean_start=False)
+
+        async def connect(present: bool) -> Connection:
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.send(packets.CONNACK, bytes((present, 0)))
+            assert await opening is present
+            return connection
+
+        def deliver(packet_id: int, flags: int = 0) -> None:
+            body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
+            connection.send(packets.PUBLISH | 1 << 1 | flags, body)
+
+        connection = await connect(present=False)
+        sink = In()
+        subscribing = asyncio.create_task(core.subscribe("t", sink, qos="1"))
+        connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\1")
+        await subscribing
+        for packet_id in range(1, count + 1):
+            deliver(packet_id)
+        messages = [*await sink.wait(count)]
+        core.acknowledge(*messages[:2])
+        for packet_id in (1, 2):
+            assert await connection.expect(packets.PUBACK) == packet_id.to_bytes(2, "big")
+        connection.abort()
+        await core.lost(1)
+        core.acknowledge(*messages[2:])
+        connection = await connect(present=True)
+        for packet_id in range(1, count + 1):
+            deliver(packet_id, flags=8)
+        await sink.wait(count + 2)
+        assert sink.payloads[count:] == [b"1", b"2"]
+        try:
+            yield core, sink, connection
+        finally:
+            connection.close()
+            await core.adapter.close()
+
+
+async def answered(connection: Connection, count: int) -> list[int]:
+    return [int.from_bytes(await connection.expect(packets.PUBACK), "big") for _ in range(count)]
+
+
+def test_what_a_resumed_session_of_3_1_1_sends_again_is_answered_in_that_order() -> None:
+    """Whatever is settled first: mosquitto lets new messages overtake its queue where it is not."""
+
+    async def main() -> None:
+        async with resumed_with_lost_answers(30) as (core, sink, connection):
+            core.acknowledge(sink.messages[31])
+            await asyncio.sleep(0.02)
+            core.acknowledge(sink.messages[30])
+            assert await answered(connection, 30) == [*range(1, 31)]
+
+    run(main())
+
+
+def test_a_message_that_is_not_settled_does_not_hold_up_the_answers_to_others_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbound, "_ORDER_PATIENCE", 0.05)
+
+    async def main() -> None:
+        async with resumed_with_lost_answers(30) as (core, sink, connection):
+            assert await answered(connection, 28) == [*range(3, 31)]
+            core.acknowledge(sink.messages[31])
+            assert await answered(connection, 1) == [2]
+            core.acknowledge(sink.messages[30])
+            assert await answered(connection, 1) == [1]
+
+    run(main())
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
