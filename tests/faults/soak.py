@@ -231,6 +231,10 @@ class Driver:
         for flow in (proxy.up, proxy.down):
             flow.swallow()
         eventually(lambda: any(state(m) != "connected" for m in instances), "the loss is noticed")
+        if isinstance(self._broker, RabbitMQ) and not sending:
+            # by the broker, too: a new consumer would get what follows before that takes back what the old one had
+            ctl = self._broker.ctl
+            eventually(lambda: not ctl("list_consumers", "--silent").strip(), "the broker gives up the consumer")
         for flow in (proxy.up, proxy.down):
             flow.restore()
 
