@@ -12,7 +12,8 @@ limit, answers wait until fewer messages than that are unsettled, and then go ou
 matters, since mosquitto counts its window from the position of the message that is answered among those it has sent: an
 answer to the oldest may bring tens of thousands more; one to a message beyond the window brings none but leaves a slot
 that the next message published takes, ahead of all that wait in the queue. The last position in the window brings
-exactly one more. So the newest is answered of those that are settled and among the oldest ``receive_maximum``.
+exactly one more. So the newest is answered of those that are settled and within the window. That is the oldest
+``receive_maximum``; with MQTT 3.1.1, where the broker does not know that limit, the oldest 20, mosquitto's default.
 
 **Sessions.** A broker that resumes a session sends again what it has no answer for, under the same packet id and marked
 as duplicate. If this process still holds the message, it is not delivered a second time: its tokens stay valid, and the
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 #: pause between answers that nothing prompts, seconds
 _PACE: Final = 0.01
+#: ``max_inflight_messages``, unless configured
+_MOSQUITTOS_WINDOW: Final = 20
 #: how long a message that was sent again may keep others like it from being answered, seconds
 _ORDER_PATIENCE: Final = 1.0
 
@@ -97,6 +100,7 @@ class Inbound:
     def __init__(self, router: Router, codec: Codec, v5: bool, limit: int, aliases: int = 0) -> None:
         self._router = router
         self._limit = limit
+        self._window = limit if v5 else min(limit, _MOSQUITTOS_WINDOW)
         #: topic aliases the broker may use, and those it did on this connection
         self._alias_maximum = aliases
         self._aliases: dict[int, str] = {}
@@ -112,7 +116,7 @@ class Inbound:
         self._numbers = itertools.count()
         #: those of both that are not settled
         self._unsettled = 0
-        #: where the broker exceeded the limit: all but the oldest ``limit``, in order
+        #: once the broker has exceeded the limit: all that are not in the window, in order
         self._behind: deque[Receipt] = deque()
         #: of the others those that are settled, and whose answer waits for credit; in order
         self._due: list[Receipt] = []
@@ -195,8 +199,9 @@ class Inbound:
             raise ProtocolError(f"topic alias {alias} stands for nothing yet", packets.TOPIC_ALIAS_INVALID)
 
     def _receive(self, publish: Publish) -> Receipt:
-        forgotten = self._find(publish.id)  # by the broker, see _is_held
-        self._held.pop(publish.id, None)
+        forgotten = self._receipts.pop(publish.id, None) or self._held.pop(publish.id, None)  # by the broker
+        if forgotten is not None and forgotten in self._behind:
+            self._behind.remove(forgotten)
         if forgotten is None or not forgotten.copies:
             self._unsettled += 1
         receipt = Receipt(publish, self._session, next(self._numbers))
@@ -209,8 +214,10 @@ class Inbound:
     def _line_up(self, receipt: Receipt) -> None:
         """The broker sent it, after all that it sent before on this connection."""
         self._receipts[receipt.id] = receipt
-        if len(self._receipts) > self._limit:
+        if self._behind:
             self._behind.append(receipt)
+        elif len(self._receipts) > self._limit:
+            self._behind.extend(itertools.islice(self._receipts.values(), self._window, None))
 
     def _is_held(self, publish: Publish) -> bool:
         """Whether this is known already; then only the answer, if it is due, is sent again."""
@@ -401,7 +408,7 @@ class Inbound:
 
     def _move_up(self) -> None:
         """A message was answered: what was behind may take its place."""
-        while self._behind and len(self._receipts) - len(self._behind) < self._limit:
+        while self._behind and len(self._receipts) - len(self._behind) < self._window:
             receipt = self._behind.popleft()
             if not (receipt.copies or receipt.waits):
                 self._await_credit(receipt)

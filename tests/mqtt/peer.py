@@ -89,7 +89,7 @@ class Peer:
     def __init__(self, scheme: str = "mqtt") -> None:
         self._scheme = scheme
         self._accepted: asyncio.Queue[Connection] = asyncio.Queue()
-        self._all: list[Connection] = []
+        self.connections: list[Connection] = []
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._on_client, "127.0.0.1", 0)
@@ -98,7 +98,7 @@ class Peer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for connection in self._all:
+        for connection in self.connections:
             connection.abort()
         await self._server.wait_closed()
         await asyncio.sleep(0)
@@ -109,7 +109,7 @@ class Peer:
 
     async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer)
-        self._all.append(connection)
+        self.connections.append(connection)
         self._accepted.put_nowait(connection)
 
     async def accept(self) -> tuple[Connection, bytes]:
@@ -130,7 +130,7 @@ async def session(properties: bytes = b"", **settings: Any) -> AsyncIterator[tup
         finally:
             closing = asyncio.create_task(core.adapter.close())
             await asyncio.sleep(0)
-            for each in peer._all:
+            for each in peer.connections:
                 each.close()
             await closing
 

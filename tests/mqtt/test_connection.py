@@ -272,8 +272,8 @@ def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, certificate: Pat
             await core.publish("x", b"", qos="1")
         async with Peer() as peer:  # no TLS on the other side
             opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
-            await until(lambda: peer._all)
-            peer._all[0]._writer.write(b"\x20\x02\x00\x00\x00\x00\x00")
+            await until(lambda: peer.connections)
+            peer.connections[0]._writer.write(b"\x20\x02\x00\x00\x00\x00\x00")
             with pytest.raises(ConnectFailedError):
                 await opening
 

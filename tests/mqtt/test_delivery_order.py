@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,29 @@ def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in
                     core.acknowledge(messages.pop())
                 await asyncio.sleep(0)
             await asyncio.wait_for(answering, PATIENCE)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed: int) -> None:
+    """The broker's window is not known there: 20 unless it was changed."""
+    chance = random.Random(seed)
+    count = 60
+
+    async def main() -> None:
+        async with v3(receive_maximum=40) as (core, connect):
+            connection = await connect(present=False)
+            sink = await subscribed_v3(core, connection)
+            for packet_id in range(1, count + 1):
+                deliver_v3(connection, packet_id)
+            messages = [*await sink.wait(count)]
+            chance.shuffle(messages)
+            core.acknowledge(*messages)
+            held = [*range(1, count + 1)]
+            for packet_id in await answered(connection, count):
+                assert held.index(packet_id) < 20
+                held.remove(packet_id)
 
     run(main())
 
@@ -140,46 +164,61 @@ def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
 
 
 @asynccontextmanager
-async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
-    """MQTT 3.1.1: the answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
+async def v3(**settings: Any) -> AsyncIterator[tuple[Core, Callable[..., Awaitable[Connection]]]]:
+    """A core that speaks MQTT 3.1.1, and how it is connected to a peer."""
     async with Peer() as peer:
-        core = Core(peer.url, version="3.1.1", client_id="me", clean_start=False)
+        core = Core(peer.url, version="3.1.1", client_id="me", clean_start=False, **settings)
 
-        async def connect(present: bool) -> Connection:
+        async def connect(*, present: bool) -> Connection:
             opening = asyncio.create_task(core.open())
             connection, _ = await peer.accept()
             connection.send(packets.CONNACK, bytes((present, 0)))
             assert await opening is present
             return connection
 
-        def deliver(packet_id: int, flags: int = 0) -> None:
-            body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
-            connection.send(packets.PUBLISH | 1 << 1 | flags, body)
+        try:
+            yield core, connect
+        finally:
+            closing = asyncio.create_task(core.adapter.close())
+            await asyncio.sleep(0)
+            for each in peer.connections:
+                each.close()
+            await closing
 
+
+async def subscribed_v3(core: Core, connection: Connection) -> In:
+    sink = In()
+    subscribing = asyncio.create_task(core.subscribe("t", sink, qos="1"))
+    connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\1")
+    await subscribing
+    return sink
+
+
+def deliver_v3(connection: Connection, packet_id: int, flags: int = 0) -> None:
+    body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
+    connection.send(packets.PUBLISH | 1 << 1 | flags, body)
+
+
+@asynccontextmanager
+async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
+    """The answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
+    async with v3() as (core, connect):
         connection = await connect(present=False)
-        sink = In()
-        subscribing = asyncio.create_task(core.subscribe("t", sink, qos="1"))
-        connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\1")
-        await subscribing
+        sink = await subscribed_v3(core, connection)
         for packet_id in range(1, count + 1):
-            deliver(packet_id)
+            deliver_v3(connection, packet_id)
         messages = [*await sink.wait(count)]
         core.acknowledge(*messages[:2])
-        for packet_id in (1, 2):
-            assert await connection.expect(packets.PUBACK) == packet_id.to_bytes(2, "big")
+        assert await answered(connection, 2) == [1, 2]
         connection.abort()
         await core.lost(1)
         core.acknowledge(*messages[2:])
         connection = await connect(present=True)
         for packet_id in range(1, count + 1):
-            deliver(packet_id, flags=8)
+            deliver_v3(connection, packet_id, flags=8)
         await sink.wait(count + 2)
         assert sink.payloads[count:] == [b"1", b"2"]
-        try:
-            yield core, sink, connection
-        finally:
-            connection.close()
-            await core.adapter.close()
+        yield core, sink, connection
 
 
 async def answered(connection: Connection, count: int) -> list[int]:
