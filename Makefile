@@ -1,7 +1,7 @@
 # Nothing but Python 3.11 or newer, git and make is needed; what else there is to install, .ci/setup installs.
 #
 #   PYTHON=python3.12       interpreter for .venv
-#   PYTEST_ARGS="-k mqtt"   what `make test` passes on
+#   PYTEST_ARGS="-k mqtt"   what `make test` passes on; `-n 0` for one test at a time
 #   SETUP_BROKERS=no        do not let `make test` install system packages
 
 BIN := .venv/bin
@@ -22,7 +22,7 @@ demo: .venv/.cli
 
 test: .venv/.dev
 	@.ci/setup brokers
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/.dev
 	@$(BIN)/ruff check

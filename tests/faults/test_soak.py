@@ -15,7 +15,6 @@ from tests.faults.soak import MEMORY_SLACK, WARM_UP, Sample, counts_grown, growt
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures itself in /proc")

@@ -191,7 +191,7 @@ def test_pings_are_answered_and_packets_may_be_cut_anywhere() -> None:
     ("data", "text"),
     [
         (Frame(Opcode.TEXT, b"hello").serialize(mask=False), "of text"),
-        (Frame(Opcode.BINARY, b"x").serialize(mask=True), "malformed WebSocket"),
+        (b"\x82\x81\0\0\0\0x", "malformed WebSocket"),  # masked
         (b"\xf7\x00", "malformed WebSocket"),
         (Frame(Opcode.CLOSE, b"\x03\xe9").serialize(mask=False), "closed by the broker"),
     ],
