@@ -188,8 +188,10 @@ def test_a_certificate_of_nobody_the_broker_knows_is_refused(
 def test_no_certificate_where_one_is_asked_for_is_a_failure_with_the_brokers_reason(
     certified: CertifiedRabbitMQ, authority: Authority
 ) -> None:
-    error = fails(f"amqps://guest:guest@{certified.host}:{certified.tls_port}", cafile=authority.cafile)
-    assert "certificate required" in str(error)
+    url = f"amqps://guest:guest@{certified.host}:{certified.tls_port}"
+    # with TLS 1.3 the reason comes when this side is writing already: now and then a reset overtakes it
+    reasons = (str(fails(url, cafile=authority.cafile)) for _ in range(20))
+    assert any("certificate required" in reason for reason in reasons)
 
 
 def test_a_broker_without_the_mechanism_says_so(own_rabbitmq: TlsRabbitMQ, authority: Authority) -> None:

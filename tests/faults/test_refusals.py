@@ -225,7 +225,7 @@ def test_reason_codes_of_puback_fail_the_message_whatever_they_are(reason: int) 
                 with pytest.raises(PublishRefusedError):
                     await m.publish("x", b"1", qos=1)
                 await m.publish("x", b"2", qos=1)
-        assert len(peer._all) == 1
+        assert len(peer.connections) == 1
 
     scripted(main)
 
@@ -288,7 +288,7 @@ def test_silence_after_the_welcome_is_an_error_of_each_that_waits() -> None:
                 await stream.ready
         silent.cancel()
         await asyncio.wait([silent])
-        assert len(peer._all) == 1
+        assert len(peer.connections) == 1
 
     scripted(main)
 
