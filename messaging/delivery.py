@@ -15,8 +15,7 @@ consumer.
 ``bufferSize`` and the overflow policy, and what is dropped is counted.
 
 **Batches.** A consumer that is busy is left alone: verdicts are gathered for a millisecond, or until it has nothing
-more to take; and while it has many messages to go nothing more is read from the broker, as long as it takes them at a
-good rate.
+more to take; and while it has many messages to go nothing more is read from the broker, see :mod:`messaging.pacing`.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from messaging.acknowledge import AcknowledgeType, DirectAcknowledgement, state_
 from messaging.direct import DirectAcknowledger
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
 from messaging.message import Message
+from messaging.pacing import Crowd
 from messaging.promise import Promise
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ OnInvalid = Literal["raise", "skip", "dead_letter"]
 
 #: how long verdicts are gathered before the loop looks for them by itself, seconds
 _GATHER_SECONDS: Final = 0.001
-#: a buffer with so many messages, or half full, is crowded; with a quarter of that it is not any more
-_CROWD: Final = 512
-#: how long a consumer is given to catch up, seconds: longer only if it takes so many in that time
-_CROWD_SECONDS: Final = 0.05
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
@@ -165,11 +161,13 @@ class Subscription:
         #: the loop looks for verdicts by itself: it need not be told
         self._gathering = False
         self._gather_timer: asyncio.TimerHandle | None = None
-        self._crowd = min(max(1, options.buffer_size // 2), _CROWD)
-        self._is_crowded = False
-        #: whether its consumer caught up when it was given time
-        self._catches_up = True
-        self._crowd_timer: asyncio.TimerHandle | None = None
+        self._crowd = Crowd(
+            connection.engine.loop,
+            options.buffer_size,
+            lambda: self.counters.delivered,
+            lambda: connection.crowded(self),
+            lambda: connection.relieved(self),
+        )
         self._admitting = False
         self._redelivery = redelivery.Redelivery(
             connection.engine,
@@ -193,7 +191,7 @@ class Subscription:
         self.counters.received += len(batch)
         buffer = self._buffer
         if not buffer:
-            self._catches_up = True
+            self._crowd.nobody()
         if self._auto:
             self._admit(batch)
         elif len(buffer) + len(batch) <= self._capacity:
@@ -210,31 +208,9 @@ class Subscription:
         if not self._gathering:
             self._gathering = True
             self._gather_soon()
-        if len(buffer) >= self._crowd and self._catches_up and not self._is_crowded and self.consumer is not _NOBODY:
-            self._wait_for_crowd()
-            self._is_crowded = True
-            self._connection.crowded(self)
+        if self.consumer is not _NOBODY:
+            self._crowd.count(len(buffer))
         self.consumer.wake()
-
-    def _look_after_crowd(self, delivered: int) -> None:
-        """Its consumer has had its time; it gets more if it makes progress."""
-        if self._is_crowded and self.counters.delivered - delivered >= _CROWD:
-            self._wait_for_crowd()
-            return
-        self._catches_up = not self._is_crowded
-        self._is_crowded = False
-        self._relieve()
-
-    def _wait_for_crowd(self) -> None:
-        self._crowd_timer = self._connection.engine.loop.call_later(
-            _CROWD_SECONDS, self._look_after_crowd, self.counters.delivered
-        )
-
-    def _relieve(self) -> None:
-        if self._crowd_timer is not None:
-            self._crowd_timer.cancel()
-            self._crowd_timer = None
-        self._connection.relieved(self)
 
     def _gather_soon(self) -> None:
         self._gather_timer = self._connection.engine.loop.call_later(_GATHER_SECONDS, self._gather)
@@ -338,8 +314,7 @@ class Subscription:
             return
         self.error = error
         self.ended = True
-        self._is_crowded = False
-        self._relieve()
+        self._crowd.disperse()
         if self._gather_timer is not None:
             self._gather_timer.cancel()
             self._gathering = False
@@ -409,14 +384,15 @@ class Subscription:
         Raises:
             CodecError: a message does not fit the model and ``on_invalid`` is ``raise``. It was rejected.
         """
+        crowd = self._crowd
         while not self.paused and self._handed_out - self.settled_count < self._prefetch:
             try:
                 incoming = self._buffer.popleft()
             except IndexError:
                 break
-            if self._is_crowded and len(self._buffer) <= self._crowd // 4:
-                self._is_crowded = False
-                self._connection.engine.call(self._relieve)
+            if crowd.is_there and len(self._buffer) <= crowd.few:
+                crowd.is_there = False
+                self._connection.engine.call(crowd.disperse)
             if self._withheld and not self._admitting:
                 self._admitting = True
                 self._connection.engine.call(self._readmit)
