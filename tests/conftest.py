@@ -1,4 +1,4 @@
-"""Brokers for the tests that need them. Started on first use, shared by the whole run, private to it."""
+"""Brokers for the tests that need them, and certificates. Made on first use, shared by the whole run, private to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.brokers import Mosquitto, RabbitMQ, require
+from tests.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,3 +34,9 @@ def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
     """The same RabbitMQ, speaking MQTT too. Not from the start: enabling MQTT takes longer than all the rest."""
     rabbitmq.enable("rabbitmq_mqtt")
     return rabbitmq
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs certificates. Its own has to be trusted by whoever is to trust them."""
+    return Authority(tmp_path_factory.mktemp("authority"))

@@ -140,7 +140,7 @@ def test_connections_carry_the_name_of_the_instance(rabbitmq: RabbitMQ) -> None:
 
 def test_with_tls_the_certificate_is_verified(own_rabbitmq: TlsRabbitMQ) -> None:
     async def main() -> None:
-        async with connected(own_rabbitmq.tls_url, cafile=own_rabbitmq.cafile) as client:
+        async with connected(own_rabbitmq.tls_url, cafile=own_rabbitmq.authority.cafile) as client:
             sink, _ = await client.subscribe("tls")
             await client.publish("tls", *[b"x" * 200_000] * 3)
             await sink.count(3)
@@ -148,7 +148,9 @@ def test_with_tls_the_certificate_is_verified(own_rabbitmq: TlsRabbitMQ) -> None
     run(main())
     error = open_fails(own_rabbitmq.tls_url, ConnectFailedError)
     assert "certificate verify failed" in str(error)
-    error = open_fails(f"amqps://localhost:{own_rabbitmq.tls_port}", ConnectFailedError, cafile=own_rabbitmq.cafile)
+    error = open_fails(
+        f"amqps://localhost:{own_rabbitmq.tls_port}", ConnectFailedError, cafile=own_rabbitmq.authority.cafile
+    )
     assert "certificate verify failed" in str(error)
 
 
@@ -165,7 +167,7 @@ def test_tls_files_that_cannot_be_used(own_rabbitmq: TlsRabbitMQ, tmp_path: Path
     empty.touch()
     for option in ("cafile", "certfile"):
         for path in (empty, tmp_path / "missing.pem"):
-            settings = {option: path, **({} if option == "cafile" else {"cafile": own_rabbitmq.cafile})}
+            settings = {option: path, **({} if option == "cafile" else {"cafile": own_rabbitmq.authority.cafile})}
             error = open_fails(own_rabbitmq.tls_url, ConnectFailedError, **settings)
             assert str(path) in str(error)
 

@@ -100,7 +100,10 @@ def test_a_broker_that_ends_is_a_loss_and_aiormq_keeps_quiet(
     own_rabbitmq: TlsRabbitMQ, aiormq_log: list[logging.LogRecord], how: signal.Signals
 ) -> None:
     async def main() -> None:
-        for url, settings in ((own_rabbitmq.url, {}), (own_rabbitmq.tls_url, {"cafile": own_rabbitmq.cafile})):
+        for url, settings in (
+            (own_rabbitmq.url, {}),
+            (own_rabbitmq.tls_url, {"cafile": own_rabbitmq.authority.cafile}),
+        ):
             client = Client(make_adapter(url, **settings))
             await client.open()
             await client.subscribe("end")

@@ -10,56 +10,35 @@ from typing import TYPE_CHECKING
 import pytest
 
 from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError
-from tests.amqp.certificates import Authority
 from tests.amqp.harness import Client, connected, make_adapter, run, within
-from tests.brokers import RabbitMQ, accepts, free_port, require
+from tests.brokers import RabbitMQ, require
+from tests.certificates import Authority, TlsRabbitMQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.amqp.conftest import TlsRabbitMQ
 
-
-class CertifiedRabbitMQ(RabbitMQ):
+@pytest.fixture(scope="module")
+def certified() -> Iterator[TlsRabbitMQ]:
     """Knows its users by their certificates, and takes nobody without one on its TLS port."""
-
-    def __init__(self, authority: Authority) -> None:
-        super().__init__(plugins=["rabbitmq_auth_mechanism_ssl"])
-        self.tls_port = free_port()
-        certificate, key = authority.issue("broker", "IP:127.0.0.1")
-        self._lines += [
-            f"listeners.ssl.1 = {self.host}:{self.tls_port}",
-            f"ssl_options.cacertfile = {authority.cafile}",
-            f"ssl_options.certfile = {certificate}",
-            f"ssl_options.keyfile = {key}",
-            "ssl_options.verify = verify_peer",
-            "ssl_options.fail_if_no_peer_cert = true",
-            "ssl_cert_login_from = common_name",
-            "auth_mechanisms.1 = EXTERNAL",
-            "auth_mechanisms.2 = PLAIN",
-        ]
-
-    def _answers(self) -> bool:
-        return super()._answers() and accepts(self.tls_port)
-
-    @property
-    def tls_url(self) -> str:
-        return f"amqps://{self.host}:{self.tls_port}"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def certified(authority: Authority) -> Iterator[CertifiedRabbitMQ]:
     require("rabbitmq")
-    with CertifiedRabbitMQ(authority) as broker:
+    lines = [
+        "ssl_options.verify = verify_peer",
+        "ssl_options.fail_if_no_peer_cert = true",
+        "ssl_cert_login_from = common_name",
+        "auth_mechanisms.1 = EXTERNAL",
+        "auth_mechanisms.2 = PLAIN",
+    ]
+    with TlsRabbitMQ(lines, plugins=["rabbitmq_auth_mechanism_ssl"]) as broker:
         broker.ctl("add_user", "gateway", "a password that nobody uses")
         broker.ctl("set_permissions", "gateway", ".*", ".*", ".*")
         yield broker
+
+
+def without_user(broker: TlsRabbitMQ) -> str:
+    """Its URL for those whose certificate says who they are."""
+    return f"amqps://{broker.host}:{broker.tls_port}"
 
 
 def fails(url: str, error: type[ConnectFailedError] = ConnectFailedError, **settings: object) -> ConnectFailedError:
@@ -132,7 +111,7 @@ def test_tls_to_a_plain_port_says_so(rabbitmq: RabbitMQ) -> None:
     assert "amqp:// instead of amqps://" in str(error)
 
 
-def test_plain_text_to_a_tls_port_says_so(certified: CertifiedRabbitMQ) -> None:
+def test_plain_text_to_a_tls_port_says_so(certified: TlsRabbitMQ) -> None:
     error = fails(f"amqp://{certified.host}:{certified.tls_port}")
     assert str(error).endswith("speaks TLS: use amqps:// instead of amqp://")
 
@@ -156,12 +135,12 @@ def test_a_tls_handshake_that_never_ends_ends_with_the_attempt() -> None:
 # --- who the client is
 
 
-def test_a_client_certificate_stands_for_user_and_password(certified: CertifiedRabbitMQ, authority: Authority) -> None:
-    certfile, keyfile = authority.issue("gateway")
+def test_a_client_certificate_stands_for_user_and_password(certified: TlsRabbitMQ) -> None:
+    certfile, keyfile = certified.authority.issue("gateway")
 
     async def main() -> None:
-        files = {"cafile": authority.cafile, "certfile": certfile, "keyfile": keyfile}
-        async with connected(certified.tls_url, sasl="external", **files) as client:
+        files = {"cafile": certified.authority.cafile, "certfile": certfile, "keyfile": keyfile}
+        async with connected(without_user(certified), sasl="external", **files) as client:
             sink, _ = await client.subscribe("certified")
             await client.publish("certified", b"x")
             await sink.count(1)
@@ -172,13 +151,13 @@ def test_a_client_certificate_stands_for_user_and_password(certified: CertifiedR
 
 
 def test_a_certificate_of_nobody_the_broker_knows_is_refused(
-    certified: CertifiedRabbitMQ, authority: Authority, caplog: pytest.LogCaptureFixture
+    certified: TlsRabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    certfile, keyfile = authority.issue("stranger")
+    certfile, keyfile = certified.authority.issue("stranger")
     error = fails(
-        certified.tls_url, AuthenticationError,
-        sasl="external", cafile=authority.cafile, certfile=certfile, keyfile=keyfile,
+        without_user(certified), AuthenticationError,
+        sasl="external", cafile=certified.authority.cafile, certfile=certfile, keyfile=keyfile,
     )  # fmt: skip
     assert "refused the client certificate: 403 ACCESS_REFUSED" in str(error)
     assert error.code == 403
@@ -186,19 +165,18 @@ def test_a_certificate_of_nobody_the_broker_knows_is_refused(
 
 
 def test_no_certificate_where_one_is_asked_for_is_a_failure_with_the_brokers_reason(
-    certified: CertifiedRabbitMQ, authority: Authority
+    certified: TlsRabbitMQ,
 ) -> None:
-    url = f"amqps://guest:guest@{certified.host}:{certified.tls_port}"
     # with TLS 1.3 the reason comes when this side is writing already: now and then a reset overtakes it
-    reasons = (str(fails(url, cafile=authority.cafile)) for _ in range(20))
+    reasons = (str(fails(certified.tls_url, cafile=certified.authority.cafile)) for _ in range(20))
     assert any("certificate required" in reason for reason in reasons)
 
 
-def test_a_broker_without_the_mechanism_says_so(own_rabbitmq: TlsRabbitMQ, authority: Authority) -> None:
-    certfile, keyfile = authority.issue("gateway")
+def test_a_broker_without_the_mechanism_says_so(own_rabbitmq: TlsRabbitMQ) -> None:
+    certfile, keyfile = own_rabbitmq.authority.issue("gateway")
     error = fails(
-        f"amqps://{own_rabbitmq.host}:{own_rabbitmq.tls_port}", AuthenticationError,
-        sasl="external", cafile=own_rabbitmq.cafile, certfile=certfile, keyfile=keyfile,
+        without_user(own_rabbitmq), AuthenticationError,
+        sasl="external", cafile=own_rabbitmq.authority.cafile, certfile=certfile, keyfile=keyfile,
     )  # fmt: skip
     assert "takes no client certificate (SASL EXTERNAL)" in str(error)
 

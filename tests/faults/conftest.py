@@ -6,30 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers import Mosquitto, RabbitMQ, accepts, free_port, require
-from tests.faults.certificates import Certificates
+from tests.brokers import Mosquitto, require
+from tests.certificates import TlsRabbitMQ
 
 
-class FrailRabbitMQ(RabbitMQ):
+class FrailRabbitMQ(TlsRabbitMQ):
     """A RabbitMQ that listens with TLS, too, and takes no large messages. Whoever breaks it leaves it in order."""
 
     #: largest message, bytes
     limit = 500_000
 
     def __init__(self) -> None:
-        super().__init__()
-        self.tls_port = free_port()
-        self.certificates = Certificates(self.directory)
-        self._lines += [
-            f"max_message_size = {self.limit}",
-            f"listeners.ssl.1 = {self.host}:{self.tls_port}",
-            f"ssl_options.cacertfile = {self.certificates.authority}",
-            f"ssl_options.certfile = {self.certificates.certificate}",
-            f"ssl_options.keyfile = {self.certificates.key}",
-        ]
-
-    def _answers(self) -> bool:
-        return super()._answers() and accepts(self.tls_port)
+        super().__init__([f"max_message_size = {self.limit}"])
 
 
 @pytest.fixture

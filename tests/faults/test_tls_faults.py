@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,10 +15,12 @@ import messaging
 from messaging import ConnectFailedError
 from messaging.services import ServiceRegistry
 from tests.brokers import Broker, Mosquitto, free_port, require
-from tests.faults.certificates import Certificates, Kind
+from tests.certificates import LOOPBACK, Authority
 from tests.faults.conftest import FrailRabbitMQ
 from tests.faults.scenario import PATIENCE, attempts_to_connect, attempts_within, eventually, state
 from tests.proxy import Proxy
+
+Kind = Literal["good", "expired", "wrong host", "wrong authority"]
 
 #: attempts in one second that the delays allow, from a tenth of a second upwards
 STORM = 10
@@ -32,16 +34,18 @@ class Endpoint:
     broker: Broker
     port: int
     plain_port: int
-    certificates: Certificates
+    authority: Authority
     reload: Callable[[], object]
 
     def connect(self, port: int, *, scheme: str | None = None, **settings: Any) -> messaging.Messaging:
         url = f"{scheme or self.scheme}://127.0.0.1:{port}"
-        trust = {"cafile": self.certificates.authority} if url.split(":")[0].endswith("s") else {}
+        trust = {"cafile": self.authority.cafile} if url.split(":")[0].endswith("s") else {}
         return messaging.connect(url, services=ServiceRegistry(), **{**trust, "reconnect_max": 2.0, **settings})
 
     def present(self, kind: Kind) -> None:
-        self.certificates.present(kind)
+        """Have the broker show a certificate of that kind."""
+        issuer = Authority(self.authority.folder, "stranger") if kind == "wrong authority" else self.authority
+        issuer.issue("broker", "DNS:elsewhere.invalid" if kind == "wrong host" else LOOPBACK, expired=kind == "expired")
         self.reload()
 
 
@@ -50,21 +54,18 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "amqps":
         rabbitmq: FrailRabbitMQ = request.getfixturevalue("frail_rabbitmq")
         yield Endpoint(
-            "amqps", rabbitmq, rabbitmq.tls_port, rabbitmq.port, rabbitmq.certificates,
+            "amqps", rabbitmq, rabbitmq.tls_port, rabbitmq.port, rabbitmq.authority,
             lambda: rabbitmq.ctl("eval", "ssl:clear_pem_cache()."),
         )  # fmt: skip
         return
     require("mosquitto")
-    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    certificate, key = authority.issue("broker", LOOPBACK)
     plain = free_port()
-    lines = [
-        f"certfile {certificates.certificate}",
-        f"keyfile {certificates.key}",
-        f"listener {plain} 127.0.0.1",
-    ]
+    lines = [f"certfile {certificate}", f"keyfile {key}", f"listener {plain} 127.0.0.1"]
     with Mosquitto(lines) as mosquitto:
         yield Endpoint(
-            "mqtts", mosquitto, mosquitto.port, plain, certificates, lambda: os.kill(mosquitto.pid, signal.SIGHUP)
+            "mqtts", mosquitto, mosquitto.port, plain, authority, lambda: os.kill(mosquitto.pid, signal.SIGHUP)
         )
 
 

@@ -31,6 +31,7 @@ from messaging.errors import (
 )
 from messaging.features import Features
 from tests.brokers import Mosquitto, free_port
+from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import PATIENCE, Core, connected, run, settled, until
 from tests.mqtt.peer import Peer
 
@@ -53,21 +54,8 @@ def loop_factory(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for 127.0.0.1, and its key beside it."""
-    path = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", path / "key.pem", "-out", path / "crt.pem"],
-        check=True, capture_output=True, timeout=30,
-    )  # fmt: skip
-    return path / "crt.pem"
-
-
-@pytest.fixture(scope="module")
-def tls_broker(certificate: Path) -> Iterator[Mosquitto]:
-    key = certificate.with_name("key.pem")
+def tls_broker(authority: Authority) -> Iterator[Mosquitto]:
+    certificate, key = authority.issue("broker", LOOPBACK)
     with Mosquitto([f"certfile {certificate}", f"keyfile {key}"]) as broker:
         yield broker
 
@@ -241,10 +229,10 @@ def test_cancelling_open_while_tcp_connects_closes_the_socket_once_it_is_there()
 
 
 def test_tls_connects_when_the_certificate_is_known(
-    tls_broker: Mosquitto, certificate: Path, loop_factory: Any
+    tls_broker: Mosquitto, authority: Authority, loop_factory: Any
 ) -> None:
     async def main() -> None:
-        async with connected(f"mqtts://127.0.0.1:{tls_broker.port}", cafile=certificate) as core:
+        async with connected(f"mqtts://127.0.0.1:{tls_broker.port}", cafile=authority.cafile) as core:
             sink, _ = await core.subscribe("tls", qos="1")
             payload = bytes(range(256)) * 4096  # more than one record, more than the socket's buffer
             await core.send(*[core.out("tls", payload, qos="1") for _ in range(4)])
@@ -256,18 +244,18 @@ def test_tls_connects_when_the_certificate_is_known(
     run(main(), loop_factory)
 
 
-def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, certificate: Path) -> None:
+def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority: Authority) -> None:
     url = f"mqtts://127.0.0.1:{tls_broker.port}"
 
     async def main() -> None:
         with pytest.raises(ConnectFailedError, match="CERTIFICATE_VERIFY_FAILED"):
             await Core(url).open()
         with pytest.raises(ConnectFailedError, match=r"(?i)hostname mismatch|not valid for"):
-            await Core(f"mqtts://localhost:{tls_broker.port}", cafile=certificate).open()
+            await Core(f"mqtts://localhost:{tls_broker.port}", cafile=authority.cafile).open()
         with pytest.raises(ConnectFailedError, match=r"'cafile'.*missing\.pem: No such file"):
-            await Core(url, cafile=certificate.with_name("missing.pem")).open()
+            await Core(url, cafile=authority.folder / "missing.pem").open()
         with pytest.raises(ConnectFailedError, match="'certfile'"):
-            await Core(url, cafile=certificate, certfile=certificate.with_name("key.pem")).open()
+            await Core(url, cafile=authority.cafile, certfile=authority.folder / "broker.key").open()
         async with connected(url, allow_insecure=True) as core:
             await core.publish("x", b"", qos="1")
         async with Peer() as peer:  # no TLS on the other side

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from websockets.frames import Frame, Opcode
@@ -15,8 +14,8 @@ from websockets.frames import Frame, Opcode
 import messaging
 from messaging.errors import ConnectFailedError, InvalidOptionError
 from tests.brokers import Mosquitto, free_port
+from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import Core, connected, run
-from tests.mqtt.test_connection import certificate  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -64,13 +63,13 @@ def test_messages_of_every_size_pass(broker: WebBroker, version: str) -> None:
     run(main())
 
 
-def test_wss_verifies_as_mqtts_does(certificate: Path) -> None:  # noqa: F811
-    key = certificate.with_name("key.pem")
+def test_wss_verifies_as_mqtts_does(authority: Authority) -> None:
+    certificate, key = authority.issue("broker", LOOPBACK)
     with WebBroker(f"certfile {certificate}", f"keyfile {key}") as broker:
 
         async def main() -> None:
             where = f"wss://127.0.0.1:{broker.web_port}/mqtt"
-            async with connected(where, cafile=certificate) as core:
+            async with connected(where, cafile=authority.cafile) as core:
                 sink, _ = await core.subscribe("wss", qos="1")
                 await core.publish("wss", bytes(100_000), qos="1")
                 assert len((await sink.wait(1))[0].payload) == 100_000

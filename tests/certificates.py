@@ -1,0 +1,88 @@
+"""Certificates for tests, made with the ``openssl`` command, and a broker that has one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.brokers import RabbitMQ, accepts, free_port
+
+#: the alternative name of whoever listens here; not that of ``localhost``
+LOOPBACK: Final = "IP:127.0.0.1"
+
+_TIMEOUT: Final = 30.0
+_NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+class Certificate(NamedTuple):
+    """Files in PEM."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """A certificate authority.
+
+    Args:
+        folder: for its files and those it makes. Authorities that share it sign for the same keys.
+        name: of its own.
+
+    Attributes:
+        cafile: its certificate, for those who trust it.
+    """
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self.folder = folder
+        self.cafile = folder / f"{name}.pem"
+        self._key = folder / f"{name}.key"
+        _openssl("req", "-x509", *_NEW_KEY, "-days", "2", "-subj", f"/CN={name}",
+                 "-keyout", self._key, "-out", self.cafile)  # fmt: skip
+
+    def issue(self, name: str, alternatives: str = "", *, expired: bool = False) -> Certificate:
+        """Sign for ``CN=name`` and other names. A certificate of that name is replaced, whole; its key stays."""
+        made = Certificate(self.folder / f"{name}.pem", self.folder / f"{name}.key")
+        request, extensions, signed = (self.folder / f"{name}{suffix}" for suffix in (".csr", ".ext", ".new"))
+        if not made.key.exists():
+            _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", made.key, "-out", request)
+        extensions.write_text(f"subjectAltName={alternatives}\n" if alternatives else "basicConstraints=CA:FALSE\n")
+        days = "-1" if expired else "2"  # openssl before 3.4 knows no other way to a date in the past
+        _openssl("x509", "-req", "-in", request, "-CA", self.cafile, "-CAkey", self._key, "-CAcreateserial",
+                 "-days", days, "-extfile", extensions, "-out", signed)  # fmt: skip
+        shutil.move(signed, made.certificate)
+        return made
+
+
+class TlsRabbitMQ(RabbitMQ):
+    """Listens with TLS on a second port.
+
+    Attributes:
+        authority: of its certificate, which is called ``broker``.
+    """
+
+    def __init__(self, config_lines: Iterable[str] = (), plugins: Sequence[str] = ()) -> None:
+        super().__init__(config_lines, plugins)
+        self.tls_port = free_port()
+        self.authority = Authority(self.directory)
+        certificate, key = self.authority.issue("broker", LOOPBACK)
+        self._lines += [
+            f"listeners.ssl.1 = {self.host}:{self.tls_port}",
+            f"ssl_options.cacertfile = {self.authority.cafile}",
+            f"ssl_options.certfile = {certificate}",
+            f"ssl_options.keyfile = {key}",
+        ]
+
+    def _answers(self) -> bool:
+        return super()._answers() and accepts(self.tls_port)
+
+    @property
+    def tls_url(self) -> str:
+        """``amqps://guest:guest@127.0.0.1:PORT``."""
+        return f"amqps://guest:guest@{self.host}:{self.tls_port}"
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=_TIMEOUT)
