@@ -152,7 +152,7 @@ class Wire:
         try:
             await self._writer.drain()
         except (OSError, RuntimeError) as error:
-            self._end(failure(error) or describe(error), error)
+            self._end(describe(error), error)
             self._check(error)
         self._check()
 
@@ -300,7 +300,7 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     try:
         transport, _ = await loop.create_connection(lambda: protocol, target.host, target.port, ssl=context)
     except (OSError, ssl.SSLError, UnicodeError) as error:
-        raise ConnectFailedError(f"cannot connect to {target}: {failure(error) or describe(error)}") from error
+        raise ConnectFailedError(f"cannot connect to {target}: {describe(error)}") from error
     writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)
     url = URL.build(
         scheme="amqp",
@@ -352,7 +352,7 @@ def _connect_error(target: Target, protocol: FrameProtocol, error: BaseException
         return ConnectFailedError(f"{target} speaks TLS: use amqps:// instead of amqp://")
     if not protocol.speaks_amqp or isinstance(error, (aiormq.ProtocolSyntaxError, aiormq.IncompatibleProtocolError)):
         return ConnectFailedError(f"{target} does not speak AMQP 0-9-1")
-    return ConnectFailedError(f"cannot connect to {target}: {failure(error.__cause__ or error) or describe(error)}")
+    return ConnectFailedError(f"cannot connect to {target}: {describe(error)}")
 
 
 def _look_at(asked: asyncio.Future[Any]) -> None:
@@ -385,4 +385,7 @@ def describe(error: BaseException) -> str:
         return f"{code} {text}"
     if isinstance(error.__cause__, asyncio.IncompleteReadError):
         return "the peer closed it"
-    return str(error) or type(error).__name__
+    if isinstance(error, asyncio.CancelledError):  # this is how aiormq ends what waits for a connection that breaks
+        return "the connection broke"
+    words = failure(error.__cause__) if error.__cause__ is not None else None
+    return words or failure(error) or str(error) or type(error).__name__

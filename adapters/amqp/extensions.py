@@ -14,7 +14,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from messaging.extensions import boolean
+from messaging.extensions import boolean, integer
 
 EXCHANGE_TYPE: Final = "exchangeType"
 EXCHANGE_DURABLE: Final = "exchangeDurable"
@@ -77,17 +77,6 @@ def seconds_of(interval: str) -> int:
 
 
 # --- checks: each returns the value to use, or raises ValueError with what would be right
-
-
-def _integer(low: int, high: int = _MAX_INT) -> Callable[[Any], int]:
-    wanted = f"an int from {low} to {high}" if high < _MAX_INT else f"an int of at least {low}"
-
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"must be {wanted}, not {reprlib.repr(value)}")
-        return value
-
-    return check
 
 
 def _seconds(value: Any) -> float:
@@ -175,7 +164,7 @@ def _stream_offset(value: Any) -> str | int | float:
     )
 
 
-_COUNT: Final = _integer(1)
+_COUNT: Final = integer(1, _MAX_INT)
 
 #: every key of this adapter
 EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
@@ -234,7 +223,7 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "subscribe", boolean, "bool", "`False`", "one consumer gets everything, the next one when it is gone"
         ),
         CONSUMER_PRIORITY: Extension(
-            "subscribe", _integer(-(2**31), 2**31 - 1), "int", "0",
+            "subscribe", integer(-(2**31), 2**31 - 1), "int", "0",
             "consumers of a lower priority get what those of a higher one have no credit for",
         ),
         DELIVERY_LIMIT: Extension(
@@ -242,7 +231,7 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "returns to a quorum queue before the broker discards a message, or sends it to `deadLetterExchange`",
         ),
         MAX_PRIORITY: Extension(
-            "subscribe", _integer(0, 9), "int, 0 to 9", "setting `max_priority`",
+            "subscribe", integer(0, 9), "int, 0 to 9", "setting `max_priority`",
             "highest `priority` a classic queue tells apart; 0 for none",
         ),
         MESSAGE_TIME_TO_LIVE: Extension(
@@ -271,7 +260,7 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         # --- streams
         MAX_AGE: Extension("subscribe", _seconds, "seconds, above 0", "none", "how long a stream keeps messages"),
         STREAM_SEGMENT_BYTES: Extension(
-            "subscribe", _integer(1, 3_000_000_000), "int, from 1", "the broker's",
+            "subscribe", integer(1, 3_000_000_000), "int, from 1", "the broker's",
             "size of a stream's files: the least it drops at once",
         ),
         STREAM_OFFSET: Extension(
