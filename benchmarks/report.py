@@ -103,7 +103,7 @@ def machine() -> dict[str, Any]:
         models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         processor = models[0] if models else processor
     return {
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "processor": processor,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
