@@ -162,13 +162,15 @@ class Broker(abc.ABC):
         self.kill()  # what is left of one that ended by itself
         for attempts_left in (2, 1, 0):
             try:
-                self._log_start = len(self.log())
+                self._log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
                 self._launch()
                 self.wait_ready()
             except BaseException as error:
                 self.kill()
                 # Somebody took the port between looking and listening. Later starts must not move to another.
-                clash = isinstance(error, BrokerError) and re.search("address.*in use|eaddrinuse", self.log(), re.I)
+                clash = isinstance(error, BrokerError) and re.search(
+                    "address.*in use|eaddrinuse", self.log(self._log_start), re.I
+                )
                 if not clash or self._started_before or not attempts_left:
                     raise
                 self._change_ports()
@@ -194,9 +196,13 @@ class Broker(abc.ABC):
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def log(self) -> str:
-        """What the broker wrote so far, earlier runs included."""
-        return self._log_file.read_text(errors="replace") if self._log_file.exists() else ""
+    def log(self, start: int = 0) -> str:
+        """What the broker wrote so far, earlier runs included, from the byte ``start`` on."""
+        if not self._log_file.exists():
+            return ""
+        with self._log_file.open("rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait up to ``timeout`` seconds (``start_timeout`` without) until the broker answers.
@@ -233,7 +239,9 @@ class Broker(abc.ABC):
         return _Process(command, env, self._log_file, self.directory)
 
     def _error(self, what: str) -> BrokerError:
-        return BrokerError(f"{self.name} on port {self.port} {what}. Its log ends with:\n{self.log()[-4_000:]}")
+        return BrokerError(
+            f"{self.name} on port {self.port} {what}. Its log ends with:\n{self.log(self._log_start)[-4_000:]}"
+        )
 
 
 class Mosquitto(Broker):
@@ -282,7 +290,7 @@ class Mosquitto(Broker):
 
     def _answers(self) -> bool:
         # Whoever has the port would take the connection; the log tells that it is this one.
-        return "running" in self.log()[self._log_start :] and accepts(self.port)
+        return "running" in self.log(self._log_start) and accepts(self.port)
 
 
 class RabbitMQ(Broker):

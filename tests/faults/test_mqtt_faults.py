@@ -361,6 +361,8 @@ def test_a_verdict_after_reconnecting_reaches_a_session_that_was_resumed(
                 assert isinstance(message.context, AcknowledgeMessageContext)
                 assert message.context.acknowledge_handler.acknowledge() is True
                 eventually(lambda: stream.counters.acknowledged == 1, "the verdict was passed on")
+                # the broker has had the answer when it confirms what was sent after it
+                scene.receiver.publish(scene.channel("held/mark"), b"", qos=1).result(PATIENCE)
                 scene.outlived(scene.receiving.sever, scene.receiving)
                 scene.publishers[0].instance.publish(scene.channel("held/deep"), b"y", qos=1).result(PATIENCE)
                 assert stream.receive(PATIENCE).payload == b"y"
