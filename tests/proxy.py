@@ -369,6 +369,10 @@ class Proxy:
         if self._server is not None:
             self._server.close()
         await self._sever(refuse=True)
+        accepting = asyncio.all_tasks() - {asyncio.current_task()}
+        if accepting:  # asyncio has begun to, and would leave the socket open
+            await asyncio.wait(accepting)
+            await self._sever()
 
     async def _sever(self, *, refuse: bool | None = None, connections: bool = True) -> None:
         if refuse is not None:
