@@ -410,7 +410,7 @@ class Inbound:
         """A message was answered: what was behind may take its place."""
         while self._behind and len(self._receipts) - len(self._behind) < self._window:
             receipt = self._behind.popleft()
-            if not (receipt.copies or receipt.waits):
+            if not (receipt.copies or receipt.waits or receipt.recorded):
                 self._await_credit(receipt)
 
     def _answer_some(self) -> None:

@@ -82,6 +82,37 @@ def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed: int) 
     run(main())
 
 
+def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_later() -> None:
+    """Of two PUBREC come two PUBCOMP, and for the second one mosquitto lets a message overtake its queue."""
+    count = 60
+
+    async def main() -> None:
+        async with v3(receive_maximum=40) as (core, connect):
+            connection = await connect(present=False)
+            sink = await subscribed_v3(core, connection)
+            for packet_id in range(1, 31):
+                deliver_v3(connection, packet_id, qos=2)
+            core.acknowledge(*await sink.wait(30))
+            assert [await connection.expect(packets.PUBREC) for _ in range(30)]
+            for packet_id in range(31, count + 1):
+                deliver_v3(connection, packet_id, qos=2)
+            await sink.wait(count)
+            for packet_id in range(1, 31):
+                connection.answer(packets.PUBREL | 2, packet_id)
+            core.acknowledge(*sink.messages[30:])
+            answers: list[tuple[int, int]] = []
+            while len(answers) < 30 + 2 * 30:
+                head, body = await connection.packet()
+                packet_id = int.from_bytes(body, "big")
+                answers.append((head, packet_id))
+                if head == packets.PUBREC:
+                    connection.answer(packets.PUBREL | 2, packet_id)
+            assert len(set(answers)) == len(answers)
+            assert {each for head, each in answers if head == packets.PUBREC} == {*range(31, count + 1)}
+
+    run(main())
+
+
 @pytest.mark.parametrize("qos", ["1", "2"])
 def test_streams_that_settle_at_different_speeds_do_not_mix_up_what_mosquitto_sends(qos: str) -> None:
     async def main(url: str) -> None:
@@ -188,15 +219,15 @@ async def v3(**settings: Any) -> AsyncIterator[tuple[Core, Callable[..., Awaitab
 
 async def subscribed_v3(core: Core, connection: Connection) -> In:
     sink = In()
-    subscribing = asyncio.create_task(core.subscribe("t", sink, qos="1"))
-    connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\1")
+    subscribing = asyncio.create_task(core.subscribe("t", sink, qos="2"))
+    connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\2")
     await subscribing
     return sink
 
 
-def deliver_v3(connection: Connection, packet_id: int, flags: int = 0) -> None:
+def deliver_v3(connection: Connection, packet_id: int, qos: int = 1, flags: int = 0) -> None:
     body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
-    connection.send(packets.PUBLISH | 1 << 1 | flags, body)
+    connection.send(packets.PUBLISH | qos << 1 | flags, body)
 
 
 @asynccontextmanager
