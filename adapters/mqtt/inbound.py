@@ -76,12 +76,17 @@ class Receipt:
         self.session = session
         #: those not settled yet
         self.copies = 1
-        #: QoS 2: PUBREC was sent, PUBREL is awaited
+        #: QoS 2: PUBREC was sent, PUBREL is awaited; not if the broker then sent the message again
         self.recorded = False
         #: grows with each that a connection brings, new or again
         self.number = number
         #: answered when those that were sent again before it are
         self.waits = False
+
+    @property
+    def is_due(self) -> bool:
+        """Settled, and the broker has not been told."""
+        return not (self.copies or self.recorded)
 
 
 class Token:
@@ -228,6 +233,8 @@ class Inbound:
             # a broker that lost part of its memory gave the id to another message
             return False
         if self._held.pop(receipt.id, None) is not None:
+            if receipt.recorded:  # the answer was lost
+                receipt.recorded, receipt.payload = False, publish.payload
             receipt.number = next(self._numbers)
             self._line_up(receipt)
             self._keep_order(receipt)
@@ -363,7 +370,11 @@ class Inbound:
         receipt.waits = True
         self._resent.append(receipt)
         if self._impatience is None:
-            self._impatience = asyncio.get_running_loop().call_later(_ORDER_PATIENCE, self._give_up_order, receipt)
+            self._watch_order()
+
+    def _watch_order(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._impatience = loop.call_later(_ORDER_PATIENCE, self._give_up_order, self._resent[0])
 
     def _answer_in_order(self) -> None:
         """Answer what was sent again, up to the first that is not settled."""
@@ -381,14 +392,12 @@ class Inbound:
         """Whether there was an answer meanwhile. If not, the others do not wait any longer."""
         self._impatience = None
         if self._resent and self._resent[0] is not head:
-            self._impatience = asyncio.get_running_loop().call_later(
-                _ORDER_PATIENCE, self._give_up_order, self._resent[0]
-            )
+            self._watch_order()
             return
         resent = [*self._resent]
         self._forget_order()
         for receipt in resent:
-            if not receipt.copies:
+            if receipt.is_due:
                 self._answer_resent(receipt)
 
     def _forget_order(self) -> None:
@@ -410,7 +419,7 @@ class Inbound:
         """A message was answered: what was behind may take its place."""
         while self._behind and len(self._receipts) - len(self._behind) < self._window:
             receipt = self._behind.popleft()
-            if not (receipt.copies or receipt.waits or receipt.recorded):
+            if receipt.is_due and not receipt.waits:
                 self._await_credit(receipt)
 
     def _answer_some(self) -> None:
@@ -437,7 +446,7 @@ class Inbound:
     def answer_all(self) -> None:
         """Answer whatever is settled, credit or not: nothing more is wanted."""
         for receipt in [*self._receipts.values()]:
-            if not (receipt.copies or receipt.recorded):
+            if receipt.is_due:
                 self._answer(receipt)
         self._due.clear()
         self._forget_order()

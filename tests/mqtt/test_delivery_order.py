@@ -113,6 +113,41 @@ def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_later() 
     run(main())
 
 
+def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for one that is not settled, while the broker exceeds the limit."""
+    monkeypatch.setattr(inbound, "_ORDER_PATIENCE", 0.05)
+    count = 60
+
+    async def main() -> None:
+        async with v3(receive_maximum=40) as (core, connect):
+            connection = await connect(present=False)
+            sink = await subscribed_v3(core, connection)
+            for packet_id in range(1, 41):
+                deliver_v3(connection, packet_id, qos=2)
+            core.acknowledge(*(await sink.wait(40))[1:])
+            for _ in range(39):
+                await connection.expect(packets.PUBREC)
+            connection.abort()
+            await core.lost(1)
+            connection = await connect(present=True)
+            for packet_id in range(1, count + 1):
+                deliver_v3(connection, packet_id, qos=2, flags=8)
+            recorded: set[int] = set()
+            await sink.wait(count)
+            core.acknowledge(*sink.messages[40:])
+            while len(recorded) < count - 1:
+                head, body = await connection.packet()
+                if head == packets.PUBREC:
+                    recorded.add(int.from_bytes(body, "big"))
+                    connection.answer(packets.PUBREL | 2, int.from_bytes(body, "big"))
+            assert recorded == {*range(2, count + 1)}
+            assert len(sink.messages) == count
+
+    run(main())
+
+
 @pytest.mark.parametrize("qos", ["1", "2"])
 def test_streams_that_settle_at_different_speeds_do_not_mix_up_what_mosquitto_sends(qos: str) -> None:
     async def main(url: str) -> None:
