@@ -366,13 +366,13 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
+        await self._sever(refuse=True)
+        # Python 3.11 leaves the socket open of a connection that it is accepting while the server closes
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
         if self._server is not None:
             self._server.close()
-        await self._sever(refuse=True)
-        accepting = asyncio.all_tasks() - {asyncio.current_task()}
-        if accepting:  # asyncio has begun to, and would leave the socket open
-            await asyncio.wait(accepting)
-            await self._sever()
+        await self._sever()
 
     async def _sever(self, *, refuse: bool | None = None, connections: bool = True) -> None:
         if refuse is not None:
