@@ -5,13 +5,11 @@ What it does not promise is in ``docs/faults.md``, with the figures; the tests h
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pika  # type: ignore[import-untyped]
 import pytest
@@ -21,11 +19,12 @@ import messaging
 from messaging import (
     AcknowledgeMessageContext,
     Message,
-    Promise,
     PublishRefusedError,
     SubscriptionRefusedError,
 )
+from tests.amqp.conftest import foreign_channel
 from tests.brokers import RabbitMQ
+from tests.faults.cases import cut_within_a_frame, cut_within_the_handshake, go_byte_by_byte, half_open, large
 from tests.faults.conftest import FrailRabbitMQ
 from tests.faults.scenario import (
     AMQP,
@@ -38,26 +37,9 @@ from tests.faults.scenario import (
     Scene,
     eventually,
     state,
-    through,
 )
-from tests.proxy import Proxy
 
 both = pytest.mark.parametrize("profile", [AMQP, AMQP_TRANSIENT], ids=str)
-
-
-def large(sequence: int) -> bytes:
-    """A body of some thousand bytes, so that most of what is under way is the middle of a frame."""
-    return b"." * (2000 + sequence % 1000)
-
-
-@contextlib.contextmanager
-def foreign_channel(broker: RabbitMQ) -> Iterator[BlockingChannel]:
-    """A channel of another client."""
-    connection = pika.BlockingConnection(pika.ConnectionParameters(broker.host, broker.port))
-    try:
-        yield connection.channel()
-    finally:
-        connection.close()
 
 
 # --- connections
@@ -97,90 +79,30 @@ def test_a_connection_that_only_the_client_lost_keeps_its_messages_until_the_bro
 def test_nothing_is_lost_when_a_connection_ends_within_a_frame(rabbitmq: RabbitMQ, reset: bool, tmp_path: Path) -> None:
     """In each direction. Of two places in a row one at least is within a frame."""
     with Scene(AMQP, rabbitmq, tmp_path, body=large) as scene:
-        for proxy in (scene.sending, scene.receiving):
-            for flow in (proxy.up, proxy.down):
-                for count in (101, 102):
-                    cuts = flow.cuts
-                    scene.outlived(partial(flow.cut_after, count, reset=reset), proxy)
-                    assert flow.cuts == cuts + 1
+        cut_within_a_frame(scene, reset=reset)
         scene.finish()
 
 
 def test_a_connection_that_ends_within_the_handshake_is_made_again(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     with Scene(AMQP, rabbitmq, tmp_path) as scene:
-        for flow in (scene.receiving.up, scene.receiving.down):
-            for count in (3, 30, 300):  # of the protocol header, of start and start-ok, and of what follows
-                scene.receiving.refuse()
-                flow.cut_after(count)
-                cuts = flow.cuts
-                scene.receiving.accept()
-                eventually(lambda flow=flow, cuts=cuts: flow.cuts > cuts, "the cut")  # type: ignore[misc]
-                scene.progress()
+        # of the protocol header, of start and start-ok, and of what follows
+        cut_within_the_handshake(scene, 3, 30, 300)
         scene.finish()
 
 
 def test_frames_may_arrive_byte_by_byte(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     with Scene(AMQP, rabbitmq, tmp_path, publishers=1, window=4, batch=2) as scene:
-        flows = (scene.sending.up, scene.sending.down, scene.receiving.up, scene.receiving.down)
         attempts = [proxy.attempts for proxy in (scene.sending, scene.receiving)]
-        for flow in flows:
-            flow.shape(piece=1, pause=0.001)
-        scene.progress()  # what was under way already may have come as it was
-        before = [flow.bytes - flow.pieces for flow in flows]
-        scene.progress()
-        assert [flow.bytes - flow.pieces for flow in flows] == before
-        for flow in flows:
-            flow.shape()
+        go_byte_by_byte(scene)
         verdict = scene.finish()
     assert verdict.duplicates == 0
     assert [proxy.attempts for proxy in (scene.sending, scene.receiving)] == attempts
 
 
-def half_open(broker: RabbitMQ, heartbeat: int | None) -> dict[str, float]:
-    """How long it takes to notice, in seconds: with one direction gone, or both; idle, and with messages."""
-    took: dict[str, float] = {}
-    settings: dict[str, Any] = {**QUICK, "timeout": 2 * PATIENCE}
-    if heartbeat is not None:
-        settings["heartbeat"] = heartbeat
-
-    def cut(ways: tuple[str, ...], busy: bool) -> None:
-        channel = f"half/{'-'.join(ways)}/{'busy' if busy else 'idle'}"
-        promises: list[Promise[None]] = []
-        with (
-            Proxy(broker.host, broker.port) as proxy,
-            messaging.connect(through(proxy, broker.url), **settings) as m,
-            m.subscribe(channel) as stream,
-        ):
-            m.publish(channel).result(PATIENCE)
-            stream.receive(PATIENCE)
-            for way in ways:
-                getattr(proxy, way).swallow()
-            start = time.monotonic()
-            while state(m) == "connected":
-                if busy and len(promises) < 1000:
-                    promises.append(m.publish(channel))
-                time.sleep(0.01)
-            took[channel] = time.monotonic() - start
-            assert proxy.up.swallowed + proxy.down.swallowed > 0
-            for way in ways:
-                getattr(proxy, way).restore()
-            for promise in promises:
-                promise.result(2 * PATIENCE)
-
-    cuts = [(ways, busy) for ways in (("up", "down"), ("up",), ("down",)) for busy in (False, True)]
-    threads = [threading.Thread(target=cut, args=each) for each in cuts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * PATIENCE)
-    assert len(took) == len(cuts)
-    return took
-
-
 @pytest.mark.slow
 def test_a_half_open_connection_is_noticed_within_33_seconds(rabbitmq: RabbitMQ) -> None:
     """With the default settings: two heartbeats of ten seconds, and what looking after them adds."""
-    took = half_open(rabbitmq, None)
+    took = half_open(rabbitmq, {**QUICK, "timeout": 2 * PATIENCE}, {}, 2 * PATIENCE)
     assert max(took.values()) <= 33.0, took
 
 
