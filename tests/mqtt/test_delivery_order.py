@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -67,10 +67,8 @@ def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed: int) 
 
     async def main() -> None:
         async with v3(receive_maximum=40) as (core, connect):
-            connection = await connect(present=False)
-            sink = await subscribed_v3(core, connection)
-            for packet_id in range(1, count + 1):
-                deliver_v3(connection, packet_id)
+            connection, sink = await subscribed_v3(core, connect)
+            deliver_v3(connection, range(1, count + 1))
             messages = [*await sink.wait(count)]
             chance.shuffle(messages)
             core.acknowledge(*messages)
@@ -88,25 +86,18 @@ def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_later() 
 
     async def main() -> None:
         async with v3(receive_maximum=40) as (core, connect):
-            connection = await connect(present=False)
-            sink = await subscribed_v3(core, connection)
-            for packet_id in range(1, 31):
-                deliver_v3(connection, packet_id, qos=2)
+            connection, sink = await subscribed_v3(core, connect)
+            deliver_v3(connection, range(1, 31), qos=2)
             core.acknowledge(*await sink.wait(30))
             assert [await connection.expect(packets.PUBREC) for _ in range(30)]
-            for packet_id in range(31, count + 1):
-                deliver_v3(connection, packet_id, qos=2)
+            deliver_v3(connection, range(31, count + 1), qos=2)
             await sink.wait(count)
             for packet_id in range(1, 31):
                 connection.answer(packets.PUBREL | 2, packet_id)
             core.acknowledge(*sink.messages[30:])
             answers: list[tuple[int, int]] = []
             while len(answers) < 30 + 2 * 30:
-                head, body = await connection.packet()
-                packet_id = int.from_bytes(body, "big")
-                answers.append((head, packet_id))
-                if head == packets.PUBREC:
-                    connection.answer(packets.PUBREL | 2, packet_id)
+                answers.append(await next_answer(connection))
             assert len(set(answers)) == len(answers)
             assert {each for head, each in answers if head == packets.PUBREC} == {*range(31, count + 1)}
 
@@ -122,26 +113,22 @@ def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the_windo
 
     async def main() -> None:
         async with v3(receive_maximum=40) as (core, connect):
-            connection = await connect(present=False)
-            sink = await subscribed_v3(core, connection)
-            for packet_id in range(1, 41):
-                deliver_v3(connection, packet_id, qos=2)
+            connection, sink = await subscribed_v3(core, connect)
+            deliver_v3(connection, range(1, 41), qos=2)
             core.acknowledge(*(await sink.wait(40))[1:])
             for _ in range(39):
                 await connection.expect(packets.PUBREC)
             connection.abort()
             await core.lost(1)
             connection = await connect(present=True)
-            for packet_id in range(1, count + 1):
-                deliver_v3(connection, packet_id, qos=2, flags=8)
+            deliver_v3(connection, range(1, count + 1), qos=2, flags=8)
             recorded: set[int] = set()
             await sink.wait(count)
             core.acknowledge(*sink.messages[40:])
             while len(recorded) < count - 1:
-                head, body = await connection.packet()
+                head, packet_id = await next_answer(connection)
                 if head == packets.PUBREC:
-                    recorded.add(int.from_bytes(body, "big"))
-                    connection.answer(packets.PUBREL | 2, int.from_bytes(body, "big"))
+                    recorded.add(packet_id)
             assert recorded == {*range(2, count + 1)}
             assert len(sink.messages) == count
 
@@ -252,27 +239,36 @@ async def v3(**settings: Any) -> AsyncIterator[tuple[Core, Callable[..., Awaitab
             await closing
 
 
-async def subscribed_v3(core: Core, connection: Connection) -> In:
-    sink = In()
+async def subscribed_v3(core: Core, connect: Callable[..., Awaitable[Connection]]) -> tuple[Connection, In]:
+    """The first connection, and what arrives on it."""
+    connection, sink = await connect(present=False), In()
     subscribing = asyncio.create_task(core.subscribe("t", sink, qos="2"))
     connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\2")
     await subscribing
-    return sink
+    return connection, sink
 
 
-def deliver_v3(connection: Connection, packet_id: int, qos: int = 1, flags: int = 0) -> None:
-    body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
-    connection.send(packets.PUBLISH | qos << 1 | flags, body)
+def deliver_v3(connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0) -> None:
+    for packet_id in packet_ids:
+        body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
+        connection.send(packets.PUBLISH | qos << 1 | flags, body)
+
+
+async def next_answer(connection: Connection) -> tuple[int, int]:
+    """Kind and packet id; a PUBREC is answered by the PUBREL that it asks for."""
+    head, body = await connection.packet()
+    packet_id = int.from_bytes(body, "big")
+    if head == packets.PUBREC:
+        connection.answer(packets.PUBREL | 2, packet_id)
+    return head, packet_id
 
 
 @asynccontextmanager
 async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
     """The answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
     async with v3() as (core, connect):
-        connection = await connect(present=False)
-        sink = await subscribed_v3(core, connection)
-        for packet_id in range(1, count + 1):
-            deliver_v3(connection, packet_id)
+        connection, sink = await subscribed_v3(core, connect)
+        deliver_v3(connection, range(1, count + 1))
         messages = [*await sink.wait(count)]
         core.acknowledge(*messages[:2])
         assert await answered(connection, 2) == [1, 2]
@@ -280,8 +276,7 @@ async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In,
         await core.lost(1)
         core.acknowledge(*messages[2:])
         connection = await connect(present=True)
-        for packet_id in range(1, count + 1):
-            deliver_v3(connection, packet_id, flags=8)
+        deliver_v3(connection, range(1, count + 1), flags=8)
         await sink.wait(count + 2)
         assert sink.payloads[count:] == [b"1", b"2"]
         yield core, sink, connection
