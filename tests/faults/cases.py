@@ -77,8 +77,10 @@ def half_open(
         ):
             m.publish(channel, **context).result(PATIENCE)
             stream.receive(PATIENCE)
-            for way in ways:
-                getattr(proxy, way).swallow()
+            flows = [getattr(proxy, way) for way in ways]
+            for flow in flows:
+                flow.swallow()
+            passed = [flow.bytes for flow in flows]
             start = time.monotonic()
             while state(m) == "connected":
                 if busy and len(promises) < 1000:
@@ -87,8 +89,9 @@ def half_open(
             took[channel] = time.monotonic() - start
             # a broker that had no turn for seconds, on a busy machine, has sent nothing that could be swallowed
             assert proxy.up.swallowed > 0 or "up" not in ways
-            for way in ways:
-                getattr(proxy, way).restore()
+            assert [flow.bytes for flow in flows] == passed
+            for flow in flows:
+                flow.restore()
             for promise in promises:
                 promise.result(patience)
 
