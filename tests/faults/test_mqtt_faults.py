@@ -25,7 +25,7 @@ from messaging import (
 )
 from tests.brokers import Mosquitto
 from tests.faults.cases import cut_within_a_frame, cut_within_the_handshake, go_byte_by_byte, half_open, large
-from tests.faults.ledger import Stamp
+from tests.faults.ledger import Stamp, Verdict
 from tests.faults.scenario import (
     BATCH,
     MQTT,
@@ -146,18 +146,19 @@ def killed(broker: Mosquitto) -> None:
     assert broker.pid != pid
 
 
-def lost_between(scene: Scene, before: Mapping[str, int], resumed: float) -> bool:
+def lost_between(scene: Scene, verdict: Verdict, before: Mapping[str, int], resumed: float) -> bool:
     """Whether all that is lost had not been received at the fault, and was confirmed before all was well again.
 
     Args:
         scene: after it has finished.
+        verdict: with which it did.
         before: publisher -> the highest sequence that was received before the fault.
         resumed: when messages were known to arrive again, monotonic seconds.
     """
     histories = scene.histories()
     return all(
         stamp.sequence > before[stamp.publisher] and histories[stamp.publisher].confirmed[stamp.sequence] < resumed
-        for stamp in scene.verdict().lost
+        for stamp in verdict.lost
     )
 
 
@@ -173,7 +174,7 @@ def test_a_killed_broker_without_persistence_loses_what_it_had_and_nothing_else(
         scene.progress()
         resumed = time.monotonic()
         verdict = scene.finish(may_lose=True)
-        assert lost_between(scene, before, resumed), f"{before}, {resumed}: {verdict}"
+        assert lost_between(scene, verdict, before, resumed), f"{before}, {resumed}: {verdict}"
 
 
 @once_each
@@ -267,7 +268,7 @@ def test_a_session_that_is_lost_is_subscribed_again(broker: Mosquitto, profile: 
             assert verdict_on.acknowledge_state is AcknowledgeType.UNKNOWN
         verdict = scene.finish(may_lose=True)
         assert verdict.lost, "the session was not lost"
-        assert lost_between(scene, before, resumed), f"{before}, {resumed}: {verdict}"
+        assert lost_between(scene, verdict, before, resumed), f"{before}, {resumed}: {verdict}"
 
 
 @once_each
