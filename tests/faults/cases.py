@@ -83,6 +83,7 @@ def half_open(
             passed = [flow.bytes for flow in flows]
             start = time.monotonic()
             while state(m) == "connected":
+                assert time.monotonic() - start < 2 * PATIENCE, f"{channel}: the loss is not noticed"
                 if busy and len(promises) < 1000:
                     promises.append(m.publish(channel, **context))
                 time.sleep(0.005)
