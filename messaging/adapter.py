@@ -72,8 +72,10 @@ class Outgoing(Protocol):
 
     #: gone once it is settled, so that whoever keeps the promise does not keep it; that of a will stays
     payload: bytes
-    #: channel, content type, ... as they are to travel; ``context.channel`` passed ``check_name``
+    #: channel, content type, ... as they are to travel; ``context.channel`` passed ``check_name``. Messages with the
+    #: same context have all of it in common, but for the correlation id: that of the context does not count.
     context: MessageContext
+    correlation_id: str | None
     #: the checked extensions, defaults filled in
     options: PublishOptions
     #: confirmed or failed

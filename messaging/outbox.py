@@ -50,7 +50,18 @@ class Publication(Promise[None]):
     on the promise, which may be kept for long, has no payload any more.
     """
 
-    __slots__ = ("context", "deadline", "is_waiting", "options", "outbox", "payload", "sequence", "settled", "was_sent")
+    __slots__ = (
+        "context",
+        "correlation_id",
+        "deadline",
+        "is_waiting",
+        "options",
+        "outbox",
+        "payload",
+        "sequence",
+        "settled",
+        "was_sent",
+    )
 
     def __init__(
         self, outbox: Outbox, payload: bytes, context: MessageContext, options: PublishOptions, deadline: float
@@ -63,6 +74,7 @@ class Publication(Promise[None]):
         self.outbox = outbox
         self.payload = payload
         self.context = context
+        self.correlation_id = context._correlation_id
         self.options = options
         #: monotonic seconds
         self.deadline = deadline

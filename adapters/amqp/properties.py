@@ -80,7 +80,7 @@ class Template:
         ArgumentError: a value is longer than AMQP can carry.
     """
 
-    __slots__ = ("_common", "_common_with_id")
+    __slots__ = ("_flags", "_head", "_tail")
 
     def __init__(self, context: MessageContext, options: PublishOptions) -> None:
         flags = _DELIVERY_MODE | _TIMESTAMP
@@ -99,29 +99,39 @@ class Template:
         if options.priority is not None:
             flags |= _PRIORITY
             parts.append(bytes([options.priority]))
+        self._head = b"".join(parts)
+        parts.clear()
         if context._correlation_id is not None:
-            flags |= _CORRELATION_ID
-            parts.append(_short(context._correlation_id, "correlation id"))
+            _short(context._correlation_id, "correlation id")
         if context._reply_to_channel is not None:
             flags |= _REPLY_TO
             parts.append(_short(names.routing_key(context._reply_to_channel), "reply channel"))
         if options.time_to_live is not None:
             flags |= _EXPIRATION
             parts.append(_short(str(max(1, round(options.time_to_live * 1000))), "timeToLive"))
-        values = b"".join(parts)
-        self._common = _FLAGS.pack(flags) + values
-        self._common_with_id = _FLAGS.pack(flags | _MESSAGE_ID) + values
+        self._tail = b"".join(parts)
+        self._flags = flags
 
-    def fill(self, message_id: str | None, timestamp: int) -> bytes:
+    def fill(self, correlation_id: str | None, message_id: str | None, timestamp: int) -> bytes:
         """Flags and values for one message.
 
         Args:
-            message_id: at most 255 bytes, or ``None`` for none.
+            correlation_id, message_id: at most 255 bytes, or ``None`` for none.
             timestamp: seconds since the epoch.
+
+        Raises:
+            ValueError: one of the ids is longer.
         """
-        if message_id is None:
-            return self._common + _U64.pack(timestamp)
-        return self._common_with_id + short_string(message_id) + _U64.pack(timestamp)
+        flags, correlation, identity = self._flags, b"", b""
+        if correlation_id is not None:
+            flags |= _CORRELATION_ID
+            correlation = short_string(correlation_id)
+        if message_id is not None:
+            flags |= _MESSAGE_ID
+            identity = short_string(message_id)
+        return b"%b%b%b%b%b%b" % (
+            _FLAGS.pack(flags), self._head, correlation, self._tail, identity, _U64.pack(timestamp),
+        )  # fmt: skip
 
 
 def _short(text: str, what: str) -> bytes:

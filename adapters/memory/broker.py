@@ -34,19 +34,20 @@ _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-#: A message in a queue: payload, context, options, whether it is a retained copy, how often it was delivered, when it
-#: expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and queue.
-Entry = tuple[bytes, "MessageContext", "PublishOptions", bool, int, float | None]
+#: A message in a queue: payload, context, correlation id, options, whether it is a retained copy, how often it was
+#: delivered, when it expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and
+#: queue.
+Entry = tuple[bytes, "MessageContext", str | None, "PublishOptions", bool, int, float | None]
 
 
 def _is_expired(entry: Entry) -> bool:
-    expires = entry[5]
+    expires = entry[6]
     return expires is not None and time.monotonic() >= expires
 
 
 def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     """What a receiver is told beside the standard values."""
-    _, _, options, retained, deliveries, expires = entry
+    _, _, _, options, retained, deliveries, expires = entry
     told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
     if retained:
         told[Features.EXTENSION_RETAIN] = True
@@ -83,7 +84,7 @@ class Consumer:
 
     def take(self, entry: Entry) -> None:
         """Put a delivery into the batch; :meth:`flush` hands it over."""
-        payload, context, options, retained, deliveries, expires = entry
+        payload, context, correlation_id, options, retained, deliveries, expires = entry
         qos = options.qos
         if qos > self.max_qos:
             qos = self.max_qos
@@ -100,7 +101,7 @@ class Consumer:
                 context._channel_extension,
                 context._content_type,
                 context._content_encoding,
-                context._correlation_id,
+                correlation_id,
                 context._reply_to_channel,
                 _PLAIN[qos] if plain else _told(entry, qos),
                 token,
@@ -187,15 +188,15 @@ class Queue:
 
     def push_again(self, entry: Entry) -> None:
         """Put a message that was delivered in vain back to where it came from: the front."""
-        payload, context, options, retained, deliveries, expires = entry
-        self._line(entry).appendleft((payload, context, options, retained, deliveries + 1, expires))
+        payload, context, correlation_id, options, retained, deliveries, expires = entry
+        self._line(entry).appendleft((payload, context, correlation_id, options, retained, deliveries + 1, expires))
 
     def _line(self, entry: Entry) -> deque[Entry]:
         """Where ``entry`` is to wait; counted already."""
         self._length += 1
-        if entry[5] is not None:
+        if entry[6] is not None:
             self._mortal = True
-        priority = entry[2].priority or 0
+        priority = entry[3].priority or 0
         line = self._ready.get(priority)
         if line is None:
             line = deque()
@@ -209,7 +210,7 @@ class Queue:
         for priority, ready in self._ready.items():
             self._ready[priority] = deque(entry for entry in ready if not _is_expired(entry))
         self._length = sum(map(len, self._ready.values()))
-        self._mortal = any(entry[5] is not None for ready in self._ready.values() for entry in ready)
+        self._mortal = any(entry[6] is not None for ready in self._ready.values() for entry in ready)
 
     def purge(self) -> None:
         """Forget all messages; whoever waits to publish goes on."""
@@ -256,7 +257,7 @@ class Queue:
         before = len(ready)
         while ready and len(unsettled) < prefetch and not consumer.paused:
             entry = ready.popleft()
-            if entry[5] is None or not _is_expired(entry):
+            if entry[6] is None or not _is_expired(entry):
                 take(entry)
         self._length -= before - len(ready)
 
@@ -344,8 +345,8 @@ class Broker:
             if _is_expired(entry):
                 del self._retained[key]
             elif queue.matches(entry[1]):
-                payload, context, options, _, _, expires = entry
-                yield (payload, context, options, True, 0, expires)
+                payload, context, correlation_id, options, _, _, expires = entry
+                yield (payload, context, correlation_id, options, True, 0, expires)
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """Detach a consumer; what it did not settle goes back to the queue's front."""
@@ -390,7 +391,7 @@ class Broker:
         options = message.options
         ttl = options.time_to_live
         expires = None if ttl is None else time.monotonic() + ttl
-        entry = (message.payload, message.context, options, False, 0, expires)
+        entry = (message.payload, message.context, message.correlation_id, options, False, 0, expires)
         if options.retain:
             self.retain(entry)
         for queue in queues:

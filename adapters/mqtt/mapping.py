@@ -160,7 +160,7 @@ class _Compiled:
         self.context = context
         self.head = packets.PUBLISH | (1 if options.retain else 0)
         self.bare_topic = packets.text(context.channel or "")
-        self.bare_properties = packets.properties_bytes(_properties(context, options))
+        self.bare_properties = packets.properties_bytes(_properties(context, options, None))
         #: of the aliases the rest is right with
         self.generation = -1
         self.travel_as(self.bare_topic, self.bare_properties)
@@ -233,21 +233,28 @@ class Mqtt5Codec:
         aliases = self._aliases
         if compiled.generation != aliases.generation and aliases.apply(compiled):
             compiled.generation = aliases.generation
+        correlation_id = outgoing.correlation_id
+        if not (qos or correlation_id is not None):
+            return _publish(compiled.head, compiled.rest, payload)
+        properties = compiled.properties
+        if correlation_id is not None:
+            correlation = correlation_bytes(correlation_id)
+            properties = b"%b\x09%b%b" % (properties, len(correlation).to_bytes(2, "big"), correlation)
         if qos:
             message_id = outgoing.message_id.encode()
             properties = b"%b%b%b%b" % (
-                compiled.properties, _MESSAGE_ID_START, len(message_id).to_bytes(2, "big"), message_id,
+                properties, _MESSAGE_ID_START, len(message_id).to_bytes(2, "big"), message_id,
             )  # fmt: skip
             rest = b"%b%b%b%b" % (
                 compiled.topic, packet_id.to_bytes(2, "big"), packets.varint(len(properties)), properties,
             )  # fmt: skip
         else:
-            rest = compiled.rest
+            rest = b"%b%b%b" % (compiled.topic, packets.varint(len(properties)), properties)
         return _publish(compiled.head | qos << 1, rest, payload)
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
         """See :class:`Codec`."""
-        properties = _properties(outgoing.context, outgoing.options)
+        properties = _properties(outgoing.context, outgoing.options, outgoing.correlation_id)
         if outgoing.options.qos != "0":
             properties.user.append((MESSAGE_ID, outgoing.message_id))
         return outgoing.payload, properties
@@ -338,7 +345,7 @@ class Mqtt3Codec:
         header: dict[str, Any] = {
             "contentType": context.content_type,
             "contentEncoding": context.content_encoding,
-            "correlationId": context.correlation_id,
+            "correlationId": outgoing.correlation_id,
             "replyTo": context.reply_to_channel,
             "headers": options.headers or None,
             "expires": time.time() + options.time_to_live if options.time_to_live and expires else None,
@@ -364,12 +371,12 @@ def _publish(head: int, rest: bytes, payload: bytes) -> bytes:
     return b"%c%b%b%b" % (head, packets.varint(remaining), rest, payload)
 
 
-def _properties(context: MessageContext, options: PublishOptions) -> Properties:
+def _properties(context: MessageContext, options: PublishOptions, correlation_id: str | None) -> Properties:
     properties = Properties()
     properties.content_type = context.content_type
     properties.response_topic = context.reply_to_channel
-    if context.correlation_id is not None:
-        properties.correlation = correlation_bytes(context.correlation_id)
+    if correlation_id is not None:
+        properties.correlation = correlation_bytes(correlation_id)
     if options.time_to_live is not None:
         properties.expiry = min(math.ceil(options.time_to_live), _MAX_EXPIRY)
     if context.content_encoding is not None:

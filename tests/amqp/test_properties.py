@@ -49,7 +49,7 @@ def test_what_is_written_is_what_pamqp_and_we_read(
 ) -> None:  # fmt: skip
     context = MessageContext("c", None, content_type, encoding, correlation, reply)
     options = PublishOptions(headers=headers, priority=priority, time_to_live=ttl, guaranteed_delivery=persistent)
-    data = Template(context, options).fill(message_id, now)
+    data = Template(context, options).fill(correlation, message_id, now)
 
     seen = unmarshalled(data)
     assert (seen.content_type, seen.content_encoding, seen.correlation_id) == (content_type, encoding, correlation)

@@ -53,6 +53,7 @@ class Out:
     def __init__(self, adapter: MqttAdapter, payload: bytes, context: MessageContext) -> None:
         self.payload = payload
         self.context = context
+        self.correlation_id = context.correlation_id
         self.options = publish_options(context.extensions, adapter)
         adapter.check_publish(context, self.options)
         self.settled = False

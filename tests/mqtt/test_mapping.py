@@ -29,6 +29,7 @@ class Out:
     def __init__(self, payload: bytes, context: MessageContext, options: PublishOptions) -> None:
         self.payload = payload
         self.context = context
+        self.correlation_id = context.correlation_id
         self.options = options
 
 
