@@ -31,8 +31,8 @@ from messaging.state import ConnectionStates, StateName
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.delivery import Subscription
     from messaging.engine import Engine
+    from messaging.subscribed import Subscribed
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ class Connection:
         self._ended = asyncio.Event()
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = Outbox(engine, adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
-        self.subscriptions: set[Subscription] = set()
+        self.subscriptions: set[Subscribed] = set()
         #: called on the loop after each connection, and once when there will be none any more
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
-        self._opening: dict[Subscription, asyncio.Task[Any] | None] = {}
+        self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
         #: subscriptions on their way out: none of ``subscriptions`` any more, but not yet gone at the broker
-        self._departures: dict[Subscription, asyncio.Task[Any]] = {}
+        self._departures: dict[Subscribed, asyncio.Task[Any]] = {}
         #: counts connections
         self._generation = 0
         #: loop time of the last one
@@ -87,9 +87,9 @@ class Connection:
         adapter.impaired = self._impaired
         self._task: asyncio.Task[Any] | None = None
         #: subscriptions that have enough to do for the moment
-        self._crowded: set[Subscription] = set()
+        self._crowded: set[Subscribed] = set()
         #: subscriptions with verdicts on their way to the loop
-        self._to_flush: deque[Subscription] = deque()
+        self._to_flush: deque[Subscribed] = deque()
         self._signalled = False
 
     # --- any thread
@@ -99,7 +99,7 @@ class Connection:
         """The name of the state now."""
         return self.states.value.name
 
-    def request_flush(self, subscription: Subscription) -> None:
+    def request_flush(self, subscription: Subscribed) -> None:
         """Have ``subscription.flush`` called on the loop soon: one wake-up serves all that ask. From any thread."""
         self._to_flush.append(subscription)
         if not self._signalled:
@@ -226,7 +226,7 @@ class Connection:
                 subscription.handle = None
         gate = asyncio.Semaphore(_RESUBSCRIBE_AT_ONCE)
 
-        async def open_one(subscription: Subscription) -> None:
+        async def open_one(subscription: Subscribed) -> None:
             async with gate:
                 await self._subscribe(subscription)
 
@@ -336,11 +336,11 @@ class Connection:
 
     # --- subscriptions
 
-    def start_subscription(self, subscription: Subscription) -> None:
+    def start_subscription(self, subscription: Subscribed) -> None:
         """Subscribe in a task of its own."""
         self.engine.spawn(self.add(subscription))
 
-    async def add(self, subscription: Subscription) -> None:
+    async def add(self, subscription: Subscribed) -> None:
         """Subscribe now or, while there is no connection, after the next one."""
         if self.state == "closed" or self.closing:
             subscription.fail((None if self.closing else self.cause) or ClosedError(f"{self.adapter.name!r} is closed"))
@@ -349,7 +349,7 @@ class Connection:
         if self.states.value.is_up and not self._lost.is_set():
             await self._subscribe(subscription)
 
-    async def _subscribe(self, subscription: Subscription) -> None:
+    async def _subscribe(self, subscription: Subscribed) -> None:
         if subscription in self._opening or subscription not in self.subscriptions:
             return
         self._opening[subscription] = asyncio.current_task()
@@ -367,7 +367,7 @@ class Connection:
         finally:
             del self._opening[subscription]
 
-    async def _subscribe_once_or_again(self, subscription: Subscription) -> None:
+    async def _subscribe_once_or_again(self, subscription: Subscribed) -> None:
         """Subscribe; again, if there was another connection before the adapter had an answer from the last one."""
         while subscription in self.subscriptions:
             generation = self._generation
@@ -385,11 +385,11 @@ class Connection:
                 return
             await self.unsubscribe(handle)
 
-    def end_subscription(self, subscription: Subscription) -> None:
+    def end_subscription(self, subscription: Subscribed) -> None:
         """:meth:`remove` in a task of its own."""
         self.engine.spawn(self.remove(subscription))
 
-    async def remove(self, subscription: Subscription) -> None:
+    async def remove(self, subscription: Subscribed) -> None:
         """Let the consumer finish the message in progress, unsubscribe, and complete.
 
         Whoever asks meanwhile waits for the same end. When the instance closes, a broker that keeps its session keeps
@@ -401,7 +401,7 @@ class Connection:
             await self._silence(subscription)
         await asyncio.shield(self.depart(subscription))
 
-    def depart(self, subscription: Subscription) -> asyncio.Task[Any]:
+    def depart(self, subscription: Subscribed) -> asyncio.Task[Any]:
         """End it at the broker, unless that is under way. :meth:`remove` and :meth:`close` wait for it."""
         departure = self._departures.get(subscription)
         if departure is None:
@@ -409,7 +409,7 @@ class Connection:
             departure.add_done_callback(lambda _: self._departures.pop(subscription, None))
         return departure
 
-    async def _take_leave(self, subscription: Subscription) -> None:
+    async def _take_leave(self, subscription: Subscribed) -> None:
         failed = subscription.ended
         if not failed:
             await self._silence(subscription)
@@ -422,22 +422,22 @@ class Connection:
             await self.unsubscribe(handle)
         subscription.complete()
 
-    def crowded(self, subscription: Subscription) -> None:
+    def crowded(self, subscription: Subscribed) -> None:
         """Let its consumer catch up before anything more is read."""
         if not self._crowded:
             self.adapter.suspend_reading()
         self._crowded.add(subscription)
 
-    def relieved(self, subscription: Subscription) -> None:
+    def relieved(self, subscription: Subscribed) -> None:
         """It did, or is not waited for any longer. Idempotent."""
         if subscription in self._crowded:
             self._crowded.remove(subscription)
             if not self._crowded:
                 self.adapter.resume_reading()
 
-    async def _silence(self, subscription: Subscription) -> None:
+    async def _silence(self, subscription: Subscribed) -> None:
         """Let the consumer finish the message in progress; one that hangs must not keep the broker waiting."""
-        stopped = subscription.consumer.stop()
+        stopped = subscription.stop()
         if stopped is not None and not stopped.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped, self.settings.close_timeout)

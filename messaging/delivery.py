@@ -33,13 +33,14 @@ from messaging.direct import DirectAcknowledger
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
 from messaging.message import Message
 from messaging.pacing import Crowd
-from messaging.promise import Promise
+from messaging.subscribed import Subscribed
 
 if TYPE_CHECKING:
     import asyncio
 
     from messaging.adapter import Incoming, SubscriptionSpec
     from messaging.connection import Connection
+    from messaging.promise import Promise
     from messaging.publisher import MessagePublisher
     from messaging.services import ServiceRegistry
 
@@ -108,8 +109,11 @@ class _Nobody:
 _NOBODY: Final = _Nobody()
 
 
-class Subscription:
-    """A subscription and its buffer: the core's ``adapter.Sink``. One consumer at a time."""
+class Subscription(Subscribed):
+    """A subscription and its buffer. One consumer at a time."""
+
+    #: whether the runtime DTO shows subscriptions of this kind
+    is_listed = True
 
     def __init__(
         self,
@@ -119,19 +123,12 @@ class Subscription:
         spec: SubscriptionSpec,
         consumption: Consumption,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.counters = StreamCounters()
-        self.ready: Promise[None] = Promise(f"subscribing to {spec.channel!r}")
-        #: the adapter's handle while subscribed at the broker; written on the loop
-        self.handle: Any = None
         #: verdicts that reached the loop; ``counters.delivered`` minus this is what the consumer holds
         self.settled_count = 0
-        self.paused = False
         #: its consumer wants no more of it: to others it is gone
         self.dismissed = False
-        #: nothing is taken in any more; then, the end
-        self.leaving = False
-        self.ended = False
         self.error: MessagingError | None = None
         self._connection = connection
         self._adapter = connection.adapter
@@ -304,6 +301,10 @@ class Subscription:
         self._end(error)
         if self.handle is not None:
             self._connection.depart(self)
+
+    def stop(self) -> Promise[None] | None:
+        """Have the consumer take no more; see ``Consumer.stop``. From any thread."""
+        return self.consumer.stop()
 
     def complete(self) -> None:
         """End without error."""

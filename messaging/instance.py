@@ -386,7 +386,7 @@ class Messaging:
                     self._closing = started
             closing = self._closing
         for subscription in self._connection.subscriptions.copy():
-            subscription.consumer.stop()  # now, rather than when the loop comes to it
+            subscription.stop()  # now, rather than when the loop comes to it
         return closing
 
     def _forsake(self) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from messaging.delivery import StreamCounters  # noqa: TC001  # whoever serialises DTOs evaluates their annotations
+from messaging.delivery import StreamCounters, Subscription
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.delivery import Subscription
     from messaging.services import ServiceReference
 
 
@@ -141,7 +140,9 @@ class MessageServiceRuntime:
             instance_id=adapter.name,
             features=tuple(sorted(adapter.features)),
             subscriptions=tuple(
-                self._subscription(each) for each in connection.subscriptions.copy() if not each.dismissed
+                self._subscription(each)
+                for each in connection.subscriptions.copy()
+                if isinstance(each, Subscription) and each.is_listed and not each.dismissed
             ),
             reply_to_subscriptions=(),
             connection=ConnectionDTO(

@@ -1,0 +1,70 @@
+"""What a connection keeps subscribed at its broker: the core's ``adapter.Sink``."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from messaging.promise import Promise
+
+if TYPE_CHECKING:
+    from messaging.adapter import Incoming, SubscriptionSpec
+    from messaging.errors import MessagingError
+
+
+class Subscribed(abc.ABC):
+    """One subscription at the broker. Everything is called on the engine's loop, unless it says otherwise.
+
+    Attributes:
+        spec: what is subscribed to.
+        ready: resolves when the broker has confirmed it.
+        handle: the adapter's, while it is subscribed.
+        paused: whether the adapter is asked to send nothing, once it is subscribed.
+        leaving: nothing is taken in any more; then, the end.
+        ended: that.
+    """
+
+    def __init__(self, spec: SubscriptionSpec) -> None:
+        self.spec = spec
+        self.ready: Promise[None] = Promise(f"subscribing to {spec.channel!r}")
+        self.handle: Any = None
+        self.paused = False
+        self.leaving = False
+        self.ended = False
+
+    # --- from the adapter
+
+    @abc.abstractmethod
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Take messages in; see ``adapter.Sink``."""
+
+    @abc.abstractmethod
+    def fail(self, error: MessagingError) -> None:
+        """End with ``error``; see ``adapter.Sink``."""
+
+    # --- from the connection
+
+    @abc.abstractmethod
+    def lost(self) -> None:
+        """The connection is gone."""
+
+    @abc.abstractmethod
+    def reconnected(self, resumed: bool) -> None:
+        """There is another one; before subscribing again, unless the session was ``resumed``."""
+
+    @abc.abstractmethod
+    def stop(self) -> Promise[None] | None:
+        """Take no more; the promise resolves when what is in progress is done. From any thread."""
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Pass the verdicts gathered so far to the adapter."""
+
+    async def finish_burials(self, timeout: float) -> None:  # noqa: ARG002  # nothing to wait for, unless overridden
+        """Wait until what was rejected for good is in the dead-letter channel."""
+        return
+
+    @abc.abstractmethod
+    def complete(self) -> None:
+        """End without error."""
