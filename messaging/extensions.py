@@ -56,6 +56,8 @@ class PublishOptions:
     time_to_live: float | None = None
     priority: int | None = None
     headers: Mapping[str, str] = field(default_factory=_empty)
+    #: fail with ``UnroutableError`` if nobody gets it
+    mandatory: bool = False
     #: publish deadline, or ``None`` for the instance's
     timeout: float | None = None
     autocreate: bool = True
@@ -197,6 +199,7 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         Features.EXTENSION_TIME_TO_LIVE: seconds,
         Features.EXTENSION_PRIORITY: integer(0, 9),
         Features.EXTENSION_HEADERS: _headers,
+        Features.EXTENSION_MANDATORY: boolean,
         Features.EXTENSION_TIMEOUT: seconds,
         Features.EXTENSION_QUEUE: _queue,
         Features.EXTENSION_AUTOCREATE: boolean,
@@ -208,7 +211,7 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     }
 )
 
-_QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts guaranteedDelivery; use '1' or leave it out"
+_QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts {}; use '1' or leave it out"
 
 #: subscribing with one of these asks for acknowledgement
 _NEED_ACKNOWLEDGEMENT: Final = (
@@ -228,6 +231,7 @@ PUBLISH_ONLY: Final = frozenset(
         Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_PRIORITY,
         Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
         Features.EXTENSION_TIMEOUT,
     }
 )
@@ -254,6 +258,7 @@ _BY_DEFAULT: Final = {
     Features.EXTENSION_AUTO_ACKNOWLEDGE: False,
     Features.EXTENSION_LAST_WILL: False,
     Features.EXTENSION_RETAIN: False,
+    Features.EXTENSION_MANDATORY: False,
     Features.EXTENSION_AUTOCREATE: True,
 }
 
@@ -310,13 +315,15 @@ def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishO
     """Compile the extensions of a context for publishing. Raises as :func:`check_extensions`."""
     values = check_extensions(extensions, adapter)
     guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
+    mandatory = values.get(Features.EXTENSION_MANDATORY, False)
     qos = values.get(Features.EXTENSION_QOS)
     if qos is None:
         qos = adapter.default_qos
-        if guaranteed and qos == "0":
+        if (guaranteed or mandatory) and qos == "0":
             qos = "1"
-    elif guaranteed and qos == "0":
-        raise InvalidExtensionError(Features.EXTENSION_QOS, _QOS_CONTRADICTION)
+    elif qos == "0" and (guaranteed or mandatory):
+        key = Features.EXTENSION_GUARANTEED_DELIVERY if guaranteed else Features.EXTENSION_MANDATORY
+        raise InvalidExtensionError(Features.EXTENSION_QOS, _QOS_CONTRADICTION.format(key))
     return PublishOptions(
         qos=qos,
         guaranteed_delivery=guaranteed,
@@ -326,6 +333,7 @@ def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishO
         time_to_live=values.get(Features.EXTENSION_TIME_TO_LIVE),
         priority=values.get(Features.EXTENSION_PRIORITY),
         headers=values.get(Features.EXTENSION_HEADERS, EMPTY),
+        mandatory=mandatory,
         timeout=values.get(Features.EXTENSION_TIMEOUT),
         autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
         custom=_custom(values, adapter.publish_extensions),

@@ -57,6 +57,7 @@ class Features:
     EXTENSION_TIME_TO_LIVE: Final = "timeToLive"  #: float seconds, > 0 (MSG230)
     EXTENSION_PRIORITY: Final = "priority"  #: int, 0 (lowest) to 9
     EXTENSION_HEADERS: Final = "headers"  #: mapping of str to str
+    EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message that nobody would get fails
     EXTENSION_TIMEOUT: Final = "timeout"  #: float seconds, > 0: the publish deadline
 
     # --- extension features of this project, subscribing

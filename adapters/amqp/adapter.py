@@ -72,6 +72,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_PRIORITY,
         Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
         *extensions.EXTENSIONS,

@@ -176,14 +176,12 @@ def destination(context: MessageContext, options: PublishOptions, exchange: str)
     channel, extension = context._channel or "", context._channel_extension
     if not custom and options.autocreate:  # most of them
         if extension is None:
-            return Destination(ExchangeSpec(exchange), names.routing_key(channel))
-        return Destination(ExchangeSpec("" if channel == DEFAULT_EXCHANGE else channel), extension)
-    mandatory = custom.get(keys.MANDATORY, False)
-    if mandatory and options.qos == "0":
-        _refuse(keys.MANDATORY, "with qos '0' nobody learns what became of a message; use qos '1' or leave it out")
+            return Destination(ExchangeSpec(exchange), names.routing_key(channel), options.mandatory)
+        found = ExchangeSpec("" if channel == DEFAULT_EXCHANGE else channel)
+        return Destination(found, extension, options.mandatory)
     declare = _declare(custom, options.autocreate, _EXCHANGE_KEYS)
     found = _exchange(channel, extension, exchange, custom, declare)
-    return Destination(found, names.routing_key(channel) if extension is None else extension, mandatory)
+    return Destination(found, names.routing_key(channel) if extension is None else extension, options.mandatory)
 
 
 def source(spec: SubscriptionSpec, exchange: str, max_priority: int) -> Source:

@@ -22,7 +22,6 @@ EXCHANGE_AUTO_DELETE: Final = "exchangeAutoDelete"
 EXCHANGE_INTERNAL: Final = "exchangeInternal"
 ALTERNATE_EXCHANGE: Final = "alternateExchange"
 DECLARE: Final = "declare"
-MANDATORY: Final = "mandatory"
 BINDINGS: Final = "bindings"
 BINDING_ARGUMENTS: Final = "bindingArguments"
 QUEUE_TYPE: Final = "queueType"
@@ -190,10 +189,6 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "both", _one_of("create", "passive", "none"), "`create`, `passive`, `none`", "`create`",
             "`create`: what is missing is made and bound; `passive`: it has to exist, and nothing is bound (what "
             "`autocreate=False` means); `none`: nothing is asked, either",
-        ),
-        MANDATORY: Extension(
-            "publish", boolean, "bool", "`False`",
-            "a message that reaches no queue fails with `UnroutableError`; not with `qos` 0",
         ),
         # --- bindings
         BINDINGS: Extension(

@@ -286,9 +286,7 @@ class Publisher:
             goal = plan.destination
             plan.method = frames.publish(channel.number, goal.exchange.name, goal.routing_key, mandatory=plan.mandatory)
             plan.channel = channel.number
-        properties = plan.template.fill(
-            message.correlation_id, message.message_id if plan.confirms else None, now
-        )
+        properties = plan.template.fill(message.correlation_id, message.message_id if plan.confirms else None, now)
         frame_max = self._wire.frame_max
         if len(properties) > frame_max - frames.CONTENT_OVERHEAD:
             raise ValueError(f"{len(properties)} bytes of properties; the broker takes frames of {frame_max} bytes")

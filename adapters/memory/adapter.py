@@ -15,6 +15,7 @@ from messaging.errors import (
     InvalidUrlError,
     MessagingError,
     PublishRefusedError,
+    UnroutableError,
 )
 from messaging.features import Features
 from messaging.settings import Settings
@@ -39,6 +40,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_PRIORITY,
         Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
     }
@@ -157,6 +159,11 @@ class MemoryAdapter(Adapter):
                 continue
             if client.gone:
                 outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
+                continue
+            if not queues and outgoing.options.mandatory:
+                outgoing.fail(
+                    UnroutableError(f"nobody subscribes to channel {context._channel!r} at memory://{broker.name}")
+                )
                 continue
             if not queues and not outgoing.options.autocreate:
                 outgoing.fail(

@@ -159,6 +159,7 @@ class MqttAdapter(Adapter):
         if v5 or settings.envelope:
             self._features |= _PROPERTY_FEATURES
         if v5:
+            self._features |= {Features.EXTENSION_MANDATORY}
             self._features |= self.publish_extensions.keys() | self.subscribe_extensions.keys()
         self._qos_levels: tuple[str, ...] = ("0", "1", "2")
         self._max_packet = packets.MAX_PACKET

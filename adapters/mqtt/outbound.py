@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
 from adapters.mqtt.handshake import reason_name
-from messaging.errors import ConnectionLostError, MessagingError, PayloadTooLargeError, PublishRefusedError
+from messaging.errors import (
+    ConnectionLostError,
+    MessagingError,
+    PayloadTooLargeError,
+    PublishRefusedError,
+    UnroutableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -288,7 +294,10 @@ class Outbound:
             if reason < packets.FAILURE:
                 return PublishRefusedError(f"{self._target} answered the message on {channel!r} with {detail}")
         if reason < packets.FAILURE:
-            return None
+            if reason != packets.NO_MATCHING_SUBSCRIBERS or not exchange.outgoing.options.mandatory:
+                return None
+            what = f"nobody subscribes to channel {channel!r} at {self._target}"
+            return UnroutableError(what, code=reason, detail=detail)
         return PublishRefusedError(
             f"{self._target} refused the message on {channel!r}: {reason_name(reason, detail)}",
             code=reason,

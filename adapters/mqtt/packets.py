@@ -23,6 +23,8 @@ MAX_REMAINING: Final = 268_435_455
 MAX_PACKET: Final = MAX_REMAINING + 5
 #: reason codes from here on are failures (MQTT 5, 2.4)
 FAILURE: Final = 0x80
+#: of a message that was taken, and that nobody gets
+NO_MATCHING_SUBSCRIBERS: Final = 0x10
 PROTOCOL_ERROR: Final = 0x82
 SESSION_TAKEN_OVER: Final = 0x8E
 TOPIC_ALIAS_INVALID: Final = 0x94

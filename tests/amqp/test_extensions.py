@@ -117,7 +117,7 @@ def test_intervals_have_the_lengths_the_broker_gives_them() -> None:
 def test_every_key_is_announced_and_none_is_a_common_one() -> None:
     assert set(EXTENSIONS) <= ADAPTER.features
     assert set(ADAPTER.publish_extensions) | set(ADAPTER.subscribe_extensions) == set(EXTENSIONS)
-    assert "mandatory" not in ADAPTER.subscribe_extensions
+    assert "exchangeInternal" not in ADAPTER.publish_extensions
     assert "queueType" not in ADAPTER.publish_extensions
 
 
@@ -180,7 +180,7 @@ def test_contradictions_of_a_subscription_name_the_key_and_what_would_be_right(
 @pytest.mark.parametrize(
     ("channel", "key", "given", "wrong", "right"),
     [
-        ("c", None, {"mandatory": True, "qos": "0"}, "mandatory", "qos '1'"),
+        ("c", None, {"mandatory": True, "qos": "0"}, "qos", "use '1'"),
         ("e", "k", {"autocreate": False, "exchangeType": "direct"}, "exchangeType", "autocreate=False"),
         ("e", "k", {"declare": "passive", "alternateExchange": "a"}, "alternateExchange", "declare='passive'"),
         ("c", None, {"alternateExchange": "a"}, "alternateExchange", "share the topic exchange 'amq.topic'"),

@@ -11,11 +11,13 @@ from messaging import (
     ArgumentError,
     Features,
     InvalidChannelError,
+    InvalidExtensionError,
     Message,
     MessageContext,
     MessagingError,
     OutcomeUnknownError,
     PayloadTooLargeError,
+    UnroutableError,
     UnsupportedFeatureError,
 )
 from messaging.errors import DeadlineError
@@ -349,6 +351,21 @@ def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend) -> Non
         assert not promise.done()
         link.proxy.release()
         promise.result(PATIENCE)
+
+
+@feature(Features.EXTENSION_MANDATORY)
+def test_a_mandatory_message_that_nobody_gets_fails(backend: Backend) -> None:
+    """It says so at once, rather than at the deadline; whoever subscribes makes the difference."""
+    m = backend.connect()
+    channel = backend.channel()
+    with pytest.raises(UnroutableError):
+        m.publish(channel, b"1", mandatory=True).result(PATIENCE)
+    m.publish(channel, b"2", mandatory=False, qos="1").result(PATIENCE)
+    with m.subscribe(channel) as stream:
+        m.publish(channel, b"3", mandatory=True).result(PATIENCE)
+        assert stream.receive(PATIENCE).payload == b"3"
+    with pytest.raises(InvalidExtensionError, match="mandatory"):
+        m.publish(channel, b"4", mandatory=True, qos="0")
 
 
 @wire
