@@ -31,14 +31,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from adapters.mqtt import envelope, packets
+from adapters.mqtt import packets
 from adapters.mqtt.packets import Properties
-from messaging import channels
+from messaging import channels, envelope
 from messaging.errors import ArgumentError, InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
 from messaging.features import Features
 
@@ -316,44 +315,12 @@ class Mqtt3Codec:
         """See :class:`Codec`."""
         if not self._enveloped:
             return publish.payload, None, None, None, None, _received(publish)
-        payload, header = envelope.decode(publish.payload)
-        if not header:
-            return payload, None, None, None, None, _received(publish)
-        extensions = dict(_received(publish))
-        if "expires" in header:
-            left = header["expires"] - time.time()
-            if left <= 0:
-                return None
-            extensions[Features.EXTENSION_TIME_TO_LIVE] = left
-        if "messageId" in header:
-            extensions["messageId"] = header["messageId"]
-        if header.get("headers"):
-            extensions[Features.EXTENSION_HEADERS] = MappingProxyType(header["headers"])
-        return (
-            payload,
-            header.get("contentType"),
-            header.get("contentEncoding"),
-            header.get("correlationId"),
-            header.get("replyTo"),
-            MappingProxyType(extensions),
-        )
+        return envelope.unwrap(publish.payload, _received(publish))
 
     def _payload(self, outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
         if not self._enveloped:
             return payload
-        context, options = outgoing.context, outgoing.options
-        header: dict[str, Any] = {
-            "contentType": context.content_type,
-            "contentEncoding": context.content_encoding,
-            "correlationId": outgoing.correlation_id,
-            "replyTo": context.reply_to_channel,
-            "headers": options.headers or None,
-            "expires": time.time() + options.time_to_live if options.time_to_live and expires else None,
-        }
-        header = {key: value for key, value in header.items() if value is not None}
-        if header and options.qos != "0":
-            header["messageId"] = outgoing.message_id
-        return envelope.encode(payload, header)
+        return envelope.wrap(outgoing, payload, expires=expires)
 
 
 @functools.lru_cache(maxsize=_COMPILED)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import envelope
+from messaging import envelope
 from messaging.adapter import Incoming
 from messaging.errors import (
     InvalidChannelError,
