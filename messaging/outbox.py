@@ -176,6 +176,8 @@ class Outbox:
         self._batch: list[Publication] = []
         self._in_flight: dict[int, Publication] = {}
         self._again: list[Publication] = []
+        #: from the loop, on their way into ``_waiting``
+        self._posted: list[Publication] = []
         self._wakeup = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_at = 0.0
@@ -209,7 +211,7 @@ class Outbox:
                 self._accepted - self._settled_messages >= self._max_messages
                 or self._accepted_bytes - self._settled_bytes + size > self._max_bytes
             ):
-                self._await_room(entry)
+                self._await_room(entry, size)
             if self._refusing:
                 raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
             self._accepted = entry.sequence = self._accepted + 1
@@ -220,30 +222,33 @@ class Outbox:
             self._signalled = True
             self._engine.call(self._wake)
 
-    def _await_room(self, entry: Publication) -> None:
-        def has_room() -> bool:
-            return self._refusing or (
-                self._accepted - self._settled_messages < self._max_messages
-                # a message larger than the whole bound goes through alone
-                and (
-                    self._accepted_bytes - self._settled_bytes + len(entry.payload) <= self._max_bytes
-                    or self._accepted == self._settled_messages
-                )
-            )
+    def _has_room(self, size: int) -> bool:
+        return self._accepted - self._settled_messages < self._max_messages and (
+            self._accepted_bytes - self._settled_bytes + size <= self._max_bytes
+            # a message larger than the whole bound goes through alone
+            or self._accepted == self._settled_messages
+        )
 
-        if has_room():
+    def _await_room(self, entry: Publication, size: int) -> None:
+        def may_go_on() -> bool:
+            return self._refusing or self._has_room(size)
+
+        if may_go_on():
             return
         self._blocked_publishers += 1
         try:
             wait = min(entry.deadline - time.monotonic(), threading.TIMEOUT_MAX) if may_block() else 0.0
-            if wait <= 0 or not self._room.wait_for(has_room, wait):
-                waiting = self._accepted_bytes - self._settled_bytes
-                raise OutboxFullError(
-                    f"{entry.what}: {self.pending} messages ({waiting} bytes) wait to be published already; "
-                    f"await earlier promises first, or raise outbox_size or outbox_bytes"
-                )
+            if wait <= 0 or not self._room.wait_for(may_go_on, wait):
+                raise self._full(entry)
         finally:
             self._blocked_publishers -= 1
+
+    def _full(self, entry: Publication) -> OutboxFullError:
+        waiting = self._accepted_bytes - self._settled_bytes
+        return OutboxFullError(
+            f"{entry.what}: {self.pending} messages ({waiting} bytes) wait to be published already; "
+            f"await earlier promises first, or raise outbox_size or outbox_bytes"
+        )
 
     # --- the loop
 
@@ -288,6 +293,7 @@ class Outbox:
             self._sweeper = None
         for entry in [*self._outstanding()]:
             self._settle(entry, entry.unfinished("the instance was closed"))
+            self._count_late(entry)
         self._waiting.clear()
         self._in_flight.clear()
         self._again.clear()
@@ -360,6 +366,8 @@ class Outbox:
             if not entry.settled:
                 entry.is_waiting = False
                 batch.append(entry)
+            else:
+                self._count_late(entry)
         return batch
 
     @staticmethod
@@ -399,6 +407,53 @@ class Outbox:
             self.failed += 1
             self.count_settled(entry)
             entry.reject(error)
+
+    def give_up(self, entry: Publication, error: MessagingError) -> None:
+        """Fail ``entry``, unless it is settled; it is not sent any more, nor if it is put only now. On the loop."""
+        if entry.sequence:
+            self._settle(entry, error)
+        elif not entry.settled:
+            entry.settled = True
+            entry.reject(error)
+
+    @staticmethod
+    def _is_uncounted(entry: Publication) -> bool:
+        """Whether it was given up before it was accepted: what is settled and counted has no payload any more."""
+        return entry.settled and hasattr(entry, "payload") and not entry.options.last_will
+
+    def _count_late(self, entry: Publication) -> None:
+        if self._is_uncounted(entry):
+            self.failed += 1
+            self.count_settled(entry)
+
+    def post(self, entry: Publication) -> None:
+        """As :meth:`put`, but from the loop, which waits for nothing: ``entry`` fails with what ``put`` raises."""
+        self._posted.append(entry)
+        if len(self._posted) == 1:
+            self._accept_posted()
+
+    def _accept_posted(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._engine.loop.call_later(_LOCK_RETRY, self._accept_posted)
+            return
+        posted, self._posted = self._posted, []
+        refused: list[Publication] = []
+        try:
+            for entry in posted:
+                if self._refusing or not self._has_room(len(entry.payload)):
+                    refused.append(entry)
+                else:
+                    self._accepted = entry.sequence = self._accepted + 1
+                    self._accepted_bytes += len(entry.payload)
+                    self._waiting.append(entry)
+        finally:
+            self._lock.release()
+        for entry in refused:
+            closed = ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
+            self.give_up(entry, closed if self._refusing else self._full(entry))
+        if not self._signalled:
+            self._signalled = True
+            self._wake()
 
     def adopt(self, will: Publication) -> None:
         """Watch over a will like over a message in flight. On the loop."""
@@ -440,10 +495,12 @@ class Outbox:
     def _purge(self) -> None:
         """Drop what is settled."""
         if self._lock.acquire(blocking=False):
-            live = [entry for entry in self._waiting if not entry.settled]
+            waiting = [*self._waiting]
             self._waiting.clear()
-            self._waiting.extend(live)
+            self._waiting.extend(entry for entry in waiting if not entry.settled)
             self._lock.release()
+            for entry in waiting:
+                self._count_late(entry)
         else:
             self._engine.loop.call_later(_LOCK_RETRY, self._purge)
 
@@ -474,6 +531,7 @@ class Outbox:
         expired = False
         for entry in self._outstanding():
             if entry.settled:
+                expired = expired or self._is_uncounted(entry)
                 continue
             left = entry.deadline - now
             if left > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
 from messaging.builder import as_context
@@ -82,17 +82,13 @@ class MessagePublisher:
             raise ArgumentError(f"publish takes a Message, not {type(message).__name__}") from None
         if channel_or_context is not None:
             context = self._override(context, channel_or_context)
-        if payload.__class__ is not bytes:
-            payload = _as_bytes(payload)
         try:
             plan = context._plan
         except AttributeError:  # another implementation of the interface, to be read through its getters
             context = as_context(context)
             plan = None
         options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
-        limit = self._size_limit
-        if limit is not None and len(payload) > limit:
-            raise PayloadTooLargeError(len(payload), limit, f"{self._adapter.name!r}")
+        payload = self.check_payload(payload)
         timeout = options.timeout
         if timeout is None:
             timeout = self._timeout
@@ -104,6 +100,53 @@ class MessagePublisher:
         else:
             self._outbox.put(publication)
         return publication
+
+    def check(self, context: MessageContext) -> PublishOptions:
+        """What a context asks for, checked. From any thread; raises as :meth:`publish`."""
+        plan = context._plan
+        options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
+        return options
+
+    def check_like(self, context: MessageContext, options: PublishOptions) -> PublishOptions:
+        """:meth:`check` a context that differs from one that came to ``options`` in nothing but the channel."""
+        channels.check_name(context._channel or "")
+        self._adapter.check_publish(context, options)
+        context._plan = (self._stamp, options)
+        return options
+
+    def publish_checked(
+        self,
+        payload: bytes,
+        context: MessageContext,
+        options: PublishOptions,
+        correlation_id: str | None,
+        *,
+        on_loop: bool = False,
+    ) -> Publication:
+        """Publish with a context that :meth:`check` has seen, and a correlation id beside it.
+
+        Raises ``PayloadTooLargeError``, ``OutboxFullError``, ``ClosedError`` as :meth:`publish`. ``on_loop`` is for the
+        engine's loop, which must not wait: the promise fails with the latter two.
+        """
+        payload = self.check_payload(payload)
+        timeout = self._timeout if options.timeout is None else options.timeout
+        publication = Publication(self._outbox, payload, context, options, time.monotonic() + timeout)
+        publication.correlation_id = correlation_id
+        if on_loop:
+            self._outbox.post(publication)
+        else:
+            self._outbox.put(publication)
+        return publication
+
+    def check_payload(self, payload: Any) -> bytes:
+        """A payload as bytes; raises ``InvalidContentError`` and ``PayloadTooLargeError``. From any thread."""
+        if payload.__class__ is not bytes:
+            payload = _as_bytes(payload)
+        limit = self._size_limit
+        if limit is not None and len(payload) > limit:
+            raise PayloadTooLargeError(len(payload), limit, f"{self._adapter.name!r}")
+        checked: bytes = payload
+        return checked
 
     def refresh(self) -> None:
         """Forget what was checked: the adapter announces something else than before. On the loop."""

@@ -173,7 +173,7 @@ class BrokerMachine(RuleBasedStateMachine):
             payload = b"" if retain and self.count % 3 == 0 else b"%d" % self.count
             options = PublishOptions(qos=qos, retain=retain, priority=priority, time_to_live=ttl)
             context = MessageContext(channel, correlation_id=number)
-            outgoing: Any = SimpleNamespace(payload=payload, context=context, options=options)
+            outgoing: Any = SimpleNamespace(payload=payload, context=context, options=options, correlation_id=number)
             queues = self.broker.route(context)
             self.broker.publish(outgoing, queues)
             touched.update(queues)
