@@ -418,7 +418,8 @@ class Connection:
         if subscription.handle is not None:
             await subscription.finish_burials(self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
-        if handle is not None and (failed or not (self.closing and self.adapter.keeps_session)):
+        stays = self.closing and self.adapter.keeps_session and subscription.is_lasting
+        if handle is not None and (failed or not stays):
             await self.unsubscribe(handle)
         subscription.complete()
 

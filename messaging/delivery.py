@@ -491,6 +491,11 @@ class Subscription(Subscribed):
             self._direct.settled(Message(incoming.payload, incoming, self._model))
         return True
 
+    def is_void(self, message: Message) -> bool:
+        """Whether a message that was taken came by a lost connection, and will come again by this one."""
+        token = message._context.token  # type: ignore[attr-defined]  # an Incoming: take() made it so
+        return token is not None and self._delivers_again and not self._auto and self._adapter.is_stale(token)
+
     def accept(self, message: Message) -> None:
         """Acknowledge a message its consumer is done with, unless it was settled: the short way of ``settle``."""
         incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so

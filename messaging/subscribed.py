@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from messaging.promise import Promise
 
@@ -17,6 +17,7 @@ class Subscribed(abc.ABC):
     """One subscription at the broker. Everything is called on the engine's loop, unless it says otherwise.
 
     Attributes:
+        is_lasting: whether it stays at a broker that keeps the session when the instance is closed.
         spec: what is subscribed to.
         ready: resolves when the broker has confirmed it.
         handle: the adapter's, while it is subscribed.
@@ -24,6 +25,8 @@ class Subscribed(abc.ABC):
         leaving: nothing is taken in any more; then, the end.
         ended: that.
     """
+
+    is_lasting: ClassVar[bool] = True
 
     def __init__(self, spec: SubscriptionSpec) -> None:
         self.spec = spec

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
 from messaging.adapter import SubscriptionSpec
@@ -23,9 +24,14 @@ from messaging.publisher import check_text
 from messaging.stream import MessageStream
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from messaging.connection import Connection
     from messaging.publisher import MessagePublisher
     from messaging.services import ServiceRegistry
+
+#: requests a responder takes in advance, unless it is told otherwise
+_REQUESTS: Final = 128
 
 
 class MessageSubscription:
@@ -86,6 +92,26 @@ class MessageSubscription:
             return subscription
 
         return MessageStream(self._connection, open_subscription)
+
+    def check(self, channel: str, extensions: Mapping[str, Any]) -> SubscriptionSpec:
+        """What would be subscribed to; raises as :meth:`subscribe`."""
+        return self._check(MessageContext(channel, extensions=MappingProxyType({**extensions})))
+
+    def open_requests(self, channel: str, extensions: Mapping[str, Any], kind: type[Subscription]) -> Subscription:
+        """A subscription to requests, which its caller starts; raises as :meth:`subscribe`.
+
+        Unless the extensions say otherwise, with acknowledgement, since a request is acknowledged when it is answered,
+        and no more than a few at a time: what one responder cannot come to, another one may.
+        """
+        adapter = self._connection.adapter
+        wanted = {**extensions}
+        best = [level for level in adapter.qos_levels if level != "0"][:1]
+        if best:
+            wanted.setdefault(Features.EXTENSION_QOS, best[0])
+        if str(wanted.get(Features.EXTENSION_QOS)) != "0":
+            wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
+        spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
+        return kind(self._connection, self._services, self._publisher, spec, Consumption())
 
     def _check(self, context: MessageContext) -> SubscriptionSpec:
         adapter = self._connection.adapter
