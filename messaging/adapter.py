@@ -25,11 +25,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from messaging.acknowledge import AcknowledgeMessageContext
 from messaging.errors import ConnectionLostError, UnsupportedFeatureError
-from messaging.features import Features
+from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
 from messaging.message import NO_EXTENSIONS, MessageContext
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from messaging.url import BrokerUrl
 
 ENTRY_POINT_GROUP: Final = "messaging.adapters"
-
+#: first level of the reply channels that are made for requests
+REPLY_CHANNELS: Final = "reply"
 
 #: What the core does for every adapter that acknowledges; an adapter announces these beside its own.
 CORE_FEATURES: Final = frozenset(
@@ -55,6 +56,13 @@ CORE_FEATURES: Final = frozenset(
         Features.EXTENSION_BUFFER_SIZE,
         Features.EXTENSION_OVERFLOW,
     }
+)
+
+
+#: What an adapter has to announce for the core to do requests and replies, and what that brings.
+_REPLY_NEEDS: Final = frozenset({Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS})
+_REPLY_FEATURES: Final = frozenset(
+    {Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE}
 )
 
 
@@ -144,6 +152,34 @@ class Incoming(AcknowledgeMessageContext):
         self.delivery_count = delivery_count
 
 
+class ReplyAddress(NamedTuple):
+    """Where the replies to an instance's requests arrive.
+
+    Attributes:
+        pattern: what the instance subscribes to.
+        channel: what its requests name as their reply channel.
+        individual: each request names a channel of its own instead: this one, with its correlation id as a further
+            level.
+    """
+
+    pattern: str
+    channel: str
+    individual: bool = False
+
+
+class ReplyRoute(NamedTuple):
+    """One way for a reply to go.
+
+    Attributes:
+        channel, channel_extension: where it is published.
+        mandatory: whether it can be told that nobody listens there.
+    """
+
+    channel: str
+    channel_extension: str | None = None
+    mandatory: bool = False
+
+
 class Sink(Protocol):
     """Where a subscription's messages go. Implemented by the core; called on the loop."""
 
@@ -186,6 +222,8 @@ class Adapter(abc.ABC):
     #: ``options.custom``, those of the other side left out; their names belong into ``features``.
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    #: extension keys that a reply takes over from its request, if that came with them
+    reply_extensions: ClassVar[frozenset[str]] = frozenset()
     #: whether the protocol holds back deliveries until earlier ones are settled, so that overflow policy
     #: ``block`` needs nothing else. Deliveries without token are exempt.
     has_credit: ClassVar[bool]
@@ -225,6 +263,19 @@ class Adapter(abc.ABC):
     @abc.abstractmethod
     def features(self) -> frozenset[str]:
         """What is announced: exactly what works. May shrink at the first ``open``, once the broker is known."""
+
+    @property
+    def announced(self) -> frozenset[str]:
+        """``osgi.messaging.feature`` of the instance: :attr:`features`, and what the core makes of them (RFC 5.7)."""
+        features = self.features
+        if not features >= _REPLY_NEEDS:
+            return features
+        found = features | _REPLY_FEATURES
+        if self.settings.generate_correlation_id:
+            found |= {Features.GENERATE_CORRELATION_ID}
+        if self.settings.generate_reply_channel:
+            found |= {Features.GENERATE_REPLY_CHANNEL, GENERATE_REPLY_CHANNEL_ALIAS}
+        return found
 
     @property
     @abc.abstractmethod
@@ -270,6 +321,25 @@ class Adapter(abc.ABC):
         If so, it leaves the buffers; otherwise it stays, and is handed out.
         """
         return spec.options.queue is not None and self.can_reject
+
+    def reply_address(self, token: str) -> ReplyAddress:
+        """Where replies arrive to requests that name no reply channel (RFC 5.7.2, ``generateReplyChannel``).
+
+        Only with feature ``messageProperties``.
+
+        Args:
+            token: unguessable, this instance's own; without ``/`` and wildcards.
+        """
+        channel = f"{REPLY_CHANNELS}/{token}"
+        return ReplyAddress(channel, channel)
+
+    def reply_routes(self, channel: str) -> tuple[ReplyRoute, ...]:
+        """How a reply gets to a reply channel that a request names, as it was received.
+
+        Returns:
+            At least one; each but the last is given up for the next if nobody listens there.
+        """
+        return (ReplyRoute(channel, mandatory=Features.EXTENSION_MANDATORY in self.features),)
 
     # --- connection
 

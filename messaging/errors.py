@@ -26,10 +26,13 @@
     │   ├── PublishRefusedError              the broker refused the message
     │   │   └── UnroutableError              nobody would have got it, and it was mandatory
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
+    ├── ReplyError                           whoever answered a request says that it went wrong there
+    ├── RequestCancelledError                whoever made a request does not want its reply any more
     ├── DeadlineError (TimeoutError)         not done in time, and known not to have happened
     │   └── OutcomeUnknownError              sent, but whether it arrived cannot be known
     ├── BoundReachedError                    a bound was reached
     │   ├── OutboxFullError                  too much is waiting to be published
+    │   ├── TooManyRequestsError             too many requests are waiting for their replies
     │   └── StreamOverflowError              a stream with overflow policy ``fail`` overflowed
     ├── CodecError                           content type, encoding, or the bytes themselves
     │   ├── UnknownContentTypeError          no codec is registered for the content type
@@ -225,6 +228,27 @@ class SubscriptionRefusedError(BrokerError):
     """The broker refused a subscription, or cancelled one."""
 
 
+# --- requests ---------------------------------------------------------------------------------------------
+
+
+class ReplyError(MessagingError):
+    """Whoever answered a request says that it went wrong there (RFC 5.7.4).
+
+    Attributes:
+        kind: the name of the exception that the handler raised, such as ``ValueError``.
+        reason: its text, or as much of it as travels.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"{kind}: {reason}" if reason else kind)
+        self.kind = kind
+        self.reason = reason
+
+
+class RequestCancelledError(MessagingError):
+    """Whoever made a request does not want its reply any more."""
+
+
 # --- time and bounds -------------------------------------------------------------------------------------
 
 
@@ -245,6 +269,10 @@ class BoundReachedError(MessagingError):
 
 class OutboxFullError(BoundReachedError):
     """More is waiting to be published than the outbox may hold; this message was not accepted."""
+
+
+class TooManyRequestsError(BoundReachedError):
+    """More requests are waiting for their replies than may; this one was not sent."""
 
 
 class StreamOverflowError(BoundReachedError):

@@ -77,6 +77,12 @@ class Settings(BaseSettings):
         None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context says so"
     )
     overflow: Overflow = Field("block", description="what a full stream buffer does unless its context says otherwise")
+    max_pending_requests: int = Field(10_000, ge=1, description="requests that may wait for their replies")
+    generate_correlation_id: bool = Field(True, description="make correlation ids for requests that have none")
+    generate_reply_channel: bool = Field(True, description="make reply channels for requests that have none")
+    reply_channels: Text | None = Field(
+        None, description="where handlers may reply to: patterns, separated by commas; anywhere, if not given"
+    )
     max_message_size: int | None = Field(None, ge=1, description="largest payload that may be published, bytes")
 
     @classmethod
