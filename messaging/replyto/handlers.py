@@ -1,0 +1,74 @@
+"""The service interfaces of request handlers, and the properties they are registered with (RFC 5.7.4, 5.7.5).
+
+::
+
+    services.register(
+        ReplyToSingleSubscriptionHandler,
+        lambda request, builder: builder.content(request.payload.upper()).build_message(),
+        {TARGET: "(osgi.messaging.name=orders)", CHANNEL: "orders/new"},
+    )
+
+A handler is an object with the method of its interface, or a function in its place; either may be a coroutine
+function. It runs on a worker thread or, as a coroutine, on the event loop it was registered on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from messaging.builder import MessageContextBuilder
+    from messaging.message import Message
+
+#: LDAP filter that the properties of a whiteboard must match; without it, any whiteboard will do
+TARGET: Final = "osgi.messaging.replyToSubscription.target"
+#: channel or channels of the requests; patterns, where the instance announces ``wildcards``
+CHANNEL: Final = "osgi.messaging.replyToSubscription.channel"
+#: only requests that name this reply channel
+REPLY_CHANNEL: Final = "osgi.messaging.replyToSubscription.replyChannel"
+#: how many requests the handler works on at the same time; not in the RFC
+CONCURRENCY: Final = "osgi.messaging.replyToSubscription.concurrency"
+#: extensions of the subscription to each channel, such as ``{"queue": "workers"}``; not in the RFC
+EXTENSIONS: Final = "osgi.messaging.replyToSubscription.extensions"
+
+
+class ReplyToSubscriptionHandler(Protocol):
+    """Handles requests and answers nothing (RFC 5.7.4). What it raises goes to whoever named a reply channel."""
+
+    def handle_response(self, request_message: Message) -> object:
+        """Handle a request."""
+        ...
+
+
+class ReplyToSingleSubscriptionHandler(Protocol):
+    """Answers a request with one message (RFC 5.7.4)."""
+
+    def handle_response(self, request_message: Message, response_builder: MessageContextBuilder) -> Any:
+        """Make the reply.
+
+        Args:
+            request_message: the request.
+            response_builder: of the reply; channel and correlation id are set.
+
+        Returns:
+            The reply (a ``Message``), or a promise of it. Never ``None``.
+        """
+        ...
+
+
+class ReplyToManySubscriptionHandler(Protocol):
+    """Answers a request with any number of messages (RFC 5.7.5)."""
+
+    def handle_responses(self, request_message: Message, response_builder: MessageContextBuilder) -> Any:
+        """Make the replies.
+
+        Args:
+            request_message: the request.
+            response_builder: of each reply; channel and correlation id are set.
+
+        Returns:
+            The replies: an ``Observable`` of messages, an iterable (a generator, say), or an async iterable. Once
+            nobody wants them any more, an observable is disposed of, a generator closed after its next item, and an
+            async one where it waits.
+        """
+        ...

@@ -1,0 +1,355 @@
+"""ReplyToManyPublisher (RFC 5.7.2.1): one request, a stream of replies.
+
+Each such request has a reply channel of its own, so that its stream is held back like any other if its consumer is
+slow, and nobody else waits for that. What travels beside the replies says where they end, see
+:mod:`messaging.replyto.marks`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.adapter import REPLY_CHANNELS, SubscriptionSpec
+from messaging.delivery import Consumption, Subscription
+from messaging.errors import (
+    ClosedError,
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    OutcomeUnknownError,
+    ReplyError,
+    StreamConsumedError,
+)
+from messaging.extensions import subscribe_options
+from messaging.features import Features
+from messaging.outbox import Publication
+from messaging.promise import Promise
+from messaging.replyto import marks
+from messaging.stream import MessageStream
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from messaging.adapter import Incoming
+    from messaging.connection import Connection
+    from messaging.message import Message, MessageContext
+    from messaging.publisher import MessagePublisher
+    from messaging.replyto.publisher import ReplyToPublisher
+    from messaging.replyto.requests import Requests
+    from messaging.services import ServiceRegistry
+
+logger = logging.getLogger(__name__)
+
+#: how long a stream that nobody wants any more waits to hear where to say so, seconds
+_LINGER: Final = 2.0
+
+
+class _Publication(Publication):
+    """The message of a request: if it fails, so does the stream."""
+
+    __slots__ = ("subscription",)
+
+    subscription: ReplySubscription
+
+    def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
+        self._looked_at = True
+        first = super().reject(error, cause)
+        self.subscription.unsent(error)
+        return first
+
+
+class ReplySubscription(Subscription):
+    """The subscription to the replies of one request. See :class:`Subscription` for threads."""
+
+    is_listed = False
+    is_lasting = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        services: ServiceRegistry,
+        publisher: MessagePublisher,
+        spec: SubscriptionSpec,
+        consumption: Consumption,
+        *,
+        correlation_id: str,
+        patience: float,
+        cancel: Callable[[str, str, Mapping[str, Any]], object],
+    ) -> None:
+        super().__init__(connection, services, publisher, spec, consumption)
+        self.publication: _Publication
+        self._correlation_id = correlation_id
+        #: how long a reply may be waited for, seconds
+        self._patience = patience
+        self._cancel = cancel
+        #: where to say that no more is wanted
+        self._control: str | None = None
+        self._taken: Mapping[str, Any] = {}
+        self._control_known: Promise[None] = Promise("where to cancel replies")
+        #: how many items there were
+        self._count = 0
+        self._is_marked = False
+        #: the responder has said that there are no more; then ``_error`` is what it said
+        self._is_final = False
+        self._error: MessagingError | None = None
+        self._heard_at = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- the request
+
+    def start(self) -> None:
+        """Subscribe, and send the request then. On the loop."""
+        self._watch(self._patience)
+        self.ready.listen(self.send)
+        self._connection.start_subscription(self)
+
+    def send(self) -> None:
+        """Send the request: replies can arrive. On the loop."""
+        if not self.ended:
+            self._heard_at = time.monotonic()
+            self._connection.outbox.post(self.publication)
+
+    def unsent(self, error: MessagingError) -> None:
+        """The request failed."""
+        if not self.ended:
+            self.fail(error)
+
+    @property
+    def _was_sent(self) -> bool:
+        return self.publication.was_sent or (self.publication.done() and self.publication._error is None)
+
+    # --- replies
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Sort replies from what travels beside them."""
+        self._heard_at = time.monotonic()
+        items: list[Incoming] = []
+        done: list[Any] = []
+        for incoming in batch:
+            if not self._is_item(incoming):
+                if incoming.token is not None:
+                    done.append(incoming.token)
+            else:
+                items.append(incoming)
+        if done:
+            self._adapter.acknowledge(done)
+        if items:
+            super().deliver(items)
+        if self._is_final and not self.ended and not self.buffered:
+            self._conclude()
+
+    def _is_item(self, incoming: Incoming) -> bool:
+        if incoming._correlation_id != self._correlation_id:
+            logger.debug("a reply on %r belongs to another request", incoming._channel)
+            return False
+        mark = marks.read(incoming)
+        if self._is_final:
+            return False
+        if mark is None:
+            return True
+        self._is_marked = True
+        if mark.kind == marks.START:
+            self._control = incoming._reply_to_channel
+            taken = self._adapter.reply_extensions & incoming._extensions.keys()
+            self._taken = {key: incoming._extensions[key] for key in taken}
+            self._control_known.resolve(None)
+            return False
+        if mark.kind == marks.ITEM:
+            number = self._count if mark.number is None else mark.number
+            if number < self._count:
+                return False  # delivered again
+            if number > self._count:
+                self._finish(ConnectionLostError(f"replies {self._count} to {number - 1} were lost"))
+                return False
+            self._count += 1
+            return True
+        if mark.kind == marks.END and mark.number is not None and mark.number > self._count:
+            self._finish(ConnectionLostError(f"replies {self._count} to {mark.number - 1} were lost"))
+        elif mark.kind == marks.END:
+            self._finish(None)
+        elif mark.kind == marks.FAULT:
+            self._finish(ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
+        return False
+
+    def _finish(self, error: MessagingError | None) -> None:
+        self._is_final = True
+        self._error = error
+
+    def take(self) -> Message | None:
+        """See ``Subscription.take``; the end comes after the last reply."""
+        message = super().take()
+        if message is None and self._is_final and not self._buffer:
+            self._connection.engine.call(self._conclude)
+        return message
+
+    def _conclude(self) -> None:
+        if self.ended or self.buffered:
+            return
+        if self._error is not None:
+            self.fail(self._error)
+            return
+        if self._connection.state != "closed":
+            self.flush()
+        self._connection.subscriptions.discard(self)
+        self._end(None)
+        if self.handle is not None:
+            self._connection.depart(self)
+
+    # --- time
+
+    def _watch(self, seconds: float) -> None:
+        self._timer = self._connection.engine.loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        if self.ended or self._is_final:
+            return
+        if self.paused or self.buffered or self._handed_out > self.settled_count:
+            self._heard_at = time.monotonic()  # a slow consumer holds replies back
+        left = self._heard_at + self._patience - time.monotonic()
+        if left > 0:
+            self._watch(left)
+            return
+        channel = self.publication.context._channel
+        if self.counters.received and not self._is_marked:
+            self._finish(None)  # of a responder that does not say where they end
+            self._conclude()
+        elif self._was_sent:
+            why = f"no reply within {self._patience:g} s; it may have been handled, or will be"
+            self.fail(OutcomeUnknownError(f"request to {channel!r}: {why}"))
+        else:
+            self.fail(DeadlineError(f"request to {channel!r}: not sent within {self._patience:g} s"))
+
+    # --- ends
+
+    def lost(self) -> None:
+        """Without a session, replies are lost with the connection."""
+        if self._was_sent and not self._adapter.keeps_session:
+            self._fail_lost()
+        else:
+            super().lost()
+
+    def reconnected(self, resumed: bool) -> None:
+        """With a session, they were if it is not there any more."""
+        if self._was_sent and not resumed:
+            self._fail_lost()
+        else:
+            super().reconnected(resumed)
+
+    def _fail_lost(self) -> None:
+        channel = self.publication.context._channel
+        if not self.ended and not self._is_final:
+            why = "the connection was lost before all replies had come"
+            self._connection.engine.loop.call_soon(self.unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
+
+    def stop(self) -> Promise[None] | None:
+        """See ``Subscribed.stop``; a stream that ends early is to hear where to say so."""
+        stopped = super().stop()
+        if self._is_final or self.ended or self._control is not None or not self._was_sent:
+            return stopped
+        if Features.EXTENSION_MANDATORY in self._adapter.features:
+            return stopped  # the responder finds out by itself
+        both: Promise[None] = Promise("the end of replies")
+
+        def listen() -> None:
+            self._connection.engine.loop.call_later(_LINGER, self._control_known.resolve, None)
+            self._control_known.listen(lambda: stopped.listen(resolve) if stopped is not None else resolve())
+
+        def resolve() -> None:
+            both.resolve(None)
+
+        self._connection.engine.call(listen)
+        return both
+
+    def _end(self, error: MessagingError | None) -> None:
+        first = not self.ended
+        super()._end(error)
+        if not first:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.outbox.give_up(self.publication, error or StreamConsumedError("nobody waits any more"))
+        if not self._is_final and self._control is not None:
+            self._cancel(self._control, self._correlation_id, self._taken)
+
+
+class ReplyToManyPublisher:
+    """Publishes requests with many replies (RFC 5.7.2.1). Thread safe; get it as ``Messaging.reply_to_many``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        services: ServiceRegistry,
+        publisher: MessagePublisher,
+        single: ReplyToPublisher,
+        requests: Requests,
+    ) -> None:
+        self._connection = connection
+        self._services = services
+        self._publisher = publisher
+        self._single = single
+        self._requests = requests
+
+    def publish_with_reply_many(
+        self, request_message: Message, reply_to_context: MessageContext | None = None, *, model: Any = None
+    ) -> MessageStream:
+        """Publish a request, and stream its replies.
+
+        Args:
+            request_message, reply_to_context: as for ``ReplyToPublisher.publish_with_reply``.
+            model: what ``Message.value()`` of each reply is validated against before it is emitted.
+
+        Returns:
+            The replies: an observable, an iterator, and so on, for one consumer. The request is sent at once. The
+            stream completes behind the last reply. It fails with ``ReplyError`` if the handler failed,
+            ``OutcomeUnknownError`` if no reply came for the extension ``timeout`` (or else the setting),
+            ``OutboxFullError`` if there was no room for the request, and otherwise as the promise of
+            ``publish_with_reply``. Of responders that do not say where their replies end,
+            it completes when none came for that long. Ending it early tells the responder to stop, as far as the
+            protocol can.
+
+        Raises:
+            ArgumentError, UnsupportedFeatureError, ClosedError: as ``publish_with_reply``.
+        """
+        payload, context, options, correlation_id = self._single.prepare_many(
+            request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
+        )
+        connection, adapter = self._connection, self._connection.adapter
+        if connection.closing or connection.state == "closed":
+            raise ClosedError(f"the instance {adapter.name!r} is closed")
+        best = [level for level in adapter.qos_levels if level != "0"][:1]
+        wanted = {key: value for key, value in context._extensions.items() if key != Features.EXTENSION_QOS}
+        if best:
+            wanted[Features.EXTENSION_QOS] = best[0]
+        spec = SubscriptionSpec(context._reply_to_channel or "", None, subscribe_options(wanted, adapter))
+        patience = options.timeout if options.timeout is not None else adapter.settings.timeout
+        subscription = ReplySubscription(
+            connection,
+            self._services,
+            self._publisher,
+            spec,
+            Consumption(model),
+            correlation_id=correlation_id,
+            patience=patience,
+            cancel=self._requests.cancel_replies,
+        )
+        publication = _Publication(connection.outbox, payload, context, options, time.monotonic() + patience)
+        publication.correlation_id = correlation_id
+        publication.subscription = subscription
+        subscription.publication = publication
+        unused = [subscription]
+
+        def open_subscription() -> Subscription:
+            if not unused:
+                raise StreamConsumedError(
+                    f"the replies of a request to {context._channel!r} have a consumer; "
+                    f"publish it again for another one"
+                )
+            opened = unused.pop()
+            connection.engine.call(opened.start)
+            return opened
+
+        return MessageStream(connection, open_subscription)

@@ -1,0 +1,85 @@
+"""What travels beside a reply, unseen by users: user headers that say what it is.
+
+=====================  =============================================================================================
+header                 value
+=====================  =============================================================================================
+``rx-reply``           in a request: ``many`` if more than one reply is wanted. In a reply: ``item`` for one of many,
+                       ``end`` behind the last of them, ``error`` if the handler failed; ``start`` before the first, and
+                       its reply channel takes ``cancel``, with the same correlation id, from who wants no more
+``rx-number``          in an ``item``: its number, from 0; in an ``end`` or ``error``: how many items there were
+``rx-error``           in an ``error``: the name of the exception; the payload is its text (``text/plain``)
+=====================  =============================================================================================
+
+A single reply that went well has none of them, and a requester takes replies without any: so handlers and requesters of
+other programs need not know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from messaging.features import Features
+
+if TYPE_CHECKING:
+    from messaging.adapter import Incoming
+
+REPLY: Final = "rx-reply"
+NUMBER: Final = "rx-number"
+ERROR: Final = "rx-error"
+
+MANY: Final = "many"
+START: Final = "start"
+ITEM: Final = "item"
+END: Final = "end"
+CANCEL: Final = "cancel"
+FAULT: Final = "error"
+
+_OWN: Final = frozenset({REPLY, NUMBER, ERROR})
+
+
+class Mark(NamedTuple):
+    """What a reply says about itself.
+
+    Attributes:
+        kind: ``start``, ``item``, ``end`` or ``error``.
+        number: see the module; ``None`` if it says none, or nonsense.
+        error: name of the exception.
+    """
+
+    kind: str
+    number: int | None = None
+    error: str = ""
+
+    def headers(self) -> dict[str, str]:
+        """As user headers."""
+        found = {REPLY: self.kind}
+        if self.number is not None:
+            found[NUMBER] = str(self.number)
+        if self.error:
+            found[ERROR] = self.error
+        return found
+
+
+def read(incoming: Incoming) -> Mark | None:
+    """The mark of a message that was received, which loses it; ``None`` if it has none.
+
+    Before anybody else has seen the message: its extensions are replaced.
+    """
+    headers: Mapping[str, str] | None = incoming._extensions.get(Features.EXTENSION_HEADERS)
+    if headers is None or (kind := headers.get(REPLY)) is None:
+        return None
+    extensions: dict[str, Any] = dict(incoming._extensions)
+    others = {name: value for name, value in headers.items() if name not in _OWN}
+    if others:
+        extensions[Features.EXTENSION_HEADERS] = MappingProxyType(others)
+    else:
+        del extensions[Features.EXTENSION_HEADERS]
+    incoming._extensions = MappingProxyType(extensions)
+    number = headers.get(NUMBER, "")
+    return Mark(
+        kind,
+        int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None,
+        headers.get(ERROR, ""),
+    )

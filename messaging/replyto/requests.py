@@ -1,0 +1,580 @@
+"""Requests that wait for their replies, and the inboxes where these arrive (RFC 5.7.2).
+
+::
+
+    request() --pending, outbox--> broker --> responder
+    (caller)                                     |
+    promise  <--inbox.deliver()-- broker  <------+
+    (anywhere)  (loop)
+
+An *inbox* is a subscription to a reply channel. Each instance has one of its own, made with the first request and kept:
+the correlation id says which request a reply belongs to. A request that names its reply channel has the inbox of that
+channel, which exists as long as requests wait for it.
+
+**Threads.** ``request`` runs on the caller: it enters the request into the pending ones, then its message into the
+outbox. Everything else runs on the engine's loop. ``Requests.open`` and ``Inbox.pending`` are written by both: one
+operation of a set or dict at a time, which is atomic; nobody waits for anybody. Whoever takes a request out of
+``open`` settles it, and nobody else.
+
+**Losses.** Replies that were sent while the instance was away are gone, unless the broker keeps its session. So with a
+lost connection every request that was sent fails, at once or as soon as the session turns out to be lost: whoever made
+it does not have to wait for a deadline. What was not sent waits for the next connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.acknowledge import AcknowledgeType
+from messaging.adapter import SubscriptionSpec
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    OutcomeUnknownError,
+    ReplyError,
+    RequestCancelledError,
+    TooManyRequestsError,
+)
+from messaging.extensions import subscribe_options
+from messaging.features import Features
+from messaging.message import Message, MessageContext
+from messaging.outbox import Publication
+from messaging.promise import Promise
+from messaging.replyto import marks
+from messaging.subscribed import Subscribed
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from messaging.adapter import Incoming
+    from messaging.connection import Connection
+    from messaging.extensions import PublishOptions
+    from messaging.publisher import MessagePublisher
+
+logger = logging.getLogger(__name__)
+
+#: requests remembered after they were settled, to tell what is late or double from what is foreign
+_REMEMBERED: Final = 4096
+#: part of the shortest timeout in which deadlines are looked at, and the bounds of that, seconds
+_STEPS: Final = 20
+_SHORTEST_STEP: Final = 0.01
+_LONGEST_STEP: Final = 0.25
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """What became of an instance's requests and of what arrived for them. Written on the loop."""
+
+    answered: int = 0
+    #: replies that said that the handler failed
+    faults: int = 0
+    #: requests that failed otherwise
+    failed: int = 0
+    #: replies that came after their request was given up
+    late: int = 0
+    #: replies beyond the first
+    duplicate: int = 0
+    #: messages on a reply channel that belong to no request of this instance
+    foreign: int = 0
+
+
+class Request(Promise[Any]):
+    """A request that was made: the promise of its reply.
+
+    Cancelling whoever awaits it cancels the request; so does :meth:`cancel`.
+    """
+
+    __slots__ = ("correlation_id", "deadline", "inbox", "model", "publication", "requests")
+
+    def __init__(self, requests: Requests, correlation_id: str, deadline: float, model: Any) -> None:
+        super().__init__()
+        self.requests = requests
+        self.correlation_id = correlation_id
+        #: monotonic seconds
+        self.deadline = deadline
+        self.model = model
+        #: where its reply is to arrive; set before it is published
+        self.inbox: Inbox | None = None
+        self.publication: _Publication
+
+    @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"request to {self.publication.context._channel!r}"
+
+    def result(self, timeout: float | None = None) -> Any:
+        """As ``Promise.result``: the reply, or its value if the request was made with a model.
+
+        Raises:
+            DecodeError: the reply does not fit the model.
+        """
+        message = super().result(timeout)
+        return message if self.model is None else message.value(self.model)
+
+    def cancel(self) -> None:
+        """Want the reply no more: the request fails with ``RequestCancelledError``, unless it is settled."""
+        self._looked_at = True
+        self.requests.connection.engine.call(
+            self.requests.give_up, self, RequestCancelledError(f"{self.what} was cancelled")
+        )
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            return (yield from super().__await__())
+        except BaseException:
+            if not self.done():
+                self.cancel()
+            raise
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether a responder may have it."""
+        return self.publication.was_sent or (self.publication.done() and self.publication._error is None)
+
+
+class _Publication(Publication):
+    """The message of a request: if it fails, so does the request."""
+
+    __slots__ = ("request",)
+
+    request: Request
+
+    def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
+        self._looked_at = True
+        first = super().reject(error, cause)
+        self.request.requests.give_up(self.request, error)
+        return first
+
+
+class Inbox(Subscribed):
+    """A subscription to a reply channel.
+
+    Args:
+        requests: whose.
+        spec: what is subscribed to.
+        reply_to: the reply channel that requests name.
+        individual: they name this, with their correlation id as a further level.
+    """
+
+    is_lasting = False
+
+    def __init__(self, requests: Requests, spec: SubscriptionSpec, reply_to: str, *, individual: bool = False) -> None:
+        super().__init__(spec)
+        self.reply_to = reply_to
+        self.individual = individual
+        #: requests may be published: what came too early for that is under way
+        self.is_open = False
+        #: correlation id -> who waits; written by any thread, see the module
+        self.pending: dict[str, Request] = {}
+        #: what is to be published when this is subscribed to, in order; written by any thread
+        self.early: dict[_Publication, None] = {}
+        self._requests = requests
+        self._adapter = requests.connection.adapter
+        self._level = len(reply_to) + 1
+
+    # --- replies
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Match replies with requests."""
+        tokens = []
+        for incoming in batch:
+            if incoming.token is None:
+                incoming._state = AcknowledgeType.UNSUPPORTED
+            else:
+                tokens.append(incoming.token)
+                incoming._state = AcknowledgeType.ACKNOWLEDGED
+            incoming._settler = None
+            self._match(incoming)
+        if tokens:
+            self._adapter.acknowledge(tokens)
+
+    def _match(self, incoming: Incoming) -> None:
+        correlation_id = incoming._correlation_id
+        if self.individual:
+            named = (incoming._channel or "")[self._level :]
+            if correlation_id is None:
+                correlation_id = named  # of a responder that has nowhere to put it
+            elif correlation_id != named:
+                correlation_id = None
+        mark = marks.read(incoming)
+        requests = self._requests
+        if mark is not None and mark.kind == marks.CANCEL and self is requests.own:
+            requests.cancelled(correlation_id or "")
+            return
+        request = self.pending.get(correlation_id) if correlation_id is not None else None
+        if request is None:
+            requests.unmatched(incoming, correlation_id)
+        elif mark is None:
+            requests.answered(request, Message(incoming.payload, incoming, request.model))
+        elif mark.kind == marks.FAULT:
+            requests.failed(request, ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
+        else:
+            requests.unmatched(incoming, None)  # of somebody else's stream
+
+    # --- from the connection
+
+    def lost(self) -> None:
+        """Without a session, replies are lost with the connection."""
+        if not self._adapter.keeps_session:
+            self._give_up_sent()
+
+    def reconnected(self, resumed: bool) -> None:
+        """With a session, they were if it is not there any more."""
+        if not resumed:
+            self._give_up_sent()
+
+    def _give_up_sent(self) -> None:
+        for request in [*self.pending.values()]:
+            if request.was_sent:
+                why = "the connection was lost before the reply came; it may have been handled"
+                self._requests.give_up(request, ConnectionLostError(f"{request.what}: {why}"))
+
+    def fail(self, error: MessagingError) -> None:
+        """There are no replies to be had."""
+        self._requests.connection.subscriptions.discard(self)
+        self._end(error)
+        if self.handle is not None:
+            self._requests.connection.depart(self)
+
+    def stop(self) -> None:
+        """Nothing is in progress here."""
+
+    def flush(self) -> None:
+        """Replies are acknowledged as they arrive."""
+
+    def complete(self) -> None:
+        """The instance is closed, or nobody waits any more."""
+        self._end(ClosedError(f"the instance {self._adapter.name!r} is closed"))
+
+    def _end(self, error: MessagingError) -> None:
+        # first: whoever enters a request from now on sees it
+        self.ended = True
+        self._requests.forget(self)
+        self.ready.reject(error)
+        self.ready.exception()  # those who wait have promises of their own
+        for request in [*self.pending.values()]:
+            self._requests.give_up(request, error)
+
+
+class Requests:
+    """All requests of one instance. See the module for threads."""
+
+    def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
+        self.connection = connection
+        self._publisher = publisher
+        self.counters = RequestCounters()
+        #: those that are not settled; see the module
+        self.open: set[Request] = set()
+        self._limit = connection.settings.max_pending_requests
+        #: unguessable, so that nobody else can send what looks like a reply
+        self._token = secrets.token_hex(16)
+        #: guards the limit, and the making of ``own``; reentrant for signal handlers. The loop does not take it.
+        self._lock = threading.RLock()
+        #: the inbox of this instance, once there is one
+        self.own: Inbox | None = None
+        #: by channel, those that requests name; on the loop
+        self._given: dict[str, Inbox] = {}
+        self._shortest = connection.settings.timeout
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_watching = False
+        #: told of those who want no more replies from here, by correlation id
+        self.cancelled: Callable[[str], object] = lambda _: None
+        #: correlation ids that were settled, the oldest first, and whether by a reply; on the loop
+        self._past: dict[str, bool] = {}
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for their replies."""
+        return len(self.open)
+
+    # --- on the caller
+
+    def is_own(self, channel: str) -> bool:
+        """Whether that is where replies arrive to requests that name no reply channel."""
+        return channel == self.connection.adapter.reply_address(self._token).channel
+
+    def own_inbox(self) -> Inbox:
+        """The inbox of this instance, made and subscribed on first use."""
+        own = self.own
+        if own is not None:
+            return own
+        with self._lock:
+            if self.own is None:
+                address = self.connection.adapter.reply_address(self._token)
+                own = Inbox(self, self._spec(address.pattern), address.channel, individual=address.individual)
+                self.own = own
+                self.connection.engine.call(self._start_own, own)
+            return self.own
+
+    def _start_own(self, inbox: Inbox) -> None:
+        inbox.ready.listen(lambda: self._publish_early(inbox))
+        self.connection.start_subscription(inbox)
+
+    def _spec(self, pattern: str) -> SubscriptionSpec:
+        adapter = self.connection.adapter
+        # replies come with the guarantee they were sent with
+        best = [level for level in adapter.qos_levels if level != "0"][:1]
+        wanted: dict[str, Any] = {Features.EXTENSION_QOS: best[0]} if best else {}
+        return SubscriptionSpec(pattern, None, subscribe_options(wanted, adapter))
+
+    def request(
+        self,
+        payload: bytes,
+        context: MessageContext,
+        options: PublishOptions,
+        correlation_id: str,
+        *,
+        given: bool,
+        timeout: float,
+        model: Any = None,
+    ) -> Request:
+        """Send a request.
+
+        Args:
+            payload: of its message.
+            context: that of its message, checked, with the reply channel.
+            options: what it was checked to.
+            correlation_id: of the message.
+            given: the reply channel is the request's own idea, rather than that of :meth:`own_inbox`.
+            timeout: seconds for all of it.
+            model: for ``Request.result``.
+
+        Raises:
+            TooManyRequestsError, ClosedError, OutboxFullError: it was not sent.
+            ArgumentError: a request with this correlation id waits on this reply channel.
+        """
+        connection = self.connection
+        self._refuse_closed()
+        request = Request(self, correlation_id, time.monotonic() + timeout, model)
+        publication = _Publication(connection.outbox, payload, context, options, request.deadline)
+        publication.correlation_id = correlation_id
+        publication.request = request
+        request.publication = publication
+        with self._lock:
+            if len(self.open) >= self._limit:
+                raise TooManyRequestsError(
+                    f"{request.what}: {self._limit} requests wait for their replies already; "
+                    f"await earlier ones first, or raise max_pending_requests"
+                )
+            self.open.add(request)
+        self._watch(timeout)
+        try:
+            if given:
+                connection.engine.call(self._start_given, publication)
+            else:
+                while not self._start(publication, self.own_inbox()):
+                    self._refuse_closed()
+        except BaseException:
+            # unless it was settled meanwhile, it never was
+            if self._claim(request):
+                self._remove(request)
+            request._looked_at = True
+            raise
+        return request
+
+    def _refuse_closed(self) -> None:
+        if self.connection.closing or self.connection.state == "closed":
+            raise ClosedError(f"the instance {self.connection.adapter.name!r} is closed")
+
+    def _claim(self, request: Request) -> bool:
+        """Take a request out of the open ones; ``False`` if somebody else has. From any thread."""
+        try:
+            self.open.remove(request)
+        except KeyError:
+            return False
+        return True
+
+    @staticmethod
+    def _remove(request: Request) -> None:
+        """Take a request out of its inbox. From any thread."""
+        inbox = request.inbox
+        if inbox is not None:
+            inbox.early.pop(request.publication, None)
+            if inbox.pending.get(request.correlation_id) is request:
+                del inbox.pending[request.correlation_id]
+
+    def _start(self, publication: _Publication, inbox: Inbox) -> bool:
+        """Enter a request and publish it, or have it published when its inbox is there. On the caller.
+
+        Returns:
+            ``False`` if the inbox has ended meanwhile, and another one is to be taken.
+        """
+        request = publication.request
+        self._enter(request, inbox)
+        if inbox.ended:
+            self._remove(request)
+            return request not in self.open
+        if inbox.is_open and not inbox.early:
+            self.connection.outbox.put(publication)
+        else:
+            inbox.early[publication] = None
+            self.connection.engine.call(self._publish_early, inbox)
+        if request not in self.open:  # settled before it was entered: nobody else will take it out
+            self._remove(request)
+        return True
+
+    @staticmethod
+    def _enter(request: Request, inbox: Inbox) -> None:
+        request.inbox = inbox
+        if inbox.pending.setdefault(request.correlation_id, request) is not request:
+            raise ArgumentError(
+                f"{request.what}: another one with the correlation id {request.correlation_id!r} waits for its reply "
+                f"on {inbox.reply_to!r}"
+            )
+
+    def _watch(self, timeout: float) -> None:
+        """See to it that deadlines are looked at."""
+        if timeout < self._shortest or not self._is_watching:
+            self._shortest = min(timeout, self._shortest)
+            self._is_watching = True
+            self.connection.engine.call(self._arm)
+
+    # --- on the loop
+
+    def _start_given(self, publication: _Publication) -> None:
+        """Enter a request with a reply channel of its own."""
+        request = publication.request
+        if request.done():
+            return
+        channel = publication.context._reply_to_channel or ""
+        inbox = self._given.get(channel)
+        if inbox is None:
+            inbox = self._given[channel] = Inbox(self, self._spec(channel), channel)
+            self._start_own(inbox)
+        try:
+            self._enter(request, inbox)
+        except MessagingError as error:
+            self.give_up(request, error)
+        else:
+            inbox.early[publication] = None
+            self._publish_early(inbox)
+
+    def _publish_early(self, inbox: Inbox) -> None:
+        if not inbox.ready.done():
+            return
+        for publication in [*inbox.early]:
+            if not publication.request.done() and not inbox.ended:
+                self.connection.outbox.post(publication)
+            # not before: the next one of the same thread is not to overtake it
+            inbox.early.pop(publication, None)
+        inbox.is_open = True
+
+    def answered(self, request: Request, message: Message) -> None:
+        """Its reply has come."""
+        if self._claim(request):
+            self.counters.answered += 1
+            self._leave(request, answered=True)
+            request.resolve(message)
+
+    def failed(self, request: Request, error: ReplyError) -> None:
+        """Its reply has come, and says that the handler failed."""
+        if self._claim(request):
+            self.counters.faults += 1
+            self._leave(request, answered=True)
+            request.reject(error)
+
+    def give_up(self, request: Request, error: MessagingError) -> None:
+        """Fail a request, unless it is settled; its message is not sent any more."""
+        if self._claim(request):
+            self.counters.failed += 1
+            self._leave(request, answered=False)
+            request.reject(error)
+            self.connection.outbox.give_up(request.publication, error)
+
+    def _leave(self, request: Request, *, answered: bool) -> None:
+        past = self._past
+        past[request.correlation_id] = answered
+        if len(past) > _REMEMBERED:
+            del past[next(iter(past))]
+        self._remove(request)
+        inbox = request.inbox
+        if inbox is not None and not inbox.pending and self._given.get(inbox.reply_to) is inbox:
+            del self._given[inbox.reply_to]
+            self.connection.end_subscription(inbox)
+
+    def unmatched(self, incoming: Incoming, correlation_id: str | None) -> None:
+        """A message on a reply channel that nobody waits for."""
+        answered = self._past.get(correlation_id) if correlation_id is not None else None
+        if answered is None:
+            self.counters.foreign += 1
+            what = "belongs to no request"
+        elif answered:
+            self.counters.duplicate += 1
+            what = "is not the first"
+        else:
+            self.counters.late += 1
+            what = "is late"
+        logger.debug("a reply on %r %s and is dropped", incoming._channel, what)
+
+    def cancel_replies(self, channel: str, correlation_id: str, taken: Mapping[str, Any]) -> None:
+        """Tell a responder that nobody wants its replies any more, in its own way. On the loop.
+
+        Args:
+            channel, correlation_id: what it gave for that.
+            taken: extensions that it uses itself.
+        """
+        route = self.connection.adapter.reply_routes(channel)[0]
+        extensions = {**taken, Features.EXTENSION_HEADERS: marks.Mark(marks.CANCEL).headers()}
+        context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
+        try:
+            options = self._publisher.check(context)
+            promise = self._publisher.publish_checked(b"", context, options, correlation_id, on_loop=True)
+        except MessagingError as error:
+            logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
+        else:
+            promise._looked_at = True
+
+    def forget(self, inbox: Inbox) -> None:
+        """It has ended: the next request makes another one."""
+        if self.own is inbox:
+            self.own = None
+        if self._given.get(inbox.reply_to) is inbox:
+            del self._given[inbox.reply_to]
+
+    # --- deadlines
+
+    def _arm(self) -> None:
+        step = min(max(self._shortest / _STEPS, _SHORTEST_STEP), _LONGEST_STEP)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = self.connection.engine.loop.call_later(step, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        now = time.monotonic()
+        shortest = self.connection.settings.timeout
+        for request in [*self.open]:
+            left = request.deadline - now
+            if left > 0:
+                shortest = min(shortest, left)
+            elif request.was_sent:
+                why = "no reply before its deadline; it may have been handled, or will be"
+                self.give_up(request, OutcomeUnknownError(f"{request.what}: {why}"))
+            else:
+                is_up = self.connection.states.value.is_up
+                why = "too much was waiting" if is_up else "there was no connection"
+                self.give_up(request, DeadlineError(f"{request.what}: not sent before its deadline: {why}"))
+        self._shortest = shortest
+        # cleared before the last look: whoever enters a request after this line arms again
+        self._is_watching = False
+        if self.open:
+            self._is_watching = True
+            self._arm()
+
+    # --- in a forked child
+
+    def forsake(self) -> None:
+        """Nobody waits here: requests are the parent's."""
+        self._lock = threading.RLock()
+        for request in self.open:
+            request.forsake(ClosedError(f"{request.what}: made by the parent of this process"))
+        self.open.clear()
