@@ -9,15 +9,16 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
+from messaging.channels import check_name
 from messaging.codecs import encode
 from messaging.connection import Connection
 from messaging.consumers import in_observer
@@ -27,25 +28,43 @@ from messaging.errors import (
     ArgumentError,
     ClosedError,
     ConfigurationError,
+    DeadlineError,
     DuplicateNameError,
     InvalidExtensionError,
     MessagingError,
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import publishing_only, subscribing_only
+from messaging.extensions import integer, publishing_only, subscribing_only
 from messaging.features import Features
 from messaging.forking import hold_over_fork
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
+from messaging.replyto.exchange import Replies
+from messaging.replyto.handlers import (
+    CHANNEL,
+    CONCURRENCY,
+    EXTENSIONS,
+    REPLY_CHANNEL,
+    TARGET,
+    ReplyToManySubscriptionHandler,
+    ReplyToSingleSubscriptionHandler,
+)
+from messaging.replyto.many import ReplyToManyPublisher
+from messaging.replyto.publisher import ReplyToPublisher
+from messaging.replyto.requests import Requests
+from messaging.replyto.typed import TypedHandler
+from messaging.replyto.whiteboard import ReplyToWhiteboard
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
+    SERVICE_RANKING,
     ServiceEvent,
     ServiceEventKind,
     ServiceRegistration,
     ServiceRegistry,
     default_registry,
+    escaped,
 )
 from messaging.settings import URL_VARIABLE, Settings, load_settings
 from messaging.subscription import MessageSubscription
@@ -54,10 +73,13 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.delivery import OnInvalid
+    from messaging.replyto.requests import Request
     from messaging.state import ConnectionStates
     from messaging.stream import MessageStream
 
 logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 NAME_PROPERTY: Final = "osgi.messaging.name"
 PROTOCOL_PROPERTY: Final = "osgi.messaging.protocol"
@@ -66,6 +88,10 @@ PROVIDER_PROPERTY: Final = "osgi.messaging.provider"
 
 #: keywords of the short way that are values of the context; the others are extensions in snake case
 _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
+#: extensions of subscribing that the stream of many replies has, too
+_OF_STREAMS: Final = frozenset(
+    {Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_PREFETCH}
+)
 #: contexts the short way keeps, so that publishing the same way again checks nothing twice
 _CONTEXT_CACHE: Final = 1024
 
@@ -165,7 +191,7 @@ class Messaging:
     Attributes:
         name: the ``osgi.messaging.name``, unique in ``services``.
         services: the registry its services are in.
-        publisher, subscription, runtime: its services.
+        publisher, subscription, reply_to, reply_to_many, whiteboard, runtime: its services.
         connection_state: what the connection is like: an Observable of :class:`~messaging.state.ConnectionState`, and
             its ``value`` now.
         ready: resolves with the first connection.
@@ -184,8 +210,15 @@ class Messaging:
         self.connection_state: ConnectionStates = connection.states
         self.publisher = MessagePublisher(connection)
         self.subscription = MessageSubscription(connection, services, self.publisher)
-        self.runtime = MessageServiceRuntime(connection)
-        self._features = self._adapter.features
+        self._requests = Requests(connection, self.publisher)
+        self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
+        self.reply_to_many = ReplyToManyPublisher(connection, services, self.publisher, self.reply_to, self._requests)
+        self._replies = Replies(connection, self.publisher, self._requests)
+        self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
+        self.runtime = MessageServiceRuntime(connection, self._requests, self.whiteboard)
+        self._features = self._adapter.announced
+        #: what ``reply`` registered, by reference id
+        self._replying: dict[int, ServiceRegistration] = {}
         self._registrations = self._register_services()
         self._closing: Promise[None] | None = None
         #: the thread that takes the services out of the registry, while it does
@@ -203,7 +236,7 @@ class Messaging:
     @property
     def features(self) -> frozenset[str]:
         """What this instance announces: functional features and extension keys. May shrink at the first connection."""
-        return self._adapter.features
+        return self._adapter.announced
 
     def context_builder(self) -> MessageContextBuilder:
         """A new builder of messages and contexts."""
@@ -225,7 +258,7 @@ class Messaging:
             NAME_PROPERTY: self.name,
             PROVIDER_PROPERTY: adapter.provider,
             PROTOCOL_PROPERTY: list(adapter.protocols),
-            FEATURE_PROPERTY: sorted(adapter.features),
+            FEATURE_PROPERTY: sorted(adapter.announced),
         }
 
     def _register_services(self) -> list[ServiceRegistration]:
@@ -241,12 +274,26 @@ class Messaging:
             register(MessagePublisher, self.publisher, properties),
             register(MessageContextBuilder, self.context_builder, properties, scope="prototype"),
         ]
+        if Features.REPLY_TO in self.features:
+            registrations.append(register(ReplyToPublisher, self.reply_to, properties))
+            registrations.append(register(ReplyToManyPublisher, self.reply_to_many, properties))
+            registrations.append(register(ReplyToWhiteboard, self.whiteboard, properties))
+            self.whiteboard.open(self._properties)
         if Features.ACKNOWLEDGE in self.features:
             builder = self.acknowledge_context_builder
             registrations.append(register(AcknowledgeMessageContextBuilder, builder, properties, scope="prototype"))
         # RFC 5.4: when the subscription service goes, its subscriptions end
-        self._watch = self.services.add_listener(self._service_event, MessageSubscription)
+        listen = self.services.add_listener
+        self._watches = [
+            listen(self._service_event, MessageSubscription),
+            listen(self._forget_reply, ReplyToSingleSubscriptionHandler),
+            listen(self._forget_reply, ReplyToManySubscriptionHandler),
+        ]
         return registrations
+
+    def _forget_reply(self, event: ServiceEvent) -> None:
+        if event.kind is ServiceEventKind.UNREGISTERING:
+            self._replying.pop(event.reference.id, None)
 
     def _service_event(self, event: ServiceEvent) -> None:
         gone = event.kind is ServiceEventKind.UNREGISTERING and event.reference is self._subscription_reference
@@ -257,14 +304,17 @@ class Messaging:
     def _connected(self) -> None:
         """The broker may do less than the protocol: announce what is left. On the loop."""
         self.publisher.refresh()
-        if self._adapter.features != self._features:
-            self._features = self._adapter.features
+        self.reply_to.refresh()
+        self._replies.refresh()
+        if self._adapter.announced != self._features:
+            self._features = self._adapter.announced
             workers().submit(self._announce)  # listeners of the registry are user code
 
     def _announce(self) -> None:
         for registration in self._registrations:
             with contextlib.suppress(MessagingError):  # unregistered meanwhile
                 registration.update(self._properties())
+        self.whiteboard.refresh()
 
     def _closed(self) -> Promise[None]:
         """No way back: the instance was closed, or never got a connection. On the loop."""
@@ -284,7 +334,11 @@ class Messaging:
 
     def _unregister(self) -> None:
         _open.discard(self)
-        self._watch.remove()
+        for watch in self._watches:
+            watch.remove()
+        self.whiteboard.close()
+        for registration in [*self._replying.values()]:
+            registration.unregister()
         for registration in self._registrations:
             with contextlib.suppress(MessagingError):  # by somebody else, before
                 registration.unregister()
@@ -306,25 +360,169 @@ class Messaging:
             The promise of :meth:`MessagePublisher.publish <messaging.publisher.MessagePublisher.publish>`, which also
             lists the errors; besides, ``CodecError`` if ``content`` does not become bytes.
         """
+        return self.publisher.publish(self._message(channel, content, context))
+
+    def _message(
+        self, channel: str, content: Any, context: dict[str, Any], allowed: frozenset[str] = frozenset()
+    ) -> Message:
+        """``allowed``: keys of subscribing that have a meaning here, too."""
         try:
             # the types too: True and 1 are equal, and mean different things
-            key = (channel, *context.items(), *map(type, context.values()))
+            key = (channel, allowed, *context.items(), *map(type, context.values()))
             known = self._contexts.get(key)
         except TypeError:  # a value is not hashable, such as headers
             key, known = None, None
         if known is None:
-            known = self._context(channel, context, subscribing_only(self._adapter), "subscribing").build_context()
+            known = self._context(
+                channel, context, subscribing_only(self._adapter) - allowed, "subscribing"
+            ).build_context()
             if key is not None:
                 if len(self._contexts) >= _CONTEXT_CACHE:
                     self._contexts.clear()
                 self._contexts[key] = known
         if isinstance(content, (bytes, bytearray, memoryview)):
-            return self.publisher.publish(Message(bytes(content), known))
+            return Message(bytes(content), known)
         payload, content_type = encode(content, known._content_type, known._content_encoding)
         if known._content_type is None and Features.MESSAGE_PROPERTIES in self.features:
             # not asked for, so not an error where it cannot travel
             known = MessageContextBuilder().with_context(known).content_type(content_type).build_context()
-        return self.publisher.publish(Message(payload, known))
+        return Message(payload, known)
+
+    def request(
+        self, channel: str, content: Any = b"", model: Any = None, *, timeout: float | None = None, **context: Any
+    ) -> Request:
+        """Send ``content`` to ``channel``, and promise the reply.
+
+        Args:
+            channel: where to.
+            content: as for :meth:`publish`.
+            model: what the reply is to become: the promise is then that of the value, such as a pydantic model, and
+                otherwise that of the reply message.
+            timeout: seconds for all of it; the instance's setting ``timeout`` if not given.
+            **context: as for :meth:`publish`.
+
+        Returns:
+            The promise of :meth:`ReplyToPublisher.publish_with_reply
+            <messaging.replyto.publisher.ReplyToPublisher.publish_with_reply>`, which also lists the errors; besides,
+            ``CodecError`` if ``content`` does not become bytes, or ``DecodeError`` if the reply does not fit ``model``.
+
+        Example:
+            ``total = m.request("sums", [1, 2, 3], int, timeout=2).result()``
+        """
+        if timeout is not None:
+            context["timeout"] = timeout
+        return self.reply_to.publish_with_reply(self._message(channel, content, context), model=model)
+
+    def request_many(
+        self, channel: str, content: Any = b"", model: Any = None, *, timeout: float | None = None, **context: Any
+    ) -> MessageStream:
+        """Send ``content`` to ``channel``, and stream the replies.
+
+        Arguments as for :meth:`request`, but that ``timeout`` is for each reply; the rest as
+        :meth:`ReplyToManyPublisher.publish_with_reply_many
+        <messaging.replyto.many.ReplyToManyPublisher.publish_with_reply_many>`.
+        """
+        if timeout is not None:
+            context["timeout"] = timeout
+        return self.reply_to_many.publish_with_reply_many(
+            self._message(channel, content, context, _OF_STREAMS), model=model
+        )
+
+    @overload
+    def reply(self, channel: str | Sequence[str], **options: Any) -> Callable[[F], F]: ...
+    @overload
+    def reply(
+        self, channel: str | Sequence[str], handler: Callable[..., Any], **options: Any
+    ) -> ServiceRegistration: ...
+    def reply(
+        self,
+        channel: str | Sequence[str],
+        handler: Callable[..., Any] | None = None,
+        *,
+        content_type: str | None = None,
+        many: bool | None = None,
+        reply_channel: str | None = None,
+        concurrency: int | None = None,
+        ranking: int = 0,
+        **extensions: Any,
+    ) -> Any:
+        """Answer requests to ``channel`` with a function, or have the function below do it.
+
+        On a plain thread it returns when the broker has confirmed the subscription; on one that runs an event loop at
+        once: ``await m.whiteboard.ready()`` waits.
+
+        Args:
+            channel: of the requests; one or several, patterns too.
+            handler: a function, coroutine function or generator function of one parameter, the request: see
+                :class:`~messaging.replyto.typed.TypedHandler` for what it gets and may return. What it raises, the
+                requester gets as ``ReplyError``.
+            content_type: of the replies; chosen by their type if not given.
+            many: whether what it returns is many replies, to be iterated; found out if not given.
+            reply_channel: only requests that name it.
+            concurrency: how many requests it works on at a time: 8 in threads, 64 as a coroutine function.
+            ranking: of several handlers of a channel, the highest has the requests.
+            **extensions: of the subscription, in snake case, such as ``queue="workers"``: responders that share the
+                requests between them.
+
+        Returns:
+            The registration in ``services``, which ends it, or without ``handler`` a decorator.
+
+        Raises:
+            ArgumentError: the function is no such handler, or one of the others is not as described.
+            UnsupportedFeatureError: the instance does not announce ``replyTo``.
+            SubscriptionRefusedError: the broker said no.
+
+        Example::
+
+            @m.reply("orders/price", queue="pricing")
+            def price(order: Order) -> Price: ...
+        """
+        if handler is None:
+
+            def decorate(function: F) -> F:
+                self.reply(
+                    channel, function, content_type=content_type, many=many, reply_channel=reply_channel,
+                    concurrency=concurrency, ranking=ranking, **extensions,
+                )  # fmt: skip
+                return function
+
+            return decorate
+        self._refuse_closed()
+        if Features.REPLY_TO not in self.features:
+            raise UnsupportedFeatureError(Features.REPLY_TO, self.name, "it needs messageProperties and headers")
+        typed = TypedHandler(handler, content_type, many=many)
+        several = [channel] if isinstance(channel, str) else [*channel]
+        keys = {key: value for name, value in extensions.items() for key in [_camel_case(name)]}
+        for each in several:
+            self.subscription.check(each, keys)
+        properties: dict[str, Any] = {
+            TARGET: f"({NAME_PROPERTY}={escaped(self.name)})",
+            CHANNEL: several,
+            EXTENSIONS: keys,
+            SERVICE_RANKING: ranking,
+        }
+        if reply_channel is not None:
+            properties[REPLY_CHANNEL] = check_name(reply_channel)
+        if concurrency is not None:
+            try:
+                properties[CONCURRENCY] = integer(1, None)(concurrency)
+            except ValueError as error:
+                raise ArgumentError(f"concurrency {error}") from None
+        interface = ReplyToManySubscriptionHandler if typed.is_many else ReplyToSingleSubscriptionHandler
+        registration = self.services.register(interface, typed, properties)
+        self._replying[registration.reference.id] = registration
+        if self._closing is not None:  # meanwhile: who closes may not have seen it
+            registration.unregister()
+            self._refuse_closed()
+        bound = self._connection.engine.run(self.whiteboard.bound(registration.reference), f"binding {several}")
+        if may_block():
+            try:
+                with contextlib.suppress(DeadlineError):
+                    bound.result(self._settings.timeout)
+            except MessagingError:
+                registration.unregister()
+                raise
+        return registration
 
     def subscribe(
         self, channel: str, model: Any = None, *, on_invalid: OnInvalid = "raise", **context: Any
@@ -351,8 +549,7 @@ class Messaging:
                 if value is not None:
                     getattr(builder, keyword)(value)
             elif keyword != "channel_extension":
-                head, *tail = keyword.split("_")
-                key = head + "".join(word.capitalize() for word in tail)
+                key = _camel_case(keyword)
                 if key in refused:
                     raise InvalidExtensionError(key, f"{keyword}= is for {other_side}")
                 builder.extension_entry(key, value)
@@ -394,6 +591,7 @@ class Messaging:
         self._close_lock = threading.RLock()
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
+        self._requests.forsake()
         self._connection.forsake()
         self._unregister()
 
@@ -429,6 +627,11 @@ class Messaging:
 
     def __repr__(self) -> str:
         return f"<Messaging {self.name!r} {self._connection.state} at {self._adapter.url}>"
+
+
+def _camel_case(keyword: str) -> str:
+    head, *tail = keyword.split("_")
+    return head + "".join(word.capitalize() for word in tail)
 
 
 def _close_all() -> None:

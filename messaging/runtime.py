@@ -10,9 +10,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from messaging.delivery import StreamCounters, Subscription
+from messaging.features import Features
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.replyto.requests import Requests
+    from messaging.replyto.whiteboard import ReplyToWhiteboard
     from messaging.services import ServiceReference
 
 
@@ -73,6 +76,26 @@ class PublisherDTO:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RequestsDTO:
+    """What became of requests; not in the RFC."""
+
+    #: waiting for their replies
+    pending: int
+    #: that a reply came for
+    answered: int
+    #: whose reply said that the handler failed
+    faults: int
+    #: that failed otherwise
+    failed: int
+    #: replies that came after their request was given up
+    late: int
+    #: replies beyond the first
+    duplicate: int
+    #: messages on a reply channel that belong to no request of this instance
+    foreign: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionDTO:
     """The state of the connection (MSG060); not in the RFC."""
 
@@ -103,6 +126,7 @@ class MessagingRuntimeDTO:
     reply_to_subscriptions: tuple[ReplyToSubscriptionDTO, ...]
     connection: ConnectionDTO
     publisher: PublisherDTO
+    requests: RequestsDTO
     #: largest payload that can be published, bytes, or ``None`` (MSG205)
     max_message_size: int | None
 
@@ -116,8 +140,10 @@ def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
 class MessageServiceRuntime:
     """Lets others look into a messaging instance (RFC 5.3). Thread safe; get it as ``Messaging.runtime``."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, requests: Requests, whiteboard: ReplyToWhiteboard) -> None:
         self._connection = connection
+        self._requests = requests
+        self._whiteboard = whiteboard
         self._own: ServiceReference
         self._subscription_service: ServiceReference
 
@@ -138,18 +164,36 @@ class MessageServiceRuntime:
             provider_name=adapter.provider,
             protocols=adapter.protocols,
             instance_id=adapter.name,
-            features=tuple(sorted(adapter.features)),
+            features=tuple(sorted(adapter.announced)),
             subscriptions=tuple(
                 self._subscription(each)
                 for each in connection.subscriptions.copy()
                 if isinstance(each, Subscription) and each.is_listed and not each.dismissed
             ),
-            reply_to_subscriptions=(),
+            reply_to_subscriptions=self._handlers(),
             connection=ConnectionDTO(
                 state.name, str(connection.cause) if connection.cause else None, state.since, adapter.client_id
             ),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
+            requests=RequestsDTO(self._requests.pending, **dataclasses.asdict(self._requests.counters)),
             max_message_size=adapter.max_message_size,
+        )
+
+    def _handlers(self) -> tuple[ReplyToSubscriptionDTO, ...]:
+        features = self._connection.adapter.announced
+        is_up = self._connection.states.value.is_up
+        return tuple(
+            ReplyToSubscriptionDTO(
+                service=reference_dto(self._subscription_service),
+                request_channel=ChannelDTO(channel, None, is_up and subscribed),
+                response_channel=(
+                    ChannelDTO(wanted.reply_channel, None, is_up) if wanted.reply_channel is not None else None
+                ),
+                handler_service=reference_dto(wanted.reference),
+                generate_correlation_id=Features.GENERATE_CORRELATION_ID in features,
+                generate_reply_channel=Features.GENERATE_REPLY_CHANNEL in features,
+            )
+            for channel, wanted, subscribed in self._whiteboard.bindings
         )
 
     def _subscription(self, subscription: Subscription) -> SubscriptionDTO:

@@ -1,8 +1,9 @@
 """Service registry and LDAP filters: how parts that do not know each other find each other."""
 
-from messaging.services.filter import LdapFilter
+from messaging.services.filter import LdapFilter, escaped
 from messaging.services.properties import ServiceProperties
 from messaging.services.registry import (
+    SERVICE_RANKING,
     ListenerRegistration,
     ServiceEvent,
     ServiceEventKind,
@@ -15,6 +16,7 @@ from messaging.services.registry import (
 )
 
 __all__ = [
+    "SERVICE_RANKING",
     "LdapFilter",
     "ListenerRegistration",
     "ServiceEvent",
@@ -25,5 +27,6 @@ __all__ = [
     "ServiceRegistration",
     "ServiceRegistry",
     "default_registry",
+    "escaped",
     "interface_name",
 ]

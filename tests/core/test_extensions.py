@@ -68,6 +68,7 @@ BOOLEANS = [
     Features.EXTENSION_LAST_WILL,
     Features.EXTENSION_RETAIN,
     Features.EXTENSION_AUTOCREATE,
+    Features.EXTENSION_MANDATORY,
 ]
 GOOD: list[tuple[str, Any, Any]] = [
     *((key, value, value) for key in BOOLEANS for value in (True, False)),

@@ -33,6 +33,7 @@ from messaging.errors import (
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
+from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.instance import (
     FEATURE_PROPERTY,
     NAME_PROPERTY,
@@ -41,6 +42,9 @@ from messaging.instance import (
     Messaging,
     _names,
 )
+from messaging.replyto.many import ReplyToManyPublisher
+from messaging.replyto.publisher import ReplyToPublisher
+from messaging.replyto.whiteboard import ReplyToWhiteboard
 from messaging.services import ServiceEvent, ServiceRegistry, default_registry
 from tests.core.conftest import QUICK, Connect
 from tests.core.fake import PATIENCE, FakeBroker, settle_loop, until
@@ -194,7 +198,7 @@ def test_its_services_are_in_the_registry_with_the_properties_of_the_rfc(
         assert properties[NAME_PROPERTY] == "one"
         assert properties[PROVIDER_PROPERTY] == "tests.fake"
         assert [*properties[PROTOCOL_PROPERTY]] == ["fake"]
-        assert {*properties[FEATURE_PROPERTY]} == m.features == broker.features
+        assert {*properties[FEATURE_PROPERTY]} == m.features == broker.features | {GENERATE_REPLY_CHANNEL_ALIAS}
         service = registry.get(reference)
         if interface in expected:
             assert service is expected[interface]
@@ -281,10 +285,25 @@ def test_a_listener_that_hangs_does_not_hang_closing(
 
 def test_every_announced_name_is_known_to_features() -> None:
     """Scenario 97 [I], as far as this process can tell: nothing is announced that has no name here."""
-    known = {value for name, value in vars(Features).items() if name.isupper()}
+    known = {value for name, value in vars(Features).items() if name.isupper()} | {GENERATE_REPLY_CHANNEL_ALIAS}
     with messaging.connect("memory://x", services=ServiceRegistry()) as m:
         assert m.features <= known
         assert m.features == {*m.runtime.get_runtime_dto().features}
+
+
+def test_without_the_feature_nobody_asks_or_answers(
+    bare: FakeBroker, connect: Connect, registry: ServiceRegistry
+) -> None:
+    """Scenario 54 [S]: no service, and calls that say what is missing."""
+    m = connect(bare)
+    for interface in (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard):
+        assert registry.find(interface) == []
+    calls: list[Callable[[], object]] = [
+        lambda: m.request("c"), lambda: m.request_many("c"), lambda: m.reply("c", lambda: b""),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UnsupportedFeatureError, match="replyTo"):
+            call()
 
 
 # --- the three faces

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from messaging import MessageServiceRuntime, MessageSubscription
+from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.runtime import MessagingRuntimeDTO
 from messaging.services import ServiceRegistry
 from tests.core.conftest import Connect
@@ -26,7 +27,7 @@ def test_it_tells_what_there_is_to_tell(broker: FakeBroker, connect: Connect, re
     dto = m.runtime.get_runtime_dto()
     assert (dto.instance_id, dto.provider_name, dto.protocols) == ("one", "tests.fake", ("fake",))
     assert dto.connection_uri == broker.url
-    assert dto.features == tuple(sorted(broker.features))
+    assert dto.features == tuple(sorted(broker.features | {GENERATE_REPLY_CHANNEL_ALIAS}))
     assert dto.subscriptions == ()
     assert (dto.connection.state, dto.connection.cause) == ("connected", None)
     assert dataclasses.astuple(dto.publisher) == (0, 0, 0)
