@@ -18,7 +18,7 @@ from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Route, Router, filter_of
 from adapters.mqtt.settings import MqttSettings
 from messaging import channels
-from messaging.adapter import CORE_FEATURES, Adapter, PlannedLossError
+from messaging.adapter import CORE_FEATURES, Adapter, PlannedLossError, ReplyAddress
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -190,6 +190,13 @@ class MqttAdapter(Adapter):
     def features(self) -> frozenset[str]:
         """What works with this version and, once connected, this broker."""
         return self._features
+
+    def reply_address(self, token: str) -> ReplyAddress:
+        """With 3.1.1 each request has a reply channel of its own: whoever answers need not know the envelope."""
+        address = super().reply_address(token)
+        if self.settings.v5:
+            return address
+        return address._replace(pattern=f"{address.channel}/+", individual=True)
 
     @property
     def qos_levels(self) -> tuple[str, ...]:

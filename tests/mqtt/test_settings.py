@@ -127,10 +127,11 @@ def test_features_are_what_the_version_can_do() -> None:
     assert five.protocols == ("mqtt", "mqtt5")
     assert three.protocols == ("mqtt", "mqtt3.1.1")
     own = {"willDelay", "retainHandling", "retainAsPublished", "noLocal"}
-    assert five.features == enveloped.features | own
+    assert five.features == enveloped.features | own | {Features.EXTENSION_MANDATORY}
     assert not enveloped.features & own
     assert five.features - three.features == {
-        Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE, *own,
+        Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_MANDATORY, *own,
     }  # fmt: skip
     for absent in (
         Features.EXTENSION_PRIORITY, Features.ROUTING_KEY, Features.EXTENSION_AUTOCREATE, Features.BROKER_REDELIVERY,
