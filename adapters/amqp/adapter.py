@@ -27,7 +27,7 @@ from adapters.amqp import declarations, extensions, names, properties
 from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import Target, Tls
 from messaging import channels
-from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
+from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -105,6 +105,8 @@ class AmqpAdapter(Adapter):
     has_credit: ClassVar[bool] = True
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.PUBLISH_EXTENSIONS
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
+
+    reply_extensions: ClassVar[frozenset[str]] = frozenset({extensions.ENVELOPE})
 
     settings: AmqpSettings
 
@@ -239,6 +241,8 @@ class AmqpAdapter(Adapter):
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """Refuse names that are too long for AMQP, and extensions that contradict each other."""
+        if spec.channel == names.DIRECT_CHANNEL:
+            raise InvalidChannelError(f"{spec.channel!r} is for the replies to requests that name no reply channel")
         if spec.channel_extension is not None and channels.has_wildcard(spec.channel):
             raise InvalidChannelError(
                 f"{spec.channel!r} names an exchange and can have no wildcards; "
@@ -262,6 +266,17 @@ class AmqpAdapter(Adapter):
         custom = spec.options.custom
         gone = custom.get(extensions.EXCLUSIVE, False) or custom.get(extensions.AUTO_DELETE, False)
         return super().redelivers(spec) and not gone
+
+    def reply_address(self, token: str) -> ReplyAddress:  # noqa: ARG002  # the broker has better ones
+        """Direct reply-to."""
+        return ReplyAddress(names.DIRECT_CHANNEL, names.DIRECT_CHANNEL)
+
+    def reply_routes(self, channel: str) -> tuple[ReplyRoute, ...]:
+        """By the exchange of channels, as others here listen; or to the queue of that name, as is AMQP's custom."""
+        if channel.startswith(f"{names.DIRECT_CHANNEL}/"):
+            return (ReplyRoute(channel),)
+        queue = names.routing_key(channel)
+        return ReplyRoute(channel, mandatory=True), ReplyRoute(declarations.DEFAULT_EXCHANGE, queue, mandatory=True)
 
     # --- connection
 
@@ -312,6 +327,8 @@ class AmqpAdapter(Adapter):
         """See :class:`adapters.amqp.consumer.Consumer`."""
         if self._link is None:
             raise ConnectionLostError(f"there is no connection to {self._target}")
+        if spec.channel == names.DIRECT_CHANNEL and spec.channel_extension is None:
+            return await self._link.publisher.receive_replies(sink)
         source = self._source(spec)
         position: StreamPosition | None = None
         if source.stream_offset is not None:

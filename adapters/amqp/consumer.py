@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import aiormq
@@ -18,18 +19,22 @@ from adapters.amqp import frames, names, properties, topology
 from adapters.amqp.connection import CLOSE_GRACE, BasicConsume, BasicQos, Wire, refusal
 from adapters.amqp.declarations import DEFAULT_EXCHANGE, Source
 from adapters.amqp.delays import Delays, Kept
-from adapters.amqp.extensions import STREAM_OFFSET
-from messaging import channels, redelivery
+from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
+from messaging import channels, envelope, redelivery
 from messaging.adapter import Incoming, Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.features import Features
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from adapters.amqp.streams import StreamPosition
+    from messaging.envelope import Unwrapped
 
 logger = logging.getLogger(__name__)
 
+#: header that RabbitMQ gives to what its MQTT plugin publishes
+_MQTT_QOS: Final = "x-mqtt-publish-qos"
 #: routes whose translation is kept
 _ROUTES: Final = 1024
 
@@ -273,15 +278,24 @@ class Consumer:
             if self._settles:
                 self.settle(tag, requeue=False)
             return
+        content: Unwrapped | properties.Properties = known
+        body = payload
+        if payload.startswith(envelope.START) and _is_of_mqtt(known):
+            unwrapped = envelope.unwrap(payload, MappingProxyType({**known.extensions, ENVELOPE: True}))
+            if unwrapped is None:  # expired
+                if self._settles:
+                    self.settle(tag, requeue=False)
+                return
+            content, body = unwrapped, unwrapped.payload
         incoming = Incoming(
-            payload,
+            body,
             wanted[0],
             wanted[1],
-            known.content_type,
-            known.content_encoding,
-            known.correlation_id,
-            known.reply_to_channel,
-            known.extensions,
+            content.content_type,
+            content.content_encoding,
+            content.correlation_id,
+            content.reply_to_channel,
+            content.extensions,
             (self, tag) if self._settles else None,
             known.delivery_count or self._first,
         )
@@ -391,3 +405,9 @@ class Consumer:
             parts.append(frames.ack(self._number, max(contiguous), multiple=len(contiguous) > 1))
         parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]
         self._wire.write(b"".join(parts))
+
+
+def _is_of_mqtt(known: properties.Properties) -> bool:
+    """Whether RabbitMQ's MQTT plugin published a message."""
+    headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
+    return _MQTT_QOS in headers

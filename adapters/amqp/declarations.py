@@ -174,6 +174,9 @@ def destination(context: MessageContext, options: PublishOptions, exchange: str)
     """
     custom = options.custom
     channel, extension = context._channel or "", context._channel_extension
+    if extension is None and channel.startswith(f"{names.DIRECT_CHANNEL}/"):
+        # there is no queue, so mandatory would have it come back
+        return Destination(ExchangeSpec(""), names.reply_key(channel))
     if not custom and options.autocreate:  # most of them
         if extension is None:
             return Destination(ExchangeSpec(exchange), names.routing_key(channel), options.mandatory)

@@ -22,6 +22,7 @@ EXCHANGE_AUTO_DELETE: Final = "exchangeAutoDelete"
 EXCHANGE_INTERNAL: Final = "exchangeInternal"
 ALTERNATE_EXCHANGE: Final = "alternateExchange"
 DECLARE: Final = "declare"
+ENVELOPE: Final = "envelope"
 BINDINGS: Final = "bindings"
 BINDING_ARGUMENTS: Final = "bindingArguments"
 QUEUE_TYPE: Final = "queueType"
@@ -189,6 +190,11 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "both", _one_of("create", "passive", "none"), "`create`, `passive`, `none`", "`create`",
             "`create`: what is missing is made and bound; `passive`: it has to exist, and nothing is bound (what "
             "`autocreate=False` means); `none`: nothing is asked, either",
+        ),
+        ENVELOPE: Extension(
+            "publish", boolean, "bool", "`False`",
+            "what the message carries beside its payload goes in front of that, for clients of MQTT 3.1.1 with the "
+            "setting `envelope`; received messages say so if they came that way, and their replies go that way",
         ),
         # --- bindings
         BINDINGS: Extension(

@@ -178,6 +178,7 @@ class Link:
             # tokens are stale from here on, whichever connection they came from
             wire.alive = False
         self._stop_dialling()
+        self.publisher.hand_over()
         self._lost(cause)
         self.publisher.end(cause)
         self._delays.end()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import quote, unquote
 
 from messaging.channels import ANY_LEVEL, ANY_LEVELS, SEPARATOR
 from messaging.errors import InvalidChannelError
@@ -51,6 +52,23 @@ def channel_name(key: str) -> str:
     if "%" in name:
         name = _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
     return name
+
+
+#: the queue that stands for "on this channel", see :mod:`.replies`, and the channel it is called here
+DIRECT_REPLY_TO: Final = "amq.rabbitmq.reply-to"
+DIRECT_CHANNEL: Final = channel_name(DIRECT_REPLY_TO)
+
+
+def reply_key(channel: str) -> str:
+    """What ``reply-to`` says of a reply channel: its routing key, or the address that a broker made of a direct one."""
+    address = channel.removeprefix(f"{DIRECT_CHANNEL}/")
+    return routing_key(channel) if address is channel else f"{DIRECT_REPLY_TO}.{unquote(address)}"
+
+
+def reply_channel(key: str) -> str:
+    """The reply channel that ``reply-to`` names; the inverse of :func:`reply_key`."""
+    address = key.removeprefix(f"{DIRECT_REPLY_TO}.")
+    return channel_name(key) if address is key else f"{DIRECT_CHANNEL}/{quote(address, safe='')}"
 
 
 def check_length(text: str, what: str) -> str:

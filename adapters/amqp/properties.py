@@ -6,7 +6,8 @@ property            context
 content-type        ``content_type``
 content-encoding    ``content_encoding``
 correlation-id      ``correlation_id``
-reply-to            ``reply_to_channel``, translated to the routing key it has on the instance's exchange
+reply-to            ``reply_to_channel``, translated to the routing key it has on the instance's exchange, unless it is
+                    the address of direct reply-to
 headers             extension ``headers``; what another program sent that is not text is read as text
 delivery-mode       2 with ``guaranteedDelivery``, else 1; not read
 priority            extension ``priority``
@@ -105,7 +106,7 @@ class Template:
             _short(context._correlation_id, "correlation id")
         if context._reply_to_channel is not None:
             flags |= _REPLY_TO
-            parts.append(_short(names.routing_key(context._reply_to_channel), "reply channel"))
+            parts.append(_short(names.reply_key(context._reply_to_channel), "reply channel"))
         if options.time_to_live is not None:
             flags |= _EXPIRATION
             parts.append(_short(str(max(1, round(options.time_to_live * 1000))), "timeToLive"))
@@ -219,7 +220,7 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         correlation_id, at = read_short(data, at)
     if flags & _REPLY_TO:
         reply_to, at = read_short(data, at)
-        reply_to_channel = names.channel_name(reply_to)
+        reply_to_channel = names.reply_channel(reply_to)
     if flags & _EXPIRATION:
         expiration, at = read_short(data, at)
         if expiration.isascii() and expiration.isdigit() and len(expiration) < 16:

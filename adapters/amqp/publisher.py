@@ -22,23 +22,27 @@ from typing import TYPE_CHECKING, Final
 
 import aiormq
 
-from adapters.amqp import frames, topology
+from adapters.amqp import frames, names, topology
 from adapters.amqp.confirms import ConfirmChannel
-from adapters.amqp.connection import Wire, refusal
+from adapters.amqp.connection import BasicConsume, Wire, refusal
 from adapters.amqp.declarations import destination
+from adapters.amqp.extensions import ENVELOPE
 from adapters.amqp.properties import Template
+from adapters.amqp.replies import DirectReplies
+from messaging import envelope
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
     MessagingError,
     PublishRefusedError,
+    SubscriptionRefusedError,
     UnroutableError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from messaging.adapter import Outgoing
+    from messaging.adapter import Outgoing, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +59,17 @@ class _Plan:
     """What the messages of one context have in common."""
 
     __slots__ = (
-        "channel", "confirms", "context", "destination", "exchange", "mandatory", "method", "options", "template",
+        "channel", "confirms", "context", "destination", "exchange", "is_enveloped", "mandatory", "method", "options",
+        "template",
     )  # fmt: skip
 
     def __init__(self, message: Outgoing, exchange: str) -> None:
         # held, so that its id stays its own
         self.context = context = message.context
         self.options = message.options
-        self.confirms = message.options.qos != "0"
+        # requests with direct reply-to have to be published where the replies arrive
+        self.is_enveloped = message.options.custom.get(ENVELOPE, False)
+        self.confirms = message.options.qos != "0" or context._reply_to_channel == names.DIRECT_CHANNEL
         self.destination = destination(context, message.options, exchange)
         self.mandatory = self.destination.mandatory
         #: the exchange to be seen to first; the default one needs nothing, nor does one that nobody is to be asked for
@@ -76,11 +83,19 @@ class _Plan:
 class _Channel(ConfirmChannel["Outgoing"]):
     """A channel of the publisher's."""
 
-    def __init__(self, publisher: Publisher, number: int, *, confirms: bool) -> None:
-        super().__init__(number, confirms=confirms)
+    def __init__(self, publisher: Publisher, opened: aiormq.Channel, *, confirms: bool) -> None:
+        super().__init__(opened.number, confirms=confirms)
+        self.opened = opened
+        #: what arrives for direct reply-to
+        self.replies: DirectReplies | None = None
         #: message id -> tag of those that may come back
         self.mandatory: dict[str, int] = {}
         self._publisher = publisher
+
+    def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
+        """Take confirms, returns and direct replies; see ``connection.Lane``."""
+        replies = self.replies
+        return (replies is not None and replies.take(kind, data, at, end)) or super().take(kind, data, at, end)
 
     def progressed(self) -> None:
         if self.mandatory:
@@ -127,6 +142,7 @@ class Publisher:
         #: those that are there
         self._exchanges = {""}
         self._plans: dict[int, _Plan] = {}
+        self._opening = asyncio.Lock()
         self._changed = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
         #: what recovery has in its hands
@@ -147,6 +163,12 @@ class Publisher:
             for message in batch[position:]:
                 if not message.settled:
                     message.fail(error)
+
+    def hand_over(self) -> None:
+        """Pass on the replies that have arrived: they count, also if the connection is lost now."""
+        for channel in self._channels.values():
+            if channel.replies is not None:
+                channel.replies.hand_over()
 
     def end(self, error: MessagingError) -> None:
         """The connection is gone: fail whatever awaits a confirm, and end all waiting. Idempotent."""
@@ -218,11 +240,33 @@ class Publisher:
             message.fail(refusal(PublishRefusedError, f"publish to {message.context.channel!r}", error))
 
     async def _open(self, *, confirms: bool) -> _Channel:
-        opened = await self._wire.channel(confirms=confirms)
-        channel = _Channel(self, opened.number, confirms=confirms)
-        self._wire.lanes[channel.number] = channel
-        self._channels[confirms] = channel
-        return channel
+        async with self._opening:
+            channel = self._channels.get(confirms)
+            if channel is None:
+                opened = await self._wire.channel(confirms=confirms)
+                channel = _Channel(self, opened, confirms=confirms)
+                self._wire.lanes[channel.number] = channel
+                self._channels[confirms] = channel
+            return channel
+
+    async def receive_replies(self, sink: Sink) -> DirectReplies:
+        """Have the replies to requests with direct reply-to delivered to ``sink``.
+
+        Raises:
+            SubscriptionRefusedError: the broker has no such thing.
+            ConnectionLostError: the connection went away.
+        """
+        try:
+            channel = await self._open(confirms=True)
+            if channel.replies is not None:  # nobody wanted them any more
+                channel.replies.sink = sink
+                return channel.replies
+            replies = channel.replies = DirectReplies(sink)
+            request = BasicConsume(queue=names.DIRECT_REPLY_TO, consumer_tag="replies", no_ack=True)
+            await self._wire.command(channel.opened, request)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(SubscriptionRefusedError, "replies", error) from error
+        return replies
 
     # --- writing
 
@@ -290,7 +334,8 @@ class Publisher:
         frame_max = self._wire.frame_max
         if len(properties) > frame_max - frames.CONTENT_OVERHEAD:
             raise ValueError(f"{len(properties)} bytes of properties; the broker takes frames of {frame_max} bytes")
-        return (plan.method, *frames.content(channel.number, properties, message.payload, frame_max))
+        payload = envelope.wrap(message, message.payload) if plan.is_enveloped else message.payload
+        return (plan.method, *frames.content(channel.number, properties, payload, frame_max))
 
     # --- a channel the broker closed
 
@@ -298,6 +343,10 @@ class Publisher:
         """The broker closed ``channel``."""
         if self._channels.get(channel.confirms) is channel:
             del self._channels[channel.confirms]
+        if channel.replies is not None:
+            code, text = channel.refusal or (0, "")
+            what = f"the channel that replies arrive on was closed: {code} {text}"
+            channel.replies.fail(SubscriptionRefusedError(what, code=code, detail=text))
         # the exchange it was about may be gone
         self._exchanges = {""}
         if not channel.confirms:
