@@ -1,0 +1,458 @@
+"""Requests (RFC 5.7.2): correlation, reply channels, deadlines, losses; one reply, and many."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reactivex
+
+from messaging import (
+    ArgumentError,
+    ConnectionLostError,
+    DeadlineError,
+    Features,
+    Message,
+    Messaging,
+    MessagingError,
+    OutcomeUnknownError,
+    ReplyError,
+    RequestCancelledError,
+    TooManyRequestsError,
+    UnroutableError,
+    UnsupportedFeatureError,
+)
+from messaging.runtime import RequestsDTO
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature
+
+reply_to = feature(Features.REPLY_TO)
+many = feature(Features.REPLY_TO_MANY_PUBLISH)
+
+
+def answer(m: Messaging, request: Message, payload: bytes, **changes: Any) -> None:
+    """Answer a request by hand, as a program that knows nothing of ours would."""
+    context = request.context
+    m.publish(
+        changes.get("channel", context.reply_to_channel),
+        payload,
+        correlation_id=changes.get("correlation_id", context.correlation_id),
+        qos=1,
+    ).result(PATIENCE)
+
+
+def counters(m: Messaging) -> RequestsDTO:
+    return m.runtime.get_runtime_dto().requests
+
+
+# --- one reply
+
+
+@reply_to
+def test_the_reply_with_the_correlation_id_resolves_the_promise(backend: Backend) -> None:
+    """Scenarios 38 [S], 41 [S]: given ids and channels are used; the reply channel is there before, and not after."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    with responder.subscribe(channel, qos=1) as requests:
+        message = m.context_builder().channel(channel).correlation_id("4711").reply_to(replies).content(b"?")
+        promise = m.reply_to.publish_with_reply(message.build_message())
+        request = requests.receive(PATIENCE)
+        assert (request.context.correlation_id, request.context.reply_to_channel) == ("4711", replies)
+        answer(responder, request, b"!")
+        reply = promise.result(PATIENCE)
+    assert (reply.payload, reply.context.correlation_id, reply.context.channel) == (b"!", "4711", replies)
+    if Features.EXTENSION_MANDATORY in responder.features:
+
+        def is_gone() -> bool:
+            return isinstance(responder.publish(replies, b"late", mandatory=True).exception(PATIENCE), UnroutableError)
+
+        eventually(is_gone, "nobody listens there any more")
+
+
+@feature(Features.GENERATE_CORRELATION_ID, Features.GENERATE_REPLY_CHANNEL)
+def test_what_is_missing_is_made(backend: Backend) -> None:
+    """Scenario 39 [S]: unique, and visible to the responder."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        promises = [m.request(channel, b"%d" % number) for number in range(3)]
+        received = [requests.receive(PATIENCE) for _ in promises]
+        ids = {request.context.correlation_id for request in received}
+        assert len(ids) == 3
+        assert all(len(each or "") >= 32 for each in ids)
+        assert all(request.context.reply_to_channel for request in received)
+        for request in reversed(received):
+            answer(responder, request, b"to " + request.payload)
+        assert [promise.result(PATIENCE).payload for promise in promises] == [b"to 0", b"to 1", b"to 2"]
+
+
+@reply_to
+def test_what_is_missing_and_not_made_is_named(backend: Backend) -> None:
+    """Scenario 40 [S]."""
+    m = backend.connect(generate_correlation_id=False, generate_reply_channel=False)
+    assert Features.REPLY_TO in m.features
+    assert not m.features & {
+        Features.GENERATE_CORRELATION_ID,
+        Features.GENERATE_REPLY_CHANNEL,
+        "generateReplyToChannel",
+    }
+    channel = backend.channel()
+    with pytest.raises(ArgumentError, match="correlation id"):
+        m.request(channel, b"x", reply_to=backend.channel())
+    with pytest.raises(ArgumentError, match="reply channel"):
+        m.request(channel, b"x", correlation_id="1")
+
+
+def test_without_the_feature_a_request_is_refused(backend: Backend) -> None:
+    """It says what is missing."""
+    m = backend.connect()
+    if Features.REPLY_TO in m.features:
+        assert {Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE} <= m.features
+        return
+    for call in (m.request, m.request_many):
+        with pytest.raises(UnsupportedFeatureError, match="replyTo"):
+            call(backend.channel(), b"x")  # type: ignore[operator]
+    with pytest.raises(UnsupportedFeatureError, match="replyTo"):
+        m.reply(backend.channel(), lambda request: request)
+
+
+@reply_to
+def test_a_context_beside_the_request_wins(backend: Backend) -> None:
+    """Scenario 45 [S]: channel, reply channel and correlation id; what it leaves unset stays the message's."""
+    m, responder = backend.connect(), backend.connect()
+    a, b, replies = backend.channel("a"), backend.channel("b"), backend.channel("replies")
+    builder = m.context_builder
+    message = builder().channel(a).correlation_id("1").reply_to(a).content_type("x/y").content(b"?").build_message()
+    context = builder().channel(b).correlation_id("2").reply_to(replies).build_context()
+    with responder.subscribe(b, qos=1) as requests:
+        promise = m.reply_to.publish_with_reply(message, context)
+        request = requests.receive(PATIENCE)
+        answer(responder, request, b"!")
+        promise.result(PATIENCE)
+    context = request.context
+    assert (context.correlation_id, context.reply_to_channel, context.content_type) == ("2", replies, "x/y")
+
+
+@reply_to
+def test_a_foreign_reply_is_not_taken(backend: Backend) -> None:
+    """Scenario 43 [I]: on a shared reply channel each gets its own."""
+    m, other, responder = backend.connect(), backend.connect(), backend.connect()
+    channel, shared = backend.channel(), backend.channel("shared")
+    with responder.subscribe(channel, qos=1) as requests:
+        first = m.request(channel, b"1", reply_to=shared, correlation_id="1")
+        one = requests.receive(PATIENCE)
+        second = other.request(channel, b"2", reply_to=shared, correlation_id="2")
+        two = requests.receive(PATIENCE)
+        answer(responder, two, b"nobody's", correlation_id="3")
+        answer(responder, two, b"second")
+        assert second.result(PATIENCE).payload == b"second"
+        assert not first.done()
+        answer(responder, one, b"first")
+        assert first.result(PATIENCE).payload == b"first"
+    assert eventually(lambda: counters(m).foreign) >= 1
+
+
+@reply_to
+def test_a_correlation_id_is_pending_once(backend: Backend) -> None:
+    """Scenario 44 [B]."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    with responder.subscribe(channel, qos=1) as requests:
+        first = m.request(channel, b"1", reply_to=replies, correlation_id="same")
+        with pytest.raises(ArgumentError, match="same"):
+            m.request(channel, b"2", reply_to=replies, correlation_id="same").result(PATIENCE)
+        answer(responder, requests.receive(PATIENCE), b"!")
+        assert first.result(PATIENCE).payload == b"!"
+
+
+@reply_to
+def test_late_and_double_replies_are_dropped_and_counted(backend: Backend) -> None:
+    """Scenario 42 [S]."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        promise = m.request(channel, b"1", timeout=0.5)
+        request = requests.receive(PATIENCE)
+        with pytest.raises(OutcomeUnknownError):
+            promise.result(PATIENCE)
+        answer(responder, request, b"late")
+        eventually(lambda: counters(m).late == 1, "the late one is counted")
+        promise = m.request(channel, b"2")
+        request = requests.receive(PATIENCE)
+        answer(responder, request, b"first")
+        answer(responder, request, b"second")
+        assert promise.result(PATIENCE).payload == b"first"
+        eventually(lambda: counters(m).duplicate == 1, "the second one is counted")
+    assert counters(m).pending == 0
+
+
+@reply_to
+def test_a_late_reply_to_a_given_channel_does_not_spoil_the_next(backend: Backend) -> None:
+    """Scenarios 41 [S], 42 [S]: the channel is gone when the reply comes, and there again for the next request."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    going = threading.Event()
+
+    def answer_when_told(payload: bytes) -> bytes:
+        assert going.wait(PATIENCE)
+        return payload
+
+    responder.reply(channel, answer_when_told)
+    for payload in (b"1", b"2"):
+        with pytest.raises(OutcomeUnknownError):
+            m.request(channel, payload, reply_to=replies, timeout=0.2, qos=1).result(PATIENCE)
+    going.set()
+    handled = m.request(channel, b"3", qos=1)  # elsewhere: those before it are through
+    assert handled.result(PATIENCE).payload == b"3"
+    for payload in (b"4", b"5"):
+        assert m.request(channel, payload, reply_to=replies, qos=1).result(PATIENCE).payload == payload
+
+
+@feature(Features.REPLY_TO, Features.EXTENSION_MANDATORY)
+def test_a_request_that_nobody_takes_fails_at_once(backend: Backend) -> None:
+    m = backend.connect()
+    start = time.monotonic()
+    with pytest.raises(UnroutableError):
+        m.request(backend.channel(), b"?", qos=1, timeout=PATIENCE).result()
+    assert time.monotonic() - start < PATIENCE / 2
+    assert counters(m).pending == 0
+
+
+@reply_to
+def test_a_request_can_be_cancelled(backend: Backend) -> None:
+    """Scenario 42 [S]: by whoever made it, or by cancelling whoever awaits it."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        promise = m.request(channel, b"1")
+        requests.receive(PATIENCE)
+        promise.cancel()
+        with pytest.raises(RequestCancelledError):
+            promise.result(PATIENCE)
+
+        async def give_up() -> None:
+            await asyncio.wait_for(m.request(channel, b"2"), 0.2)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(give_up())
+    eventually(lambda: counters(m).pending == 0, "nothing is pending")
+
+
+@feature(Features.REPLY_TO)
+def test_a_request_fails_with_its_connection(backend: Backend) -> None:
+    """Scenario 46 [B]: no session, no reply; and the next request works."""
+    m, link = backend.connect_severable()
+    responder = backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        promise = m.request(channel, b"1", qos=1)
+        requests.receive(PATIENCE)
+        start = time.monotonic()
+        link.down()
+        with pytest.raises(ConnectionLostError):
+            promise.result(PATIENCE)
+        assert time.monotonic() - start < PATIENCE / 2
+        waiting = m.request(channel, b"2", qos=1)
+        link.up()
+        answer(responder, requests.receive(PATIENCE), b"!")
+        assert waiting.result(PATIENCE).payload == b"!"
+
+
+@reply_to
+def test_a_request_that_was_not_sent_says_so(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    link.down()
+    with pytest.raises(DeadlineError) as caught:
+        m.request(backend.channel(), b"?", timeout=0.3).result(PATIENCE)
+    assert not isinstance(caught.value, OutcomeUnknownError)
+    link.up()
+
+
+@reply_to
+def test_pending_requests_are_bounded(backend: Backend) -> None:
+    m, responder = backend.connect(max_pending_requests=3), backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        promises = [m.request(channel, b"x") for _ in range(3)]
+        with pytest.raises(TooManyRequestsError, match="max_pending_requests"):
+            m.request(channel, b"x")
+        for _ in promises:
+            answer(responder, requests.receive(PATIENCE), b"!")
+        for promise in promises:
+            promise.result(PATIENCE)
+        promise = m.request(channel, b"x")
+        answer(responder, requests.receive(PATIENCE), b"!")
+        promise.result(PATIENCE)
+
+
+@reply_to
+def test_closing_settles_what_is_pending(backend: Backend) -> None:
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        promises = [m.request(channel, b"x") for _ in range(3)]
+        requests.receive(PATIENCE)
+        m.close()
+        for promise in promises:
+            assert isinstance(promise.exception(PATIENCE), MessagingError)
+
+
+@reply_to
+def test_a_thousand_requests_at_once_each_get_their_own_reply(backend: Backend) -> None:
+    """Scenario 47 [I]: from several threads, with one reply subscription."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    responder.reply(channel, lambda request: request * 2)
+    before = len(m.runtime.get_runtime_dto().subscriptions)
+    wrong: list[Any] = []
+
+    def ask(numbers: range) -> None:
+        promises = [(number, m.request(channel, str(number), int)) for number in numbers]
+        wrong.extend(number for number, promise in promises if promise.result(PATIENCE) != int(str(number) * 2))
+
+    threads = [threading.Thread(target=ask, args=(range(start, 1000, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(m.runtime.get_runtime_dto().subscriptions) == before
+    assert counters(m).answered == 1000
+    assert counters(m).pending == 0
+
+
+# --- many replies
+
+
+@many
+def test_a_stream_of_replies_ends_where_the_handler_ends(backend: Backend) -> None:
+    """Scenarios 48 [S], 50 [S]: the end mark is hidden; an empty stream completes."""
+    m, responder = backend.connect(), backend.connect()
+    three, none = backend.channel("three"), backend.channel("none")
+    responder.reply(three, lambda count: iter(range(count)), many=True)
+    responder.reply(none, lambda request: iter(()), many=True)
+    inbox = Inbox(m.request_many(three, 3))
+    inbox.wait_completed()
+    assert [message.value() for message in inbox.messages] == [0, 1, 2]
+    assert not any(Features.EXTENSION_HEADERS in message.context.extensions for message in inbox.messages)
+    assert len({message.context.correlation_id for message in inbox.messages}) == 1
+    empty = Inbox(m.request_many(none, 0))
+    empty.wait_completed()
+    assert empty.messages == []
+
+
+@many
+def test_a_stream_of_replies_fails_where_the_handler_fails(backend: Backend) -> None:
+    """Scenario 49 [S]: two messages and an error; what it was, but not where."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+
+    @responder.reply(channel)
+    def fails(count: int) -> Any:
+        yield from range(count)
+        raise ValueError("that was all")
+
+    inbox = Inbox(m.request_many(channel, 2))
+    error = inbox.wait_error()
+    assert isinstance(error, ReplyError)
+    assert (error.kind, error.reason) == ("ValueError", "that was all")
+    assert [message.value() for message in inbox.messages] == [0, 1]
+
+
+@many
+def test_ending_a_stream_early_ends_the_handler(backend: Backend) -> None:
+    """Scenario 51 [S]: an endless handler learns that nobody wants more."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    ended = threading.Event()
+
+    @responder.reply(channel)
+    def endless() -> Any:
+        try:
+            yield from itertools.count()
+        finally:
+            ended.set()
+
+    with m.request_many(channel) as stream:
+        assert [stream.receive(PATIENCE).value() for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert ended.wait(PATIENCE)
+
+
+@many
+def test_a_responder_without_end_mark_ends_by_the_timeout(backend: Backend) -> None:
+    """Scenario 52 [I]: with what came, or if nothing came with an error."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with responder.subscribe(channel, qos=1) as requests:
+        inbox = Inbox(m.request_many(channel, b"?", timeout=1.0))
+        request = requests.receive(PATIENCE)
+        for payload in (b"1", b"2"):
+            answer(responder, request, payload)
+        inbox.wait_completed()
+        assert inbox.payloads == [b"1", b"2"]
+        silent = Inbox(m.request_many(channel, b"?", timeout=0.3))
+        assert isinstance(silent.wait_error(), OutcomeUnknownError)
+
+
+@many
+def test_the_end_of_one_stream_is_not_that_of_another(backend: Backend) -> None:
+    """Scenario 53 [I]: two requesters on one reply channel."""
+    m, other, responder = backend.connect(), backend.connect(), backend.connect()
+    channel, shared = backend.channel(), backend.channel("shared")
+    go = threading.Event()
+
+    @responder.reply(channel)
+    def numbers(count: int) -> Any:
+        yield from range(count)
+        if count > 1:
+            assert go.wait(PATIENCE)
+            yield "more"
+
+    long = Inbox(m.request_many(channel, 2, reply_to=shared))
+    long.wait(2)
+    short = Inbox(other.request_many(channel, 1, reply_to=shared))
+    short.wait_completed()
+    assert not long.completed
+    go.set()
+    long.wait_completed()
+    assert [message.value() for message in long.messages] == [0, 1, "more"]
+    assert [message.value() for message in short.messages] == [0]
+
+
+@many
+def test_a_slow_consumer_holds_replies_back(backend: Backend) -> None:
+    """All of them arrive, in order, and its buffer stays bounded."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    responder.reply(channel, lambda: iter(range(500)), many=True)
+    got = []
+    with m.request_many(channel, buffer_size=10) as stream:
+        for message in stream:
+            got.append(message.value())
+            if len(got) % 50 == 0:
+                time.sleep(0.02)
+    assert got == list(range(500))
+
+
+@many
+@pytest.mark.parametrize("kind", ["async", "observable"])
+def test_replies_come_from_async_generators_and_observables(backend: Backend, kind: str) -> None:
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+
+    async def generate(count: int) -> Any:
+        for number in range(count):
+            await asyncio.sleep(0)
+            yield number
+
+    def observe(count: int) -> reactivex.Observable[int]:
+        return reactivex.from_iterable(range(count))
+
+    handler: Callable[..., Any] = generate if kind == "async" else observe
+    responder.reply(channel, handler)
+    assert [message.value() for message in m.request_many(channel, 10)] == list(range(10))

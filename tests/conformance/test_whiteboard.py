@@ -1,0 +1,536 @@
+"""Request handlers (RFC 5.7.3 to 5.7.5): binding, kinds, builders, faults, acknowledgement, DTOs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reactivex
+from pydantic import BaseModel
+
+from messaging import (
+    ArgumentError,
+    Features,
+    InvalidChannelError,
+    Message,
+    MessageContextBuilder,
+    Messaging,
+    Promise,
+    ReplyError,
+)
+from messaging.replyto import (
+    CHANNEL,
+    CONCURRENCY,
+    EXTENSIONS,
+    REPLY_CHANNEL,
+    TARGET,
+    ReplyToManySubscriptionHandler,
+    ReplyToSingleSubscriptionHandler,
+    ReplyToSubscriptionHandler,
+)
+from messaging.runtime import ReplyToSubscriptionDTO
+from messaging.services import SERVICE_RANKING, ServiceRegistration
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature
+
+reply_to = feature(Features.REPLY_TO)
+many = feature(Features.REPLY_TO_MANY_SUBSCRIBE)
+
+Single = Callable[[Message, MessageContextBuilder], Any]
+
+
+def upper(request: Message, builder: MessageContextBuilder) -> Message:
+    return builder.content(request.payload.upper()).build_message()
+
+
+def says(text: str) -> Single:
+    return lambda _, builder: builder.content(text.encode()).build_message()
+
+
+def bound(m: Messaging) -> list[ReplyToSubscriptionDTO]:
+    return [each for each in m.runtime.get_runtime_dto().reply_to_subscriptions if each.request_channel.connected]
+
+
+def register(
+    m: Messaging, handler: Any, channel: Any, kind: type = ReplyToSingleSubscriptionHandler, **properties: Any
+) -> ServiceRegistration:
+    """Register a handler for ``m`` alone, and wait until it is bound."""
+    names = {"ranking": SERVICE_RANKING, "reply_channel": REPLY_CHANNEL, "concurrency": CONCURRENCY}
+    registration = m.services.register(
+        kind,
+        handler,
+        {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: channel}
+        | {names.get(key, EXTENSIONS): value for key, value in properties.items()},
+    )
+    eventually(lambda: handled_by(m, registration), "the handler is bound")
+    return registration
+
+
+def handled_by(m: Messaging, registration: ServiceRegistration) -> bool:
+    return any(each.handler_service.id == registration.reference.id for each in bound(m))
+
+
+# --- binding
+
+
+@reply_to
+@pytest.mark.parametrize("several", [False, True])
+def test_a_handler_is_bound_to_each_of_its_channels(backend: Backend, several: bool) -> None:
+    """Scenarios 55 [S], 65 [S]: one subscription for each, also for a single string; gone when it is unregistered."""
+    m, responder = backend.connect(), backend.connect()
+    channels = [backend.channel("a"), backend.channel("b")][: 2 if several else 1]
+    registration = register(responder, upper, channels if several else channels[0])
+    eventually(lambda: len(bound(responder)) == len(channels), "all channels are bound")
+    for channel in channels:
+        assert m.request(channel, b"x").result(PATIENCE).payload == b"X"
+    registration.unregister()
+    eventually(lambda: not responder.runtime.get_runtime_dto().reply_to_subscriptions, "the DTO disappears")
+    if Features.EXTENSION_MANDATORY in m.features:
+        eventually(lambda: m.request(channels[0], b"x", qos=1, timeout=1.0).exception(PATIENCE), "nobody answers")
+
+
+@reply_to
+def test_a_target_decides_which_whiteboards_a_handler_is_for(backend: Backend) -> None:
+    """Scenario 55 [S]: every whiteboard whose properties match, and no other."""
+    one, two, three = (backend.connect(name=f"{backend.channel()}-{number}".replace("/", "-")) for number in range(3))
+    channel = backend.channel()
+    backend.services.register(
+        ReplyToSingleSubscriptionHandler,
+        upper,
+        {
+            TARGET: f"(&(|(osgi.messaging.name={one.name})(osgi.messaging.name={two.name}))"
+            f"(osgi.messaging.protocol={one.runtime.get_runtime_dto().protocols[0]})(osgi.messaging.feature=replyTo))",
+            CHANNEL: channel,
+        },
+    )
+    eventually(lambda: len(bound(one)) == len(bound(two)) == 1, "it is bound twice")
+    assert bound(three) == []
+
+
+@reply_to
+def test_a_handler_waits_for_its_whiteboard(backend: Backend) -> None:
+    """Scenario 56 [S]: it is bound when one appears."""
+    m = backend.connect()
+    name = backend.channel().replace("/", "-")
+    channel = backend.channel()
+    backend.services.register(
+        ReplyToSingleSubscriptionHandler, upper, {TARGET: f"(osgi.messaging.name={name})", CHANNEL: channel}
+    )
+    assert bound(m) == []
+    late = backend.connect(name=name)
+    eventually(lambda: bound(late), "it is bound")
+    assert m.request(channel, b"x").result(PATIENCE).payload == b"X"
+
+
+@reply_to
+def test_a_change_of_properties_binds_anew(backend: Backend) -> None:
+    """Scenario 66 [S]: another channel, and another target."""
+    m, responder = backend.connect(), backend.connect()
+    first, second = backend.channel("first"), backend.channel("second")
+    registration = register(responder, upper, first)
+    target = {TARGET: f"(osgi.messaging.name={responder.name})"}
+    registration.update({**target, CHANNEL: second})
+    eventually(lambda: [each.request_channel.name for each in bound(responder)] == [second], "it has moved")
+    assert m.request(second, b"x").result(PATIENCE).payload == b"X"
+    registration.update({TARGET: "(osgi.messaging.name=nobody)", CHANNEL: second})
+    eventually(lambda: not bound(responder), "it is for others")
+
+
+@reply_to
+def test_the_preferred_handler_answers(backend: Backend) -> None:
+    """Scenario 67 [I]: by ranking, then the one registered first; the next one when it is gone."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    register(responder, says("first"), channel)
+    register(responder, says("second"), channel)
+    best = register(responder, says("best"), channel, ranking=7)
+    assert m.request(channel, b"x").result(PATIENCE).payload == b"best"
+    best.unregister()
+    eventually(lambda: len(bound(responder)) == 2, "it is gone")
+    assert m.request(channel, b"x").result(PATIENCE).payload == b"first"
+
+
+@reply_to
+def test_a_reply_channel_selects_requests(backend: Backend) -> None:
+    """Scenario 59 [S]: such a handler is called only if channel and reply channel of the request are its own."""
+    m, responder = backend.connect(), backend.connect()
+    channel, special = backend.channel(), backend.channel("special")
+    register(responder, says("special"), channel, reply_channel=special, ranking=1)
+    register(responder, says("other"), channel)
+    assert m.request(channel, b"x").result(PATIENCE).payload == b"other"
+    assert m.request(channel, b"x", reply_to=special).result(PATIENCE).payload == b"special"
+    shown = {each.response_channel.name if each.response_channel else None for each in bound(responder)}
+    assert shown == {special, None}
+
+
+@reply_to
+@pytest.mark.parametrize(
+    ("properties", "wrong"),
+    [
+        ({}, CHANNEL),
+        ({"osgi.messaging.replyTo.channel": "c"}, "osgi.messaging.replyTo.channel"),
+        ({CHANNEL: "a/#/b"}, "#"),
+        ({CHANNEL: 7}, "int"),
+        ({CHANNEL: "c", TARGET: "(broken"}, "LDAP"),
+        ({CHANNEL: "c", REPLY_CHANNEL: "a/+"}, "wildcard"),
+        ({CHANNEL: "c", CONCURRENCY: 0}, CONCURRENCY),
+    ],
+)
+def test_a_handler_with_wrong_properties_is_not_bound_and_says_why(
+    backend: Backend, properties: dict[str, Any], wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 68 [I]: the keys of the RFC's example mean nothing. The others go on."""
+    m = backend.connect()
+    channel = backend.channel()
+    with caplog.at_level(logging.ERROR):
+        registration = backend.services.register(ReplyToSingleSubscriptionHandler, upper, properties)
+    assert any(wrong in record.getMessage() for record in caplog.records), caplog.text
+    register(m, upper, channel)
+    assert m.request(channel, b"x").result(PATIENCE).payload == b"X"
+    registration.unregister()
+
+
+# --- kinds
+
+
+@reply_to
+def test_a_plain_handler_answers_nothing(backend: Backend) -> None:
+    """Scenario 57 [S]."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    got: list[bytes] = []
+    register(responder, lambda request: got.append(request.payload), channel, ReplyToSubscriptionHandler)
+    with m.subscribe(replies, qos=1) as stream:
+        m.publish(channel, b"1", qos=1).result(PATIENCE)
+        m.publish(channel, b"2", qos=1, reply_to=replies, correlation_id="c").result(PATIENCE)
+        eventually(lambda: got == [b"1", b"2"], "both are handled")
+        m.publish(replies, b"sentinel", qos=1).result(PATIENCE)
+        assert stream.receive(PATIENCE).payload == b"sentinel"
+
+
+class Shouter:
+    """An object with the method of its interface."""
+
+    def handle_response(self, request: Message, builder: MessageContextBuilder) -> Message:
+        return upper(request, builder)
+
+
+class AsyncShouter:
+    async def handle_response(self, request: Message, builder: MessageContextBuilder) -> Message:
+        await asyncio.sleep(0)
+        return upper(request, builder)
+
+
+async def shout_async(request: Message, builder: MessageContextBuilder) -> Message:
+    await asyncio.sleep(0)
+    return upper(request, builder)
+
+
+def promise_of_shout(request: Message, builder: MessageContextBuilder) -> Promise[Message]:
+    promise: Promise[Message] = Promise("shouting")
+    threading.Timer(0.01, lambda: promise.resolve(upper(request, builder))).start()
+    return promise
+
+
+@reply_to
+@pytest.mark.parametrize(
+    "handler",
+    [upper, shout_async, promise_of_shout, Shouter(), AsyncShouter()],
+    ids=lambda handler: getattr(handler, "__name__", type(handler).__name__),
+)
+def test_handlers_are_functions_coroutines_or_objects(backend: Backend, handler: Any) -> None:
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    register(responder, handler, channel)
+    assert [m.request(channel, b"x").result(PATIENCE).payload for _ in range(3)] == [b"X"] * 3
+
+
+@reply_to
+def test_a_coroutine_runs_on_the_loop_it_was_registered_on(backend: Backend) -> None:
+    """And a function on no event loop at all."""
+    seen: dict[str, Any] = {}
+    channels = {name: backend.channel(name) for name in ("sync", "async")}
+
+    async def main() -> None:
+        async with backend.connect() as m, backend.connect() as responder:
+
+            async def handler() -> str:
+                seen["async"] = asyncio.get_running_loop()
+                return "a"
+
+            def function() -> str:
+                seen["sync"] = threading.current_thread()
+                return "s"
+
+            responder.reply(channels["async"], handler)
+            responder.reply(channels["sync"], function)
+            await asyncio.to_thread(eventually, lambda: len(bound(responder)) == 2, "both are bound")
+            assert (await m.request(channels["async"], b"")).value() == "a"
+            assert (await m.request(channels["sync"], b"")).value() == "s"
+            assert seen["async"] is asyncio.get_running_loop()
+            assert seen["sync"] is not threading.current_thread()
+
+    asyncio.run(main())
+
+
+@reply_to
+def test_the_builder_is_configured(backend: Backend) -> None:
+    """Scenario 58 [S]: with the reply channel and the correlation id, and nothing else of the request."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    built: list[Message] = []
+
+    def handler(_: Message, builder: MessageContextBuilder) -> Message:
+        built.append(builder.build_message())
+        return built[0]
+
+    register(responder, handler, channel)
+    m.request(channel, b"payload", reply_to=replies, correlation_id="4711", content_type="x/y").result(PATIENCE)
+    (message,) = built
+    assert (message.payload, message.context.content_type) == (b"", None)
+    assert (message.context.channel, message.context.correlation_id) == (replies, "4711")
+    assert message.context.reply_to_channel is None
+
+
+# --- faults
+
+
+@reply_to
+@pytest.mark.parametrize("form", ["raises", "coroutine", "promise", "none", "wrong"])
+def test_a_failure_is_the_requesters_and_the_handler_goes_on(
+    backend: Backend, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenarios 60 [S], 61 [I]: kind and text travel, no traceback; the next request is handled."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+
+    class TooBadError(Exception):
+        pass
+
+    def raises(request: Message, builder: MessageContextBuilder) -> Any:
+        if request.payload == b"good":
+            return upper(request, builder)
+        if form == "none":
+            return None
+        if form == "wrong":
+            return "a str"
+        if form == "promise":
+            promise: Promise[Message] = Promise("failing")
+            promise.reject(ReplyError("TooBadError", "so it is"))
+            return promise
+        raise TooBadError("so it is")
+
+    async def coroutine(request: Message, builder: MessageContextBuilder) -> Any:
+        return raises(request, builder)
+
+    register(responder, coroutine if form == "coroutine" else raises, channel)
+    with pytest.raises(ReplyError) as caught:
+        m.request(channel, b"bad").result(PATIENCE)
+    if form in ("none", "wrong"):
+        assert caught.value.kind == "TypeError"
+    else:
+        assert "so it is" in caught.value.reason
+    assert "Traceback" not in str(caught.value)
+    assert ".py" not in str(caught.value)
+    assert m.request(channel, b"good").result(PATIENCE).payload == b"GOOD"
+    assert "failed" in caplog.text
+
+
+@many
+def test_a_stream_that_fails_midway_says_so_and_the_handler_goes_on(backend: Backend) -> None:
+    """Scenarios 63 [S], 64 [S]: items in order, with one correlation id, then the mark."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+
+    def handler(request: Message, builder: MessageContextBuilder) -> reactivex.Observable[Message]:
+        items = reactivex.from_iterable([builder.content(b"%d" % number).build_message() for number in range(3)])
+        return reactivex.concat(items, reactivex.throw(KeyError("end"))) if request.payload == b"bad" else items
+
+    register(responder, handler, channel, ReplyToManySubscriptionHandler)
+    for payload in (b"bad", b"good"):
+        inbox = Inbox(m.request_many(channel, payload))
+        if payload == b"bad":
+            assert isinstance(inbox.wait_error(), ReplyError)
+        else:
+            inbox.wait_completed()
+        assert inbox.payloads == [b"0", b"1", b"2"]
+
+
+@reply_to
+def test_a_request_without_reply_channel_is_handled(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario 62 [I]: the answer is dropped with a warning."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    handled = threading.Event()
+
+    def handler(request: Message, builder: MessageContextBuilder) -> Message:
+        handled.set()
+        return builder.channel(channel + "/never").content(request.payload).build_message()
+
+    register(responder, handler, channel)
+    with caplog.at_level(logging.WARNING):
+        m.publish(channel, b"x", qos=1).result(PATIENCE)
+        assert handled.wait(PATIENCE)
+        eventually(lambda: "no reply channel" in caplog.text, "a warning")
+
+
+@reply_to
+def test_replies_go_only_where_they_may(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody has a handler publish to a channel of his choice, if the instance says which may be chosen."""
+    own = backend.channel("allowed")
+    m, responder = backend.connect(), backend.connect(reply_channels=f"{own}/#, reply/#, amq/rabbitmq/#")
+    channel, victim = backend.channel(), backend.channel("victim")
+    responder.reply(channel, lambda request: request)
+    with m.subscribe(victim, qos=1) as stream, caplog.at_level(logging.WARNING):
+        refused = m.request(channel, b"x", reply_to=victim, timeout=1.0)
+        assert m.request(channel, b"y", reply_to=f"{own}/mine").result(PATIENCE).payload == b"y"
+        assert m.request(channel, b"z").result(PATIENCE).payload == b"z"
+        eventually(lambda: "not allowed" in caplog.text, "a warning")
+        m.publish(victim, b"sentinel", qos=1).result(PATIENCE)
+        assert stream.receive(PATIENCE).payload == b"sentinel"
+        refused.cancel()
+
+
+@reply_to
+def test_replies_never_go_to_channels_of_requests(backend: Backend) -> None:
+    """Or two handlers would answer each other for ever."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    calls: list[bytes] = []
+
+    @responder.reply(channel)
+    def handler(request: bytes) -> bytes:
+        calls.append(request)
+        return request
+
+    m.publish(channel, b"x", qos=1, reply_to=channel, correlation_id="c").result(PATIENCE)
+    assert m.request(channel, b"y").result(PATIENCE).payload == b"y"
+    assert calls == [b"x", b"y"]
+
+
+# --- acknowledgement and bounds
+
+
+@reply_to
+def test_concurrency_is_bounded(backend: Backend) -> None:
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    running: list[int] = []
+    most: list[int] = []
+    lock, go = threading.Lock(), threading.Event()
+
+    @responder.reply(channel, concurrency=3)
+    def handler() -> str:
+        with lock:
+            running.append(1)
+            most.append(len(running))
+        assert go.wait(PATIENCE)
+        with lock:
+            running.pop()
+        return "done"
+
+    promises = [m.request(channel, b"") for _ in range(9)]
+    eventually(lambda: len(running) == 3, "three run")
+    go.set()
+    assert [promise.result(PATIENCE).value() for promise in promises] == ["done"] * 9
+    assert max(most) == 3
+
+
+@feature(Features.REPLY_TO, Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
+def test_an_unanswered_request_is_not_lost(backend: Backend) -> None:
+    """It is acknowledged after its reply: a responder that goes away before leaves it to the next."""
+    m = backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    first = backend.connect(close_timeout=0.3)
+    started = threading.Event()
+
+    @first.reply(channel, queue=queue)
+    def stuck() -> str:
+        started.set()
+        threading.Event().wait(PATIENCE / 2)
+        return "too late"
+
+    promise = m.request(channel, b"x", qos=1)
+    assert started.wait(PATIENCE)
+    first.close()
+    second = backend.connect()
+    second.reply(channel, lambda: "second", queue=queue)
+    assert promise.result(PATIENCE).value() == "second"
+
+
+# --- the short way
+
+
+class Order(BaseModel):
+    count: int
+    price: float
+
+
+class Total(BaseModel):
+    total: float
+
+
+@reply_to
+def test_typed_handlers_get_and_return_objects(backend: Backend) -> None:
+    m, responder = backend.connect(), backend.connect()
+    price, later = backend.channel("price"), backend.channel("later")
+
+    @responder.reply(price)
+    def total(order: Order) -> Total:
+        return Total(total=order.count * order.price)
+
+    @responder.reply(later)
+    async def total_later(order: Order) -> Total:
+        await asyncio.sleep(0)
+        return total(order)
+
+    for channel in (price, later):
+        assert m.request(channel, Order(count=2, price=1.5), Total).result(PATIENCE) == Total(total=3.0)
+        with pytest.raises(ReplyError, match="count") as caught:
+            m.request(channel, {"count": "many"}).result(PATIENCE)
+        assert caught.value.kind == "DecodeError"
+    assert total(Order(count=1, price=1)).total == 1  # the decorator leaves the function as it is
+
+
+@reply_to
+def test_a_handler_can_be_taken_back(backend: Backend) -> None:
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    with responder.reply(channel, lambda request: request):
+        assert m.request(channel, b"x").result(PATIENCE).payload == b"x"
+    eventually(lambda: not responder.runtime.get_runtime_dto().reply_to_subscriptions, "it is gone")
+
+
+@reply_to
+def test_what_is_no_handler_is_refused(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    for handler in (7, lambda a, b: a, lambda *, k: k):
+        with pytest.raises(ArgumentError):
+            m.reply(channel, handler)  # type: ignore[arg-type]
+    with pytest.raises(InvalidChannelError):
+        m.reply("a/#/b", lambda request: request)
+    with pytest.raises(ArgumentError):
+        m.reply(channel, lambda request: request, concurrency=0)
+    assert m.runtime.get_runtime_dto().reply_to_subscriptions == ()
+
+
+@reply_to
+def test_the_runtime_lists_handlers_and_no_other_subscription_of_theirs(backend: Backend) -> None:
+    """Scenario 98 [S]."""
+    m = backend.connect()
+    a, b, c = (backend.channel(name) for name in "abc")
+    with m.subscribe(a), m.subscribe(b):
+        m.reply(c, lambda request: request)
+        m.request(c, b"x").result(PATIENCE)
+        dto = m.runtime.get_runtime_dto()
+        assert {each.channel.name for each in dto.subscriptions} == {a, b}
+        (handler,) = dto.reply_to_subscriptions
+        assert (handler.request_channel.name, handler.request_channel.connected) == (c, True)
+        assert handler.response_channel is None
+        assert handler.generate_correlation_id
+        assert handler.generate_reply_channel

@@ -1,0 +1,1 @@
+"""Requests and replies where the broker plays no part: on ``memory://``."""

@@ -1,0 +1,54 @@
+"""A broker in this process, and a look behind the scenes: nothing may be left when a test is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from messaging import Messaging
+from messaging.replyto.whiteboard import Route
+from tests.conformance.backends import Backend, MemoryBackend
+from tests.conformance.helpers import eventually
+
+
+@pytest.fixture
+def backend(caplog: pytest.LogCaptureFixture) -> Iterator[Backend]:
+    caplog.set_level(logging.INFO, logger="messaging")
+    backend = MemoryBackend("memory")
+    try:
+        yield backend
+    finally:
+        backend.close()
+    died = [record for record in caplog.records if record.getMessage() in ("worker job failed",)]
+    died += [record for record in caplog.records if record.getMessage().startswith("engine task")]
+    assert not died
+
+
+def routes(m: Messaging) -> list[Route]:
+    """The channels that requests are taken on."""
+    return [*m.whiteboard._routes.values()]
+
+
+def in_hand(m: Messaging) -> int:
+    """Requests that handlers have, or that wait for them."""
+    return sum(len(route._exchanges) for route in routes(m))
+
+
+def nothing_left(m: Messaging) -> None:
+    """Wait until nothing is under way, and nothing is kept of what was."""
+
+    def is_idle() -> bool:
+        requests, replies = m._requests, m._replies
+        inboxes = [*requests._given.values(), *([requests.own] if requests.own is not None else [])]
+        return (
+            m._connection.outbox.pending == 0
+            and not requests.open
+            and not requests._given
+            and not any(inbox.pending or inbox.early for inbox in inboxes)
+            and not replies._streams
+            and in_hand(m) == 0
+        )
+
+    eventually(is_idle, "nothing is left")

@@ -1,0 +1,530 @@
+"""The answering side (RFC 5.7.3 to 5.7.5): whatever handlers do, and whatever happens to them, no request is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import reactivex
+from reactivex.subject import Subject
+
+from messaging import Message, MessageContextBuilder, Messaging, OutcomeUnknownError, ReplyError
+from messaging.replyto import (
+    CHANNEL,
+    CONCURRENCY,
+    TARGET,
+    ReplyToManySubscriptionHandler,
+    ReplyToSingleSubscriptionHandler,
+    ReplyToSubscriptionHandler,
+)
+from messaging.services import SERVICE_RANKING, ServiceRegistration
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, eventually
+from tests.replyto.conftest import in_hand, nothing_left, routes
+
+Builder = MessageContextBuilder
+
+
+def register(m: Messaging, kind: type, handler: Any, channel: Any, **properties: Any) -> ServiceRegistration:
+    keys = {"concurrency": CONCURRENCY, "ranking": SERVICE_RANKING}
+    registration = m.services.register(
+        kind,
+        handler,
+        {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: channel}
+        | {keys[name]: value for name, value in properties.items()},
+    )
+    several = [channel] if isinstance(channel, str) else channel
+
+    def is_bound() -> bool:
+        subscribed = {route.channel for route in routes(m) if route.subscription.handle is not None}
+        return subscribed.issuperset(several)
+
+    eventually(is_bound, "the handler is bound")
+    return registration
+
+
+def answers(gate: Gate) -> Callable[[Message], Message]:
+    """The same for ``m.reply``."""
+
+    def answer(request: Message) -> Message:
+        return gate(request, Builder())
+
+    return answer
+
+
+class Gate:
+    """A handler that answers when it is told to, and how many requests it is at."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.begun: list[bytes] = []
+
+    def __call__(self, request: Message, builder: Builder) -> Message:
+        self.begun.append(request.payload)
+        assert self.open.wait(PATIENCE)
+        return builder.content(request.payload).build_message()
+
+
+# --- bounds
+
+
+def test_requests_without_acknowledgement_are_bounded_too(backend: Backend) -> None:
+    """Only so many are in the handlers' hands; the buffer and its policy hold the others."""
+    m = backend.connect()
+    gate = Gate()
+    registration = m.reply("c", answers(gate), qos=0, buffer_size=10)
+    for _ in range(100):
+        m.publish("c", b"x", qos=0).result(PATIENCE)
+    (route,) = routes(m)
+    eventually(lambda: route.subscription.counters.received == 100, "all have arrived")
+    assert in_hand(m) == 10
+    assert route.subscription.buffered == 10
+    gate.open.set()
+    eventually(lambda: len(gate.begun) == 20, "what was kept is handled")
+    nothing_left(m)
+    registration.unregister()
+
+
+# --- what handlers return
+
+
+def test_a_handler_may_pass_on_what_it_received(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """A received message knows where it arrived: that is not where it is to go now."""
+    front, back, m = backend.connect(), backend.connect(), backend.connect()
+    calls: list[bytes] = []
+
+    def echo(request: Message, _: Builder) -> Message:
+        calls.append(request.payload)
+        return request
+
+    register(back, ReplyToSingleSubscriptionHandler, echo, "backend")
+    register(front, ReplyToSingleSubscriptionHandler, lambda request, _: front.request("backend", request.payload), "a")
+    front.reply("b", lambda payload: front.request("backend", payload))
+
+    async def proxy(payload: bytes) -> Any:
+        return await front.request("backend", payload)
+
+    front.reply("c", proxy)
+    for channel in ("a", "b", "c", "backend"):
+        reply = m.request(channel, channel.encode(), headers={"k": "v"}).result(PATIENCE)
+        assert reply.payload == channel.encode()
+    assert calls == [b"a", b"b", b"c", b"backend"]
+    for each in (m, front, back):
+        nothing_left(each)
+
+
+def test_functions_may_return_what_coroutine_functions_would(backend: Backend) -> None:
+    """Awaitables and async iterators from a plain function; lists from a coroutine; partial functions of both."""
+    m = backend.connect()
+
+    async def later(prefix: str, payload: bytes) -> str:
+        await asyncio.sleep(0)
+        return prefix + payload.decode()
+
+    async def listed() -> list[str]:
+        return ["1", "2"]
+
+    async def each() -> AsyncIterator[str]:
+        yield "1"
+        yield "2"
+
+    def built(request: Message, builder: Builder) -> Any:
+        async def make() -> AsyncIterator[Message]:
+            for payload in (b"1", b"2"):
+                yield builder.content(payload).build_message()
+
+        return make()
+
+    m.reply("lambda", lambda payload: later("a", payload))
+    m.reply("partial", functools.partial(later, "b"))
+    assert m.request("lambda", b"x", str).result(PATIENCE) == "ax"
+    assert m.request("partial", b"x", str).result(PATIENCE) == "bx"
+    m.reply("listed", listed, many=True)
+    m.reply("each", lambda: each(), many=True)
+    register(m, ReplyToManySubscriptionHandler, built, "built")
+    for channel in ("listed", "each", "built"):
+        inbox = Inbox(m.request_many(channel))
+        inbox.wait_completed()
+        assert inbox.payloads == [b"1", b"2"]
+    nothing_left(m)
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+@pytest.mark.parametrize("form", ["function", "coroutine", "generator", "observable"])
+def test_an_exception_that_cannot_be_shown_is_still_a_fault(backend: Backend, form: str) -> None:
+    m = backend.connect()
+
+    def function() -> bytes:
+        raise UnspeakableError
+
+    async def coroutine() -> bytes:
+        raise UnspeakableError
+
+    def generator() -> Iterator[bytes]:
+        yield b"x"
+        raise UnspeakableError
+
+    def observable() -> reactivex.Observable[bytes]:
+        return reactivex.throw(UnspeakableError())
+
+    handler: Callable[..., Any] = {
+        "function": function, "coroutine": coroutine, "generator": generator, "observable": observable,
+    }[form]  # fmt: skip
+    m.reply("c", handler, concurrency=1, many=form in ("generator", "observable"))
+    for _ in range(3):  # the handler goes on
+        if form in ("generator", "observable"):
+            error: Any = Inbox(m.request_many("c")).wait_error()
+        else:
+            error = m.request("c").exception(PATIENCE)
+        assert isinstance(error, ReplyError)
+        assert (error.kind, error.reason) == ("UnspeakableError", "")
+    nothing_left(m)
+
+
+# --- requests without a reply channel
+
+
+@pytest.mark.parametrize("items", [0, 3])
+def test_many_replies_to_nobody_settle_the_request(
+    backend: Backend, items: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 62: the request names no reply channel; it is done, and that is said."""
+    m = backend.connect()
+    m.reply("c", lambda: iter([b"x"] * items), many=True)
+    m.publish("c", b"x").result(PATIENCE)
+    (route,) = routes(m)
+    eventually(lambda: route.subscription.counters.acknowledged == 1, "acknowledged")
+    nothing_left(m)
+    assert ("named no reply channel" in caplog.text) == bool(items)
+
+
+# --- a full outbox
+
+
+@pytest.mark.parametrize("form", ["generator", "async"])
+def test_a_full_outbox_neither_loses_nor_doubles_items(backend: Backend, form: str) -> None:
+    m, responder = backend.connect(), backend.connect(outbox_size=1)
+
+    def numbers() -> Iterator[str]:
+        yield from map(str, range(60))
+
+    async def numbers_async() -> AsyncIterator[str]:
+        for number in range(60):
+            yield str(number)
+
+    async def one() -> str:
+        return "one"
+
+    responder.reply("c", numbers if form == "generator" else numbers_async)
+    responder.reply("one", one)
+    inboxes = [Inbox(m.request_many("c")) for _ in range(3)]
+    for inbox in inboxes:
+        inbox.wait_completed()
+        assert inbox.payloads == [b"%d" % number for number in range(60)]
+    replies = [m.request_many("one") for _ in range(20)]
+    assert [[message.payload for message in each] for each in replies] == [[b"one"]] * 20
+    nothing_left(responder)
+
+
+# --- requesters that go away
+
+
+@pytest.mark.parametrize("form", ["async", "observable"])
+def test_what_waits_is_told_when_the_requester_goes(backend: Backend, form: str) -> None:
+    """Not only with the next item, which may never come."""
+    m, responder = backend.connect(), backend.connect()
+    ended = threading.Event()
+
+    async def wait_for_ever() -> AsyncIterator[str]:
+        try:
+            yield "first"
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)  # it may take its time to clean up
+            ended.set()
+
+    def never() -> reactivex.Observable[str]:
+        return reactivex.concat(reactivex.of("first"), reactivex.never()).pipe(
+            reactivex.operators.finally_action(ended.set)
+        )
+
+    handler: Any = wait_for_ever if form == "async" else never
+    responder.reply("c", handler, concurrency=1, many=True)
+    for _ in range(3):
+        ended.clear()
+        stream = m.request_many("c")
+        assert stream.receive(PATIENCE).payload == b"first"
+        eventually(lambda: bool(responder._replies._streams), "the stream can be cancelled")
+        stream.close()
+        assert ended.wait(PATIENCE)
+        nothing_left(responder)
+
+
+def test_a_handler_that_is_unregistered_ends_its_streams(backend: Backend) -> None:
+    """The requester hears that it is over, and unregistering does not wait for a stream without end."""
+    m, responder = backend.connect(), backend.connect()
+
+    async def forever() -> AsyncIterator[str]:
+        yield "first"
+        await asyncio.sleep(3600)
+
+    registration = responder.reply("c", forever)
+    inbox = Inbox(m.request_many("c", timeout=30))
+    inbox.wait(1)
+    registration.unregister()
+    error = inbox.wait_error()
+    assert isinstance(error, ReplyError)
+    assert "was stopped" in error.reason
+    nothing_left(responder)
+
+
+# --- handlers that come and go while requests wait
+
+
+def test_what_waits_goes_to_the_next_handler(backend: Backend) -> None:
+    """The best one is unregistered, or may work on more at a time; nothing is lost, or handled twice."""
+    m = backend.connect()
+    first, second = Gate(), Gate()
+    registration = register(m, ReplyToSingleSubscriptionHandler, first, "c", concurrency=1, ranking=1)
+    register(m, ReplyToSingleSubscriptionHandler, second, "c", concurrency=1)
+    promises = [m.request("c", b"%d" % number) for number in range(5)]
+    eventually(lambda: in_hand(m) == 5 and first.begun, "all wait")
+    registration.unregister()
+    second.open.set()
+    assert [promise.result(PATIENCE).payload for promise in promises[1:]] == [b"1", b"2", b"3", b"4"]
+    first.open.set()
+    assert promises[0].result(PATIENCE).payload == b"0"
+    assert (first.begun, second.begun) == ([b"0"], [b"1", b"2", b"3", b"4"])
+    nothing_left(m)
+
+
+def test_more_concurrency_is_for_what_waits_already(backend: Backend) -> None:
+    m = backend.connect()
+    gate = Gate()
+    registration = register(m, ReplyToSingleSubscriptionHandler, gate, "c", concurrency=1)
+    promises = [m.request("c", b"%d" % number) for number in range(5)]
+    eventually(lambda: in_hand(m) == 5 and gate.begun, "all wait")
+    registration.update({**registration.reference.properties, CONCURRENCY: 4})
+    eventually(lambda: len(gate.begun) == 5, "the others are begun")
+    gate.open.set()
+    assert [promise.result(PATIENCE).payload for promise in promises] == [b"0", b"1", b"2", b"3", b"4"]
+    nothing_left(m)
+
+
+def test_fewer_channels_take_nothing_from_the_others(backend: Backend) -> None:
+    """What waits for a handler on one channel stays when it leaves another; there the requester is told."""
+    m = backend.connect()
+    gate = Gate()
+    registration = register(m, ReplyToSingleSubscriptionHandler, gate, ["a", "b"], concurrency=1)
+    busy = m.request("a", b"busy")
+    eventually(lambda: bool(gate.begun), "busy")
+    stays, goes = m.request("a", b"stays", qos="0"), m.request("b", b"goes", qos="0")
+    eventually(lambda: in_hand(m) == 3, "all wait")
+    registration.update({**registration.reference.properties, CHANNEL: ["a"]})
+    with pytest.raises(ReplyError, match="stopped"):
+        goes.result(PATIENCE)
+    gate.open.set()
+    assert (busy.result(PATIENCE).payload, stays.result(PATIENCE).payload) == (b"busy", b"stays")
+    assert gate.begun == [b"busy", b"stays"]
+    nothing_left(m)
+
+
+def test_requests_that_nobody_began_go_back_to_their_queue(backend: Backend) -> None:
+    """Unregistered with requests waiting: another responder gets them, as if for the first time."""
+    m, first, second = backend.connect(), backend.connect(), backend.connect()
+    gate = Gate()
+    registration = first.reply("c", answers(gate), queue="q", concurrency=1)
+    promises = [m.request("c", b"%d" % number) for number in range(5)]
+    eventually(lambda: in_hand(first) == 5 and gate.begun, "all wait")
+    (route,) = routes(first)
+    second.reply("c", lambda payload: payload, queue="q", dead_letter_channel="dead")
+    with m.subscribe("dead") as dead:
+        registration.unregister()
+        eventually(lambda: len(route._exchanges) == 1, "what waits is let go")
+        gate.open.set()
+        assert [promise.result(PATIENCE).payload for promise in promises] == [b"%d" % n for n in range(5)]
+        assert dead.counters.received == 0
+    assert gate.begun == [b"0"]
+    for each in (m, first, second):
+        nothing_left(each)
+
+
+def test_what_is_delivered_again_after_a_loss_is_handled_once(backend: Backend) -> None:
+    """What waits when the connection is lost comes again from the queue; the copy that waits is forgotten."""
+    m = backend.connect()
+    responder, link = backend.connect_severable()
+    gate = Gate()
+    responder.reply("c", answers(gate), queue="q", concurrency=1)
+    promises = [m.request("c", b"%d" % number, timeout=30) for number in range(4)]
+    eventually(lambda: in_hand(responder) == 4 and gate.begun, "all wait")
+    link.sever()
+    gate.open.set()
+    for promise in promises:
+        promise.result(PATIENCE)
+    nothing_left(responder)
+    # the one that was in progress was handled, and is handled again: its verdict could not reach the broker
+    assert sorted(gate.begun) == [b"0", b"0", b"1", b"2", b"3"]
+
+
+# --- loops that end
+
+
+def test_a_loop_that_ends_gives_its_requests_to_others(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    m, mortal = backend.connect(), backend.connect()
+    begun = threading.Event()
+    promises: list[Any] = []
+
+    async def sleepy(payload: bytes) -> bytes:
+        begun.set()
+        await asyncio.sleep(3600)
+        return payload
+
+    async def live() -> None:
+        mortal.reply("c", sleepy, concurrency=2, queue="q")
+        await asyncio.to_thread(eventually, lambda: any(r.subscription.handle for r in routes(mortal)), "bound")
+        promises.extend(m.request("c", b"%d" % number, timeout=30) for number in range(6))
+        await asyncio.to_thread(eventually, lambda: in_hand(mortal) == 6 and begun.is_set(), "six in hand")
+
+    asyncio.run(live())
+    heir = backend.connect()
+    heir.reply("c", lambda payload: payload, queue="q")
+    assert sorted(promise.result(PATIENCE).payload for promise in promises) == [b"%d" % n for n in range(6)]
+    eventually(lambda: not routes(mortal), "the handler is unbound")
+    assert caplog.text.count("event loop that it was registered on is closed") == 1
+    nothing_left(mortal)
+
+
+def test_a_loop_that_ends_fails_what_cannot_go_to_others(backend: Backend) -> None:
+    m = backend.connect()
+
+    async def sleepy(payload: bytes) -> bytes:
+        await asyncio.sleep(3600)
+        return payload
+
+    promises: list[Any] = []
+
+    async def live() -> None:
+        m.reply("c", sleepy, concurrency=1)
+        await asyncio.to_thread(eventually, lambda: any(r.subscription.handle for r in routes(m)), "bound")
+        promises.extend(m.request("c", b"x", qos="0", timeout=30) for _ in range(3))
+        await asyncio.to_thread(eventually, lambda: in_hand(m) == 3, "three in hand")
+
+    asyncio.run(live())
+    for promise in promises:
+        with pytest.raises(ReplyError, match="stopped"):
+            promise.result(PATIENCE)
+    nothing_left(m)
+
+
+def test_a_cancelled_handler_is_tried_once_more(backend: Backend) -> None:
+    """Somebody cancels its task, which is no answer; the loop goes on, so the request is handled after all."""
+    m = backend.connect()
+    calls: list[bytes] = []
+
+    async def main() -> None:
+        async def stubborn(payload: bytes) -> bytes:
+            calls.append(payload)
+            task = asyncio.current_task()
+            if len(calls) == 1 and task is not None:
+                task.cancel()
+                await asyncio.sleep(0)
+            return payload
+
+        m.reply("c", stubborn)
+        assert (await m.request("c", b"x", timeout=PATIENCE)).payload == b"x"
+
+    asyncio.run(main())
+    assert calls == [b"x", b"x"]
+    nothing_left(m)
+
+
+# --- plain handlers, and the log
+
+
+def test_the_loop_of_a_handler_is_that_of_whoever_registers_it(backend: Backend) -> None:
+    """Also if somebody else makes the whiteboard look at the registry at the same moment."""
+    m = backend.connect()
+    seen: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        async def handler(_: Message) -> None:
+            seen.append(asyncio.get_running_loop())
+
+        register_soon = asyncio.to_thread(m.whiteboard.refresh)
+        m.services.register(
+            ReplyToSubscriptionHandler, handler, {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: "c"}
+        )
+        await register_soon
+        await asyncio.to_thread(eventually, lambda: any(r.subscription.handle for r in routes(m)), "bound")
+        await m.publish("c", b"x")
+        await asyncio.to_thread(eventually, lambda: seen, "handled")
+        assert seen == [asyncio.get_running_loop()]
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_cannot_be_bound_is_told_of_once(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    m = backend.connect()
+
+    def broken() -> Any:
+        raise LookupError("no such factory")
+
+    target = {TARGET: f"(osgi.messaging.name={m.name})"}
+    m.services.register(ReplyToSingleSubscriptionHandler, broken, {**target, CHANNEL: "c"}, scope="prototype")
+    for number in range(3):
+        m.reply(f"other/{number}", lambda: b"")
+    complaints = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(complaints) == 1
+
+
+def test_a_refused_subscription_is_tried_again(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    """The broker ends the subscription of a handler: that is said, and it comes back."""
+    from messaging import SubscriptionRefusedError
+
+    m = backend.connect()
+    m.reply("c", lambda: b"here")
+    (route,) = routes(m)
+    m._connection.engine.call(route.subscription.fail, SubscriptionRefusedError("for the test"))
+    eventually(lambda: routes(m) and routes(m)[0] is not route and routes(m)[0].subscription.handle, "subscribed again")
+    assert "no requests are taken on 'c'" in caplog.text
+    assert m.request("c").result(PATIENCE).payload == b"here"
+
+
+def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: Backend) -> None:
+    x, y, responder = backend.connect(), backend.connect(), backend.connect()
+    source: Subject[str] = Subject()
+    responder.reply("c", lambda: source, many=True)
+    inbox = Inbox(y.request_many("c", correlation_id="1", timeout=30))
+    eventually(lambda: "1" in responder._replies._streams, "the first can be cancelled")
+    stream = x.request_many("c", correlation_id="1", timeout=30)
+    eventually(lambda: in_hand(responder) == 2, "both are handled")
+    source.on_next("first")
+    assert stream.receive(PATIENCE).payload == b"first"
+    stream.close()
+    source.on_next("second")
+    inbox.wait(2)
+    source.on_completed()
+    inbox.wait_completed()
+    assert inbox.payloads == [b"first", b"second"]
+    nothing_left(responder)
+
+
+def test_an_unanswered_request_has_its_deadline(backend: Backend) -> None:
+    """A promise that never resolves holds its request; the requester does not wait for it."""
+    from messaging import Promise
+
+    m = backend.connect(close_timeout=0.1)
+    never: Promise[Any] = Promise("for ever")
+    register(m, ReplyToSingleSubscriptionHandler, lambda request, builder: never, "c")
+    with pytest.raises(OutcomeUnknownError):
+        m.request("c", timeout=0.1).result(PATIENCE)
+    assert in_hand(m) == 1

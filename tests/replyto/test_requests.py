@@ -1,0 +1,212 @@
+"""The requesting side (RFC 5.7.2): what is counted and kept, whatever goes wrong (scenarios 38 to 53 beside it)."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from messaging import (
+    ArgumentError,
+    ClosedError,
+    DeadlineError,
+    InvalidContentError,
+    Message,
+    MessagingError,
+    OutboxFullError,
+    ReplyError,
+    RequestCancelledError,
+    SubscriptionRefusedError,
+)
+from messaging.replyto import marks
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, eventually
+from tests.replyto.conftest import nothing_left
+
+
+def test_a_request_given_up_before_it_was_accepted_does_not_count(backend: Backend) -> None:
+    """Its inbox is not there yet: the outbox never had it, and goes on counting right."""
+    m, link = backend.connect_severable()
+    link.down()
+    with pytest.raises(DeadlineError):
+        m.request("c", b"x", timeout=0.05).result(PATIENCE)
+    assert m._connection.outbox.pending == 0
+    with pytest.raises(DeadlineError):  # what came after it has its deadline, too
+        m.publish("c", b"x", timeout=0.1).result(PATIENCE)
+    nothing_left(m)
+
+
+def test_requests_given_up_on_both_sides_at_once_count_once(backend: Backend) -> None:
+    """The outbox is full and the deadline passes: the caller and the loop give up the same request."""
+    m, link = backend.connect_severable(outbox_size=2)
+    m.request("c", timeout=0.05).exception(PATIENCE)  # the inbox is there
+    link.down()
+
+    def ask(_: int) -> type[MessagingError] | None:
+        try:
+            return type(m.request("c", b"x", timeout=0.1).exception(PATIENCE))
+        except OutboxFullError as error:
+            return type(error)
+
+    with ThreadPoolExecutor(32) as pool:
+        found = set(pool.map(ask, range(64)))
+    assert found <= {OutboxFullError, DeadlineError}
+    nothing_left(m)
+    link.up()
+    m.reply("c", lambda: b"here")
+    assert m.request("c", b"x").result(PATIENCE).payload == b"here"
+
+
+def test_a_broken_inbox_is_replaced(backend: Backend) -> None:
+    """What the broker ends is not subscribed to again; the next request has another inbox."""
+    m, link = backend.connect_severable()
+    m.reply("c", lambda: b"here")
+    m.request("c").result(PATIENCE)
+    broken = m._requests.own
+    assert broken is not None
+    pending = m.request("nobody", qos="0")
+    m._connection.engine.call(broken.fail, SubscriptionRefusedError("for the test"))
+    with pytest.raises(SubscriptionRefusedError):
+        pending.result(PATIENCE)
+    assert m.request("c").result(PATIENCE).payload == b"here"
+    assert broken not in m._connection.subscriptions
+    link.sever()
+    assert m.request("c").result(PATIENCE).payload == b"here"
+    nothing_left(m)
+
+
+def test_an_inbox_that_ends_while_requests_are_made_loses_none(backend: Backend) -> None:
+    """Each is answered, or says why not, however the threads fall."""
+    m = backend.connect()
+    m.reply("c", lambda: b"here")
+    over = threading.Event()
+
+    def break_inboxes() -> None:
+        while not over.wait(0.002):
+            own = m._requests.own
+            if own is not None:
+                m._connection.engine.call(own.fail, SubscriptionRefusedError("for the test"))
+
+    breaker = threading.Thread(target=break_inboxes)
+    breaker.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            errors = [*pool.map(lambda _: m.request("c", timeout=5).exception(PATIENCE), range(400))]
+    finally:
+        over.set()
+        breaker.join()
+    assert {type(error) for error in errors} <= {type(None), SubscriptionRefusedError}
+    assert m.request("c").result(PATIENCE).payload == b"here"
+    nothing_left(m)
+
+
+def test_requests_of_a_thread_stay_in_order_while_the_inbox_is_made(backend: Backend) -> None:
+    m, responder = backend.connect(), backend.connect()
+    seen: list[bytes] = []
+    responder.reply("c", lambda payload: seen.append(payload) or b"")
+    promises = [m.request("c", b"%d" % number) for number in range(500)]
+    for promise in promises:
+        promise.result(PATIENCE)
+    assert seen == [b"%d" % number for number in range(500)]
+
+
+def test_many_replies_have_a_deadline_before_they_are_subscribed_to(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    link.down()
+    assert isinstance(Inbox(m.request_many("c", timeout=0.1)).wait_error(), DeadlineError)
+    nothing_left(m)
+
+
+def test_a_closed_instance_asks_nobody(backend: Backend) -> None:
+    m = backend.connect()
+    m.close()
+    with pytest.raises(ClosedError):
+        m.request("c")
+    with pytest.raises(ClosedError):
+        m.request_many("c")
+
+
+def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend) -> None:
+    """Scenarios 43, 53: two programs share a reply channel; one waits for a reply, the other for many."""
+    x, y, responder = backend.connect(), backend.connect(), backend.connect()
+
+    def count() -> object:
+        yield from (str(number) for number in range(200))
+
+    responder.reply("many", count)
+    waiting = x.request("nobody", qos="0", reply_to="shared", timeout=30)
+    eventually(lambda: "shared" in x._requests._given, "the reply channel is subscribed to")
+    inbox = Inbox(y.request_many("many", reply_to="shared"))
+    inbox.wait_completed()
+    assert len(inbox.payloads) == 200
+    waiting.cancel()
+    assert isinstance(waiting.exception(PATIENCE), RequestCancelledError)
+
+
+@pytest.mark.parametrize("kind", [marks.START, marks.ITEM, marks.END, "nonsense"])
+def test_marks_of_streams_do_not_answer_a_single_request(backend: Backend, kind: str) -> None:
+    m, responder = backend.connect(), backend.connect()
+
+    def mislead(request: Message) -> str:
+        context = request.context
+        assert context.reply_to_channel is not None
+        responder.publish(
+            context.reply_to_channel, b"wrong", correlation_id=context.correlation_id,
+            headers=marks.Mark(kind).headers(),
+        ).result(PATIENCE)  # fmt: skip
+        return "right"
+
+    responder.reply("c", mislead)
+    assert m.request("c", model=str).result(PATIENCE) == "right"
+    assert m.runtime.get_runtime_dto().requests.foreign == 1
+
+
+def test_a_payload_must_be_bytes(backend: Backend) -> None:
+    m = backend.connect()
+    context = m.context_builder().channel("c").build_context()
+    message = Message("text", context)  # type: ignore[arg-type]
+    with pytest.raises(InvalidContentError):
+        m.reply_to.publish_with_reply(message)
+    with pytest.raises(InvalidContentError):
+        m.reply_to_many.publish_with_reply_many(message)
+    nothing_left(m)
+
+
+def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(backend: Backend) -> None:
+    m = backend.connect()
+    m.reply("c", lambda: b"here")
+    m.request("c").result(PATIENCE)
+    own = m._requests.own
+    assert own is not None
+    assert m.request("c", reply_to=own.reply_to).result(PATIENCE).payload == b"here"
+    assert m.request("c").result(PATIENCE).payload == b"here"
+    with pytest.raises(ArgumentError, match="of their own"):
+        m.request_many("c", reply_to=own.reply_to)
+
+
+def test_a_handler_of_many_answers_a_single_request_with_its_first_item(backend: Backend) -> None:
+    """And plainly: the requester need not know of marks. The rest is not made."""
+    m, responder = backend.connect(), backend.connect()
+    made: list[int] = []
+
+    def count() -> object:
+        for number in range(3):
+            made.append(number)
+            yield str(number)
+
+    def nothing() -> object:
+        yield from ()
+
+    responder.reply("many", count)
+    responder.reply("none", nothing)
+    with m.subscribe("plain") as stream:
+        m.publish("many", reply_to="plain", correlation_id="1").result(PATIENCE)
+        reply = stream.receive(PATIENCE)
+        assert (reply.payload, dict(reply.context.extensions.get("headers", {}))) == (b"0", {})
+        assert m.request("many", model=str).result(PATIENCE) == "0"
+        with pytest.raises(ReplyError, match="without a reply"):
+            m.request("none").result(PATIENCE)
+        assert stream.counters.received == 1
+    assert made == [0, 0]
+    nothing_left(responder)
