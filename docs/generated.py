@@ -47,7 +47,7 @@ def announced(url: str) -> frozenset[str]:
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
     adapter = kind(parsed, load_settings(kind.settings_type, parsed, {}), "table")
-    return adapter.features - kind.publish_extensions.keys() - kind.subscribe_extensions.keys()
+    return adapter.announced - kind.publish_extensions.keys() - kind.subscribe_extensions.keys()
 
 
 def features() -> str:

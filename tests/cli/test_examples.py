@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto
+from tests.brokers import Mosquitto, RabbitMQ
 from tests.cli.program import PATIENCE, ROOT, environment
 
 EXPECTED = {
@@ -32,6 +32,27 @@ EXPECTED = {
         "12:30 hall: 20.0 °C",
         'does not fit: {"sensor": "cellar", "celsius": "cold"}',
         "counted: 1",
+    ],
+    "07_request_reply": [
+        "four apples: 1.00",
+        "two of apple: 0.50",
+        "two of bread: 7.00",
+        "refused: LookupError: no cake today",
+        "does not fit: DecodeError",
+        "nobody is there: UnroutableError",
+        "no reply: OutcomeUnknownError",
+    ],
+    "08_stock_quotes": [
+        "ACME: 101.20",
+        "ACME: 101.35",
+        "ACME: 100.90",
+        "seen enough: True",
+        "the handler was told to stop: True",
+    ],
+    "09_mqtt_asks_amqp": [
+        "fastest from Cork: Cobh, 24 minutes",
+        "from Oslo: Bergen, 403 minutes",
+        "from Oslo: Narvik, 1120 minutes",
     ],
 }
 FILES = sorted((ROOT / "examples").glob("*.py"))
@@ -72,3 +93,13 @@ def test_example_runs_at_a_broker(
         assert found[-1] == EXPECTED[example.stem][-1]
     else:
         assert found == EXPECTED[example.stem]
+
+
+def test_mqtt_asks_amqp_at_one_broker(
+    rabbitmq_mqtt: RabbitMQ, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = (file for file in FILES if file.stem == "09_mqtt_asks_amqp")
+    urls = [f"{rabbitmq_mqtt.mqtt_url}?version=3.1.1&envelope=true", rabbitmq_mqtt.url]
+    monkeypatch.setattr(sys, "argv", [str(example), *urls])
+    runpy.run_path(str(example), run_name="__main__")
+    assert capfd.readouterr().out.splitlines() == EXPECTED[example.stem]
