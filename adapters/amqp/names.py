@@ -19,6 +19,7 @@ that are ever written are undone, everything else stays as it is.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -65,6 +66,7 @@ def reply_key(channel: str) -> str:
     return routing_key(channel) if address is channel else f"{DIRECT_REPLY_TO}.{unquote(address)}"
 
 
+@lru_cache(maxsize=1024)
 def reply_channel(key: str) -> str:
     """The reply channel that ``reply-to`` names; the inverse of :func:`reply_key`."""
     address = key.removeprefix(f"{DIRECT_REPLY_TO}.")

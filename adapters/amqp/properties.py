@@ -51,6 +51,8 @@ ROUTING_HEADERS: Final = frozenset({"CC", "BCC"})
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF / 1000
 #: where a message of a stream stands
 OFFSET: Final = "x-stream-offset"
+#: where the MQTT plugin, from RabbitMQ 3.13 on, says where a client of MQTT 5 wants its reply: a routing key
+REPLY_TOPIC: Final = "x-opt-reply-to-topic"
 
 _CONTENT_TYPE: Final = 1 << 15
 _CONTENT_ENCODING: Final = 1 << 14
@@ -205,11 +207,14 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         if DELAYED in fields and (delayed := restore(fields)) is not None:
             earlier, origin = delayed
             delivery_count = earlier + (delivery_count or 1)
+        reply_topic = fields.pop(REPLY_TOPIC, None)
+        if type(reply_topic) is str:
+            reply_to_channel = names.channel_name(reply_topic)
         offset = fields.get(OFFSET)
         if type(offset) is int:
             extensions[STREAM_OFFSET] = offset
             del fields[OFFSET]
-        if fields or type(offset) is not int:
+        if fields or (type(offset) is not int and reply_topic is None):
             extensions[Features.EXTENSION_HEADERS] = MappingProxyType({name: as_text(fields[name]) for name in fields})
     if flags & _DELIVERY_MODE:
         at += 1
