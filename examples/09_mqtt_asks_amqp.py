@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator
 from pydantic import BaseModel
 
 import messaging
-from messaging import Messaging
 
 TIMETABLE = {"oslo": [("Bergen", 403), ("Narvik", 1120)], "cork": [("Dublin", 155), ("Cobh", 24)]}
 TIMEOUT = 10

@@ -128,7 +128,8 @@ class ThreadRunner(Runner):
             is_first = not self._active
             self._active += is_first
         if is_first:
-            workers().submit(self._work)
+            # once the loop has given out all that arrived: the worker would only take the interpreter from it
+            engine().loop.call_soon(workers().submit, self._work)
         elif self._growing is None and self._active < self.concurrency:
             self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, exchange)
 
