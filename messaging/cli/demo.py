@@ -6,10 +6,11 @@ function and an entry in ``ACTS``.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, cast
 
 from pydantic import BaseModel
@@ -249,6 +250,26 @@ def acknowledge_filter(stage: Stage) -> None:
     stage.check("rejected", 2, verdicts.count("REJECTED"))
 
 
+def questions(stage: Stage) -> None:
+    """Requests to functions: one reply to each, or many until it is enough."""
+    m = stage.m
+
+    def half(number: int) -> int:
+        return number // 2
+
+    def countdown(start: int) -> Iterator[int]:
+        yield from range(start, 0, -1)
+
+    with m.reply(stage.channel("half"), half), m.reply(stage.channel("countdown"), countdown):
+        halves = [m.request(stage.channel("half"), number, int, timeout=PATIENCE).result() for number in (2, 40, 96)]
+        stage.say(f"half of 2, 40 and 96: {halves}")
+        with m.request_many(stage.channel("countdown"), 1000, int, timeout=PATIENCE) as replies:
+            counted = [reply.value(int) for reply in itertools.islice(replies, 3)]
+        stage.say(f"a countdown from 1000 that was stopped: {counted}")
+    stage.check("sum of the halves", 69, sum(halves))
+    stage.check("countdown", [1000, 999, 998], counted)
+
+
 def _state(message: Message) -> str:
     # every message that was received has such a context
     return cast("AcknowledgeMessageContext", message.context).acknowledge_state.name
@@ -277,6 +298,7 @@ ACTS: Final = (
         acknowledge_filter,
         (Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL),
     ),
+    Act("Requests and replies", questions, (Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH)),
 )
 
 
