@@ -1,0 +1,180 @@
+"""Which handler answers (RFC 5.7.3): the whiteboard against a simple model; and what marks survive."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+import messaging
+from messaging import MessageContextBuilder, OutcomeUnknownError, UnroutableError
+from messaging.adapter import Incoming
+from messaging.replyto import (
+    CHANNEL,
+    CONCURRENCY,
+    REPLY_CHANNEL,
+    TARGET,
+    ReplyToSingleSubscriptionHandler,
+    marks,
+)
+from messaging.services import SERVICE_RANKING, ServiceRegistration, ServiceRegistry
+from tests.conformance.helpers import PATIENCE, eventually
+from tests.replyto.conftest import in_hand, routes
+
+CHANNELS = st.sets(st.sampled_from(["a", "b", "c/d"]), min_size=1)
+
+
+class Registered:
+    """A handler as the model knows it."""
+
+    def __init__(self, registration: ServiceRegistration, properties: dict[str, Any]) -> None:
+        self.registration = registration
+        self.properties = properties
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return -self.properties[SERVICE_RANKING], self.registration.reference.id
+
+    def takes(self, channel: str, reply_to: str | None) -> bool:
+        named = self.properties.get(REPLY_CHANNEL)
+        return channel in self.properties[CHANNEL] and named in (None, reply_to)
+
+
+class WhiteboardMachine(RuleBasedStateMachine):
+    """Handlers come, change and go; every request is answered by the preferred one of those that are meant."""
+
+    handlers = Bundle("handlers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        registry = ServiceRegistry()
+        self.m = messaging.connect("memory://whiteboard-model", services=registry, timeout=PATIENCE)
+        self.requester = messaging.connect("memory://whiteboard-model", services=registry, timeout=PATIENCE)
+        self.there: list[Registered] = []
+
+    def teardown(self) -> None:
+        self.requester.close()
+        self.m.close()
+
+    def properties(self, channels: set[str], ranking: int, reply_to: str | None, concurrency: int) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            TARGET: f"(osgi.messaging.name={self.m.name})",
+            CHANNEL: sorted(channels),
+            SERVICE_RANKING: ranking,
+            CONCURRENCY: concurrency,
+        }
+        return found if reply_to is None else {**found, REPLY_CHANNEL: reply_to}
+
+    @rule(
+        target=handlers,
+        channels=CHANNELS,
+        ranking=st.integers(-1, 1),
+        reply_to=st.sampled_from([None, None, "r"]),
+        concurrency=st.integers(1, 2),
+        is_async=st.booleans(),
+    )
+    def register(
+        self, channels: set[str], ranking: int, reply_to: str | None, concurrency: int, is_async: bool
+    ) -> Registered:
+        properties = self.properties(channels, ranking, reply_to, concurrency)
+
+        def say_who(_: Any, builder: MessageContextBuilder) -> Any:
+            return builder.content(str(registration.reference.id)).build_message()
+
+        async def say_who_later(request: Any, builder: MessageContextBuilder) -> Any:
+            return say_who(request, builder)
+
+        handler = say_who_later if is_async else say_who
+        registration = self.m.services.register(ReplyToSingleSubscriptionHandler, handler, properties)
+        registered = Registered(registration, properties)
+        self.there.append(registered)
+        self.m.whiteboard.ready().result(PATIENCE)
+        return registered
+
+    @rule(handler=consumes(handlers))
+    def unregister(self, handler: Registered) -> None:
+        handler.registration.unregister()
+        self.there.remove(handler)
+
+    @rule(handler=handlers, channels=CHANNELS, ranking=st.integers(-1, 1), concurrency=st.integers(1, 2))
+    def update(self, handler: Registered, channels: set[str], ranking: int, concurrency: int) -> None:
+        named = handler.properties.get(REPLY_CHANNEL)
+        handler.properties = self.properties(channels, ranking, named, concurrency)
+        handler.registration.update(handler.properties)
+        self.m.whiteboard.ready().result(PATIENCE)
+
+    @rule(channel=st.sampled_from(["a", "b", "c/d"]), reply_to=st.sampled_from([None, "r"]))
+    def request(self, channel: str, reply_to: str | None) -> None:
+        eventually(self.is_settled, "subscribed to what is asked for")
+        meant = sorted((each for each in self.there if each.takes(channel, reply_to)), key=lambda each: each.order)
+        heard = any(channel in each.properties[CHANNEL] for each in self.there)
+        timeout = PATIENCE if meant or not heard else 0.02
+        promise = self.requester.request(channel, reply_to=reply_to, qos=1, timeout=timeout)
+        if meant:
+            assert promise.result(PATIENCE).payload == str(meant[0].registration.reference.id).encode()
+        else:
+            with pytest.raises(OutcomeUnknownError if heard else UnroutableError):
+                promise.result(PATIENCE)
+
+    def is_settled(self) -> bool:
+        """Whether what is subscribed to is what the model knows."""
+        wanted = {channel for each in self.there for channel in each.properties[CHANNEL]}
+        connection = self.m._connection
+        return (
+            {route.channel for route in routes(self.m)} == wanted
+            and all(route.subscription.handle is not None for route in routes(self.m))
+            and not connection._departures
+            and len(connection.subscriptions) - (self.m._requests.own is not None) == len(wanted)
+        )
+
+    @invariant()
+    def everything_is_listed_and_nothing_is_left(self) -> None:
+        eventually(lambda: in_hand(self.m) == 0, "nothing is in hand")
+        expected = sorted(
+            (each.registration.reference.id, name) for each in self.there for name in each.properties[CHANNEL]
+        )
+        eventually(
+            lambda: (
+                expected
+                == sorted(
+                    (each.handler_service.id, each.request_channel.name)
+                    for each in self.m.runtime.get_runtime_dto().reply_to_subscriptions
+                )
+            ),
+            "the runtime lists each handler and channel",
+        )
+
+
+TestWhiteboardAgainstModel = WhiteboardMachine.TestCase
+TestWhiteboardAgainstModel.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+@given(
+    st.sampled_from([marks.MANY, marks.START, marks.ITEM, marks.END, marks.CANCEL, marks.FAULT]),
+    st.none() | st.integers(0, 10**18 - 1),
+    st.text(max_size=20),
+    st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4),
+)
+def test_marks_are_read_as_written_and_leave_other_headers_alone(
+    kind: str, number: int | None, error: str, others: dict[str, str]
+) -> None:
+    mark = marks.Mark(kind, number, error)
+    headers = {**others, **mark.headers()}
+    incoming = Incoming(b"", "c", extensions=MappingProxyType({"headers": headers, "qos": "1"}))
+    assert marks.read(incoming) == mark
+    rest = {name: value for name, value in others.items() if name not in {marks.REPLY, marks.NUMBER, marks.ERROR}}
+    assert incoming.extensions == ({"headers": rest, "qos": "1"} if rest else {"qos": "1"})
+    assert marks.read(incoming) is None
+
+
+@given(st.dictionaries(st.sampled_from([marks.REPLY, marks.NUMBER, marks.ERROR, "k"]), st.text(max_size=30)))
+def test_any_headers_can_be_read(headers: dict[str, str]) -> None:
+    """Scenario 43 [I]: whatever strangers send."""
+    incoming = Incoming(b"", "c", extensions=MappingProxyType({"headers": headers}))
+    mark = marks.read(incoming)
+    assert (mark is None) == (marks.REPLY not in headers)
+    assert mark is None or mark.number is None or mark.number >= 0
