@@ -123,6 +123,45 @@ AMQP: Final = (
     Contender("faststream-asyncio", "faststream_rabbit", "faststream", "as faststream, on asyncio's loop", usual=False),
 )
 
+#: who asks and answers; without those that have no way of doing it but what is written by hand for another already
+REQUESTS_MQTT: Final = (
+    Contender(OURS, "ours", "messaging", "publish_with_reply awaited by as many tasks; m.reply", "mqtt"),
+    Contender("ours-threads", "ours", "messaging", "promises with callbacks, from one thread; m.reply", "mqtt-threads"),
+    Contender("paho", "paho", "paho", "by hand: response topic, correlation data, callbacks from one thread"),
+    Contender("paho-nodelay", "paho", "paho", "the same, with TCP_NODELAY set on the socket", "nodelay"),
+    Contender("faststream", "faststream_mqtt", "zmqtt", "broker.request by as many tasks; uvloop", loop="uvloop"),
+    Contender("faststream-asyncio", "faststream_mqtt", "zmqtt", "as faststream, on asyncio's loop", usual=False),
+)
+
+REQUESTS_AMQP: Final = (
+    Contender(OURS, "ours", "messaging", "publish_with_reply awaited by as many tasks; m.reply", "amqp"),
+    Contender("ours-threads", "ours", "messaging", "promises with callbacks, from one thread; m.reply", "amqp-threads"),
+    Contender("aio-pika-direct", "aio_pika", "aio_pika", "by hand: direct reply-to, futures, as many tasks", "direct"),
+    Contender(
+        "aio-pika-queue", "aio_pika", "aio_pika", "by hand: a queue for replies, futures, as many tasks", "queue"
+    ),
+    Contender(
+        "faststream", "faststream_rabbit", "faststream", "broker.request by as many tasks; uvloop", loop="uvloop"
+    ),
+    Contender(
+        "aio-pika-unconfirmed",
+        "aio_pika",
+        "aio_pika",
+        "as aio-pika-direct, without publisher confirms",
+        "direct-unconfirmed",
+        usual=False,
+    ),
+    Contender(
+        "aio-pika-uvloop", "aio_pika", "aio_pika", "as aio-pika-direct, on uvloop", "direct", "uvloop", usual=False
+    ),
+    Contender("faststream-asyncio", "faststream_rabbit", "faststream", "as faststream, on asyncio's loop", usual=False),
+)
+
+
+def names() -> set[str]:
+    """Of everybody."""
+    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP)}
+
 
 def choose(known: tuple[Contender, ...], names: list[str] | None) -> list[Contender]:
     """Those named; all for ``all``, the usual ones for ``None``. Names that are not known here are left out."""

@@ -48,9 +48,14 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Messages a second: of the last role, from the start of the first (``publish`` before ``subscribe``)."""
+        """Messages a second: of the last role, from the start of the first (``publish`` before ``subscribe``).
+
+        Or requests a second.
+        """
         roles = sorted(self.said)
         first, last = self.said[roles[0]], self.said[roles[-1]]
+        if "request" in self.said:
+            last = first  # it has the replies
         messages = last.get("received", self.count)
         return float(messages / (last["end"] - first["start"])) if messages else 0.0
 
@@ -82,7 +87,8 @@ class Case:
         options: of the command line of :mod:`benchmarks.peers.job`.
         port: where the broker listens.
         broker: its process id, where its processor time is to be measured.
-        roles: ``publish``, ``consume``, or ``publish`` and ``subscribe`` at the same time.
+        roles: ``publish``, ``consume``, or at the same time ``publish`` and ``subscribe``, or ``request`` and
+            ``respond``.
         metrics: what is measured.
         lossy: whether messages may be lost without the run being void.
         before: called before each run with the number of messages.
@@ -297,9 +303,9 @@ class _Process:
 
     def result(self, role: str, timeout: float) -> dict[str, Any]:
         """Have it begin, or end, as its role is; and wait for what it says."""
-        if role != "subscribe":
+        if role not in ("subscribe", "respond"):
             self._tell("GO")
-        if role != "publish":
+        if role not in ("publish", "request"):
             self._tell("PUBLISHED")
         line = self._hear(timeout)
         try:

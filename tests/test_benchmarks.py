@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import amqp, contenders, harness, instructions, report, targets
+from benchmarks import amqp, contenders, harness, instructions, report, requests, targets
 from benchmarks.contenders import Contender
 from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
@@ -71,6 +71,31 @@ def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ,
         )
         assert run.rate > 0
         assert set(run.said) == set(roles)
+
+
+def answered(contender: Contender, port: int, **options: Any) -> None:
+    case = Case({}, {"qos": 1, "window": 10} | options, port, roles=requests.ROLES, metrics=requests.METRICS)
+    run = run_once(contender, case, 30)
+    said = run.said["request"]
+    assert (said["lost"], said["wrong"]) == (0, 0)
+    assert 0 < said["p50"] <= said["p99"]
+    assert run.rate > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", contenders.choose(contenders.REQUESTS_MQTT, None), ids=lambda each: each.name)
+def test_every_contender_asks_and_answers_over_mqtt(mosquitto: Mosquitto, contender: Contender) -> None:
+    if contender.missing:
+        pytest.skip(contender.missing)
+    answered(contender, mosquitto.port, version="5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", contenders.choose(contenders.REQUESTS_AMQP, None), ids=lambda each: each.name)
+def test_every_contender_asks_and_answers_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
+    if contender.missing:
+        pytest.skip(contender.missing)
+    answered(contender, rabbitmq.port)
 
 
 def test_a_contender_that_is_not_installed_is_told_in_the_table() -> None:
@@ -183,6 +208,17 @@ def test_latency_and_footprint_make_tables_and_files(tmp_path: Path) -> None:
         assert row["figures"]["broker CPU"]["median"] >= 0
 
 
+@pytest.mark.slow
+def test_requests_make_tables_and_files(tmp_path: Path) -> None:
+    tiny = ["--quick", "--runs", "1", "--messages", "30", "--qos", "1", "--protocols", "mqtt", "--peers", "ours,paho"]
+    out = benchmark("requests", *tiny, "--concurrency", "100", "--results", str(tmp_path))
+    cases = saved(tmp_path, "requests")["cases"]
+    assert [case["labels"]["concurrency"] for case in cases] == ["100"] * 2
+    assert [[row["name"] for row in case["rows"]] for case in cases] == [["ours"], ["ours", "paho"]]
+    assert "0.8x ours MQTT 5, is" in out
+    assert "1.5x paho, is" in out
+
+
 def test_memory_runs() -> None:
     assert "queue.SimpleQueue" in benchmark("memory", "--runs", "1", "--messages", "1000")
 
@@ -224,6 +260,23 @@ def test_targets_are_judged_by_the_medians() -> None:
         "target MISSED  version 5, qos 1, payload 100: 3x aiomqtt, is 2.00x",
     ]
     assert len([*targets.markdown({"benchmark": "mqtt", "cases": [case]})]) == 4
+
+
+def test_targets_may_be_other_figures_and_other_cases() -> None:
+    def row(name: str, rate: float, p50: float) -> dict[str, Any]:
+        return {"name": name, "figures": {"rate": {"median": rate}, "p50": {"median": p50}}}
+
+    five = {
+        "labels": {"protocol": "MQTT 5", "qos": "1", "concurrency": "1"},
+        "rows": [row("ours", 1, 10), row("paho", 1, 20)],
+    }
+    labels = {"qos": "1", "concurrency": "100"}
+    fast = {"labels": labels | {"protocol": "MQTT 5"}, "rows": [row("ours", 100, 1)]}
+    three = {"labels": labels | {"protocol": "MQTT 3.1.1"}, "rows": [row("ours", 79, 1)]}
+    assert [*targets.lines({"benchmark": "requests", "cases": [five, fast, three]})] == [
+        "target met     protocol MQTT 5, qos 1, concurrency 1: 1x paho, p50, is 2.00x",
+        "target MISSED  qos 1, concurrency 100, protocol MQTT 3.1.1: 0.8x ours MQTT 5, is 0.79x",
+    ]
 
 
 def test_the_number_of_messages_follows_the_warm_up() -> None:

@@ -10,7 +10,7 @@ import time
 
 from faststream.mqtt import MQTTBroker, QoS
 
-from benchmarks.peers.job import TOPIC, Job, Tally, run, run_async
+from benchmarks.peers.job import REQUESTS, TOPIC, Job, Replies, Tally, run, run_async, serve_until_told
 
 
 def _broker(job: Job) -> MQTTBroker:
@@ -56,5 +56,43 @@ async def subscribe(job: Job) -> None:
         tally.finish()
 
 
+async def request(job: Job) -> None:
+    replies = Replies(job)
+    qos = QoS(job.qos)
+    async with _broker(job) as broker:
+
+        async def ask(payload: bytes) -> bytes:
+            reply = await broker.request(payload, REQUESTS, timeout=60.0, qos=qos)
+            body: bytes = reply.body
+            return body
+
+        await ask(b"-")
+        job.ready()
+        await asyncio.to_thread(job.wait_for_go)
+        await replies.gather(ask)
+        replies.finish()
+
+
+async def respond(job: Job) -> None:
+    broker = _broker(job)
+
+    @broker.subscriber(REQUESTS, qos=QoS(job.qos))  # type: ignore[untyped-decorator]
+    async def echo(body: bytes) -> bytes:
+        return body
+
+    async with broker:
+        await broker.start()
+        await asyncio.to_thread(serve_until_told, job)
+
+
 if __name__ == "__main__":
-    run({"publish": run_async(publish), "subscribe": run_async(subscribe)}, "faststream", "zmqtt")
+    run(
+        {
+            "publish": run_async(publish),
+            "subscribe": run_async(subscribe),
+            "request": run_async(request),
+            "respond": run_async(respond),
+        },
+        "faststream",
+        "zmqtt",
+    )

@@ -10,7 +10,18 @@ import time
 
 from faststream.rabbit import Channel, ExchangeType, RabbitBroker, RabbitExchange, RabbitQueue
 
-from benchmarks.peers.job import EXCHANGE, QUEUE, ROUTING_KEY, Job, Tally, run, run_async
+from benchmarks.peers.job import (
+    EXCHANGE,
+    QUEUE,
+    REQUESTS,
+    ROUTING_KEY,
+    Job,
+    Replies,
+    Tally,
+    run,
+    run_async,
+    serve_until_told,
+)
 
 _EXCHANGE = RabbitExchange(EXCHANGE, type=ExchangeType.TOPIC, declare=False)
 
@@ -68,6 +79,44 @@ async def subscribe(job: Job) -> None:
         tally.finish()
 
 
+async def request(job: Job) -> None:
+    replies = Replies(job)
+    async with _broker(job) as broker:
+
+        async def ask(payload: bytes) -> bytes:
+            reply = await broker.request(payload, REQUESTS, timeout=60.0)
+            body: bytes = reply.body
+            return body
+
+        await ask(b"-")
+        job.ready()
+        await asyncio.to_thread(job.wait_for_go)
+        await replies.gather(ask)
+        replies.finish()
+
+
+async def respond(job: Job) -> None:
+    broker = _broker(job)
+
+    @broker.subscriber(RabbitQueue(REQUESTS, auto_delete=True))  # type: ignore[untyped-decorator]
+    async def echo(body: bytes) -> bytes:
+        return body
+
+    async with broker:
+        await broker.start()
+        await asyncio.to_thread(serve_until_told, job)
+
+
 if __name__ == "__main__":
-    roles = {"publish": run_async(publish), "subscribe": run_async(subscribe), "consume": run_async(subscribe)}
-    run(roles, "faststream", "aio-pika", "aiormq")
+    run(
+        {
+            "publish": run_async(publish),
+            "subscribe": run_async(subscribe),
+            "consume": run_async(subscribe),
+            "request": run_async(request),
+            "respond": run_async(respond),
+        },
+        "faststream",
+        "aio-pika",
+        "aiormq",
+    )

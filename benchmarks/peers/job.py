@@ -2,7 +2,7 @@
 
 The command line says what to do. On its standard output the process prints ``READY`` once it is connected (and
 subscribed), and at the end a line of JSON. On its standard input it gets ``GO`` when both sides are ready, and a
-subscriber gets ``PUBLISHED`` when the publisher is through: what has not come a moment later is lost.
+subscriber or responder gets ``PUBLISHED`` when the other is through: what has not come a moment later is lost.
 
 Times are those of ``time.monotonic``, which all processes of a machine share. A payload begins with eight bytes: its
 number, or, where latency is measured (``--rate``), when it was due in nanoseconds.
@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 TOPIC: Final = "benchmark/messages"
+REQUESTS: Final = "benchmark-requests"
 ROUTING_KEY: Final = "benchmark.messages"
 EXCHANGE: Final = "amq.topic"
 QUEUE: Final = "benchmark"
-ROLES: Final = ("publish", "subscribe", "consume")
+ROLES: Final = ("publish", "subscribe", "consume", "request", "respond")
 #: bytes of the number or time in a payload
 STAMP: Final = 8
 #: the time is noted of every message whose number has none of these bits
@@ -50,7 +52,8 @@ class Job:
     qos: int
     #: of MQTT: 3.1.1 or 5
     version: str
-    #: messages that may be unconfirmed, where the application keeps count of them; the consumer's prefetch
+    #: messages that may be unconfirmed, where the application keeps count of them; the consumer's prefetch; requests
+    #: that wait for their replies
     window: int
     #: messages a second; ``None``: as fast as possible
     rate: float | None
@@ -210,13 +213,90 @@ class Tally:
         job.finish(**result)
 
 
+class Replies:
+    """Makes requests, looks at their replies, and takes the time of each.
+
+    ``window`` of them are under way at any time. A reply must be what the request was.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._latencies: list[int] = []
+        self._wrong = 0
+        self._start = self._end = 0.0
+
+    async def gather(self, ask: Callable[[bytes], Coroutine[Any, Any, bytes]]) -> None:
+        """As many tasks as the window, each of which awaits ``ask`` over and over."""
+        payloads = self._job.payloads()
+        latencies, now = self._latencies, time.monotonic_ns
+
+        async def one_after_the_other() -> None:
+            for payload in payloads:
+                assert payload is not None
+                asked = now()
+                reply = await ask(payload)
+                latencies.append(now() - asked)
+                if reply != payload:
+                    self._wrong += 1
+
+        self._start = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._job.window):
+                group.create_task(one_after_the_other())
+        self._end = time.monotonic()
+
+    def pipeline(self, ask: Callable[[bytes, Callable[[bytes], None]], None]) -> None:
+        """One thread, which calls ``ask`` with what to do with the reply, as long as the window has room."""
+        job = self._job
+        latencies, now = self._latencies, time.monotonic_ns
+        room = threading.Semaphore(job.window)
+
+        def answered(payload: bytes, asked: int, reply: bytes) -> None:
+            latencies.append(now() - asked)
+            if reply != payload:
+                self._wrong += 1
+            room.release()
+
+        self._start = time.monotonic()
+        for payload in job.blocking_payloads():
+            room.acquire()
+            ask(payload, functools.partial(answered, payload, now()))
+        for _ in range(job.window):
+            room.acquire()
+        self._end = time.monotonic()
+
+    def thread(self, ask: Callable[[bytes], bytes]) -> None:
+        """One thread, which calls ``ask`` over and over: a window of 1."""
+        self._start = time.monotonic()
+        for payload in self._job.blocking_payloads():
+            asked = time.monotonic_ns()
+            reply = ask(payload)
+            self._latencies.append(time.monotonic_ns() - asked)
+            if reply != payload:
+                self._wrong += 1
+        self._end = time.monotonic()
+
+    def finish(self) -> None:
+        """Print the result."""
+        lost = self._job.count - len(self._latencies)
+        figures = percentiles(self._latencies)
+        self._job.finish(start=self._start, end=self._end, wrong=self._wrong, lost=lost, **figures)
+
+
+def serve_until_told(job: Job) -> None:
+    """The end of a responder: ready, until the other side is through. Blocks."""
+    job.ready()
+    sys.stdin.readline()
+    job.finish()
+
+
 def percentiles(latencies: list[int]) -> dict[str, float]:
     """The 50th and the 99th percentile of nanoseconds, in microseconds; nothing of nothing."""
     ranked = sorted(latencies)
     return {f"p{percent}": ranked[-(-percent * len(ranked) // 100) - 1] / 1000 for percent in (50, 99) if ranked}
 
 
-def run(roles: dict[str, Callable[[Job], None]], *libraries: str) -> None:
+def run(roles: Mapping[str, Callable[[Job], None]], *libraries: str) -> None:
     """The command line of a peer.
 
     Args:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import messaging
-from benchmarks.peers.job import QUEUE, TOPIC, Job, Tally, run
+from benchmarks.peers.job import QUEUE, REQUESTS, TOPIC, Job, Replies, Tally, run, serve_until_told
 from messaging import Message, Promise
 
 #: promises that are looked at together, while the next as many are under way
@@ -24,6 +25,8 @@ _TIMEOUT: Final = 60.0
 def _url(job: Job) -> str:
     if job.style.startswith("amqp"):
         return f"amqp://{job.host}:{job.port}"
+    if job.role in ("request", "respond"):
+        return f"mqtt://{job.host}:{job.port}?version={job.version}&envelope={str(job.version != '5').lower()}"
     return f"mqtt://{job.host}:{job.port}?version={job.version}&max_inflight={job.window}"
 
 
@@ -94,5 +97,71 @@ def subscribe(job: Job) -> None:
             tally.finish()
 
 
+def request(job: Job) -> None:
+    if job.style.endswith("threads"):
+        _request_from_a_thread(job)
+    else:
+        asyncio.run(_request(job))
+
+
+async def _request(job: Job) -> None:
+    replies = Replies(job)
+    async with messaging.connect(_url(job)) as m:
+        context = _request_context(m, job)
+        publish = m.reply_to.publish_with_reply
+
+        async def ask(payload: bytes) -> bytes:
+            reply: Message = await publish(Message(payload, context))
+            return reply.payload
+
+        await ask(b"")  # it subscribes to the replies
+        job.ready()
+        await asyncio.to_thread(job.wait_for_go)
+        await replies.gather(ask)
+        replies.finish()
+
+
+def _request_from_a_thread(job: Job) -> None:
+    replies = Replies(job)
+    with messaging.connect(_url(job)) as m:
+        context = _request_context(m, job)
+        publish = m.reply_to.publish_with_reply
+
+        def ask(payload: bytes, answered: Callable[[bytes], None]) -> None:
+            promise = publish(Message(payload, context))
+            promise.add_done_callback(lambda done: answered(done.result().payload))
+
+        def ask_and_wait(payload: bytes) -> bytes:
+            reply: Message = publish(Message(payload, context)).result(_TIMEOUT)
+            return reply.payload
+
+        ask_and_wait(b"")
+        job.ready()
+        job.wait_for_go()
+        if job.window == 1:
+            replies.thread(ask_and_wait)
+        else:
+            replies.pipeline(ask)
+        replies.finish()
+
+
+def _request_context(m: messaging.Messaging, job: Job) -> messaging.MessageContext:
+    builder = m.context_builder().channel(REQUESTS).extension_entry("timeout", _TIMEOUT)
+    if not job.style.startswith("amqp"):
+        builder.extension_entry("qos", str(job.qos))
+    return builder.build_context()
+
+
+def respond(job: Job) -> None:
+    with messaging.connect(_url(job)) as m:
+
+        @m.reply(REQUESTS)
+        def echo(request: Message) -> bytes:
+            return request.payload
+
+        serve_until_told(job)
+
+
 if __name__ == "__main__":
-    run({"publish": publish, "subscribe": subscribe, "consume": subscribe}, "rx-messaging")
+    roles = {"publish": publish, "subscribe": subscribe, "consume": subscribe, "request": request, "respond": respond}
+    run(roles, "rx-messaging")
