@@ -292,6 +292,11 @@ class Exchange:
         return builder
 
     @property
+    def has_begun(self) -> bool:
+        """Whether some of many replies were sent: another handler would begin with the first one again."""
+        return self._count > 0
+
+    @property
     def is_closed(self) -> bool:
         """Whether the instance takes no more replies."""
         connection = self._replies.connection

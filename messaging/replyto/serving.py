@@ -225,9 +225,12 @@ def failed(exchange: Exchange, error: BaseException) -> None:
 
 
 def give_back(exchange: Exchange) -> None:
-    """Tell the requester that nobody came to its request. On a thread."""
+    """Tell the requester that nobody will come to its request, or to the end of it. On a thread."""
     try:
-        exchange.fault(ClosedError("the handler was stopped before it came to the request"))
+        if exchange.is_stopped:
+            exchange.conclude()
+        else:
+            exchange.fault(ClosedError("the handler was stopped before it had answered"))
     except OutboxFullError:
         exchange.finish(Verdict.REFUSE)
 
@@ -317,8 +320,8 @@ class LoopRunner(Runner):
         exchange = self._running.pop(task, None)
         if not task.cancelled():
             self._begin()
-        elif exchange is not None and (exchange.was_cancelled or exchange.is_stopped):
-            exchange.finish(Verdict.ACCEPT if exchange.is_stopped else Verdict.REFUSE)
+        elif exchange is not None and (exchange.was_cancelled or exchange.is_stopped or exchange.has_begun):
+            workers().submit(lambda: give_back(exchange))
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
         elif exchange is not None:
             exchange.was_cancelled = True

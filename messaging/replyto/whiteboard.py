@@ -127,6 +127,9 @@ class Route:
         if self._is_stopping:
             self._leave(exchange)
             return
+        if exchange.has_begun:
+            workers().submit(lambda: serving.give_back(exchange))
+            return
         named = exchange.request._context._reply_to_channel
         for wanted, runner in self.bindings:
             if wanted.reply_channel is None or wanted.reply_channel == named:

@@ -425,6 +425,31 @@ def test_a_loop_that_ends_fails_what_cannot_go_to_others(backend: Backend) -> No
     nothing_left(m)
 
 
+def test_a_stream_whose_loop_ends_is_not_begun_again(backend: Backend) -> None:
+    """Another handler would begin with its first item; the requester is told instead."""
+    m, mortal, heir = backend.connect(), backend.connect(), backend.connect()
+    inboxes: list[Inbox] = []
+
+    async def numbers() -> AsyncIterator[str]:
+        yield "1"
+        yield "2"
+        await asyncio.sleep(3600)
+
+    async def live() -> None:
+        mortal.reply("c", numbers, queue="q")
+        await mortal.whiteboard.ready()
+        inboxes.append(Inbox(m.request_many("c", timeout=30)))
+        await asyncio.to_thread(inboxes[0].wait, 2)
+
+    asyncio.run(live())
+    heir.reply("c", numbers, queue="q")
+    error = inboxes[0].wait_error()
+    assert isinstance(error, ReplyError)
+    assert "stopped" in error.reason
+    assert inboxes[0].payloads == [b"1", b"2"]
+    nothing_left(mortal)
+
+
 def test_a_cancelled_handler_is_tried_once_more(backend: Backend) -> None:
     """Somebody cancels its task, which is no answer; the loop goes on, so the request is handled after all."""
     m = backend.connect()
