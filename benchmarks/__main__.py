@@ -10,9 +10,11 @@ from benchmarks import contenders
 
 BENCHMARKS = {
     "memory": "publish to observer in one process, against reactivex.Subject and queue.SimpleQueue",
+    "filter": "a million evaluations of an LDAP filter with three terms, against the same by hand",
     "mqtt": "publisher to subscriber through mosquitto, against other clients",
     "amqp": "publishing with confirms, consuming with acknowledgements, both, against other clients",
     "latency": "from due to received, idle and under load, against other clients",
+    "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",
     "report": "writes the figures of docs/performance.md anew, from the reference results",
@@ -44,7 +46,8 @@ def main() -> None:
     parser.add_argument("--versions", nargs="+", choices=["3.1.1", "5"], help="of MQTT")
     parser.add_argument("--operations", nargs="+", choices=["publish", "consume", "both"], help="of 'amqp'")
     parser.add_argument("--protocols", nargs="+", choices=["mqtt", "amqp"], default=["mqtt", "amqp"],
-                        help="of 'latency' and 'footprint'")  # fmt: skip
+                        help="of 'latency', 'requests' and 'footprint'")  # fmt: skip
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 10, 100], help="of 'requests'")
     parser.add_argument("--rate", type=float, default=1000.0, help="load of 'latency', messages a second")
     parser.add_argument("--instructions", action="store_true",
                         help="'footprint' also counts instructions a message: takes minutes for each peer")  # fmt: skip
@@ -52,7 +55,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to save")
     parser.add_argument("--backends", default="memory,mqtt,amqp", help="backends of 'flat', separated by commas")
     arguments = parser.parse_args()
-    unknown = {*(arguments.peers or ())} - {"all"} - {each.name for each in (*contenders.MQTT, *contenders.AMQP)}
+    unknown = {*(arguments.peers or ())} - {"all"} - contenders.names()
     if unknown:
         parser.error(f"--peers: nobody is called {', '.join(sorted(unknown))}")
     for name in arguments.names or [name for name in BENCHMARKS if name not in _BY_NAME]:

@@ -20,7 +20,7 @@ How a value compares depends on the type of the property, not on the filter:
 ``int float Decimal`` …   as numbers, exactly; a value that is no number does not match, NaN never matches
 ``Enum``                  as the str or number it also is, otherwise its name
 ``datetime date UUID``    the value is read as ISO 8601 or a UUID; naive and aware times are never equal or ordered
-list, tuple, set, …       matches if one element does; collections within collections do not match
+list, array, set, …       matches if one element does; collections within collections do not match
 anything else             only presence (``=*``) matches
 ========================  =============================================================================
 
@@ -30,11 +30,12 @@ Substrings match text only. A missing property and ``None`` are the same: nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
+from math import nan
 from numbers import Integral, Real
 from operator import eq, ge, le
 from typing import Any, Final, NoReturn, TypeAlias
@@ -51,14 +52,20 @@ MAX_DEPTH: Final = 100
 MAX_OPERATIONS: Final = 2_000
 
 _Lookup: TypeAlias = Callable[[str], Any]
-_Match: TypeAlias = Callable[[_Lookup], bool]
+#: the values by names without case, made from the properties when first needed; ``None`` if case counts
+_Folded: TypeAlias = dict[str, Any] | None
+_Match: TypeAlias = Callable[[_Lookup, Mapping[str, Any], _Folded], bool]
 _Test: TypeAlias = Callable[[Any], bool]
+#: tests for values of exactly these types, of which none raises
+_Quick: TypeAlias = dict[type, _Test]
 
 _SPECIAL: Final = frozenset("\\*()")
 _NAME_ENDS: Final = frozenset("=~<>()")
 _OPERATORS: Final = ("~=", ">=", "<=", "=")
-#: what is one value and not a collection of values: sequences that are none, and the usual ones, as that is quicker
-_ONE_VALUE: Final = (str, int, float, bytes, bytearray, memoryview, range)
+_COLLECTIONS: Final = (Sequence, Set, ValuesView)
+_USUAL_COLLECTIONS: Final = (list, tuple, set, frozenset)
+#: what is one value all the same
+_ONE_VALUE: Final = (str, bytes, bytearray, memoryview, range)
 _PARSERS: Final[Mapping[type, Callable[[str], Any]]] = {
     datetime: datetime.fromisoformat,
     date: date.fromisoformat,
@@ -93,9 +100,13 @@ class LdapFilter:
 
     def matches(self, properties: Mapping[str, Any]) -> bool:
         """Whether ``properties`` match. Never raises because of what the values are: such a value does not match."""
-        if isinstance(properties, ServiceProperties):
-            return self._match(properties.get_exact if self._case_sensitive else properties.get)
-        return self._match(properties.get if self._case_sensitive else _insensitive(properties))
+        lookup: _Lookup
+        folded: dict[str, Any]
+        if type(properties) is not dict and isinstance(properties, ServiceProperties):  # which takes longer to find out
+            lookup, folded = properties._written.get, properties._folded
+        else:
+            lookup, folded = properties.get, {}
+        return self._match(lookup, properties, None if self._case_sensitive else folded)
 
     @property
     def case_sensitive(self) -> bool:
@@ -123,20 +134,15 @@ def cached_filter(text: str) -> LdapFilter:
     return LdapFilter(text)
 
 
-def _insensitive(properties: Mapping[str, Any]) -> _Lookup:
-    folded: dict[str, Any] = {}
-
-    def lookup(name: str) -> Any:
-        value = properties.get(name)
-        if value is None:
-            if not folded:
-                for key, other in properties.items():
-                    if isinstance(key, str) and other is not None:
-                        folded.setdefault(key.casefold(), other)
-            value = folded.get(name.casefold())
-        return value
-
-    return lookup
+def _in_other_case(name: str, properties: Mapping[str, Any], folded: _Folded) -> Any:
+    """The value of the first key that is ``name``, which is folded, in any case; ``None`` if case counts."""
+    if folded is None:
+        return None
+    if not folded:
+        for key, value in properties.items():
+            if isinstance(key, str) and value is not None:
+                folded.setdefault(key.casefold(), value)
+    return folded.get(name)
 
 
 # --- parsing: without recursion, so that the text decides nothing about the stack --------------------------
@@ -210,15 +216,15 @@ class _Parser:
                 self.skip_space()
                 if self.peek() == ")":
                     self.at += 1
-                    return f"({name}=*)", lambda lookup: lookup(name) is not None
+                    return f"({name}=*)", _presence(name)
                 self.at = start
         pieces = self.value(split=operator == "=")
         if len(pieces) > 1:
-            return f"({name}={_pattern(pieces)})", _operation(name, _substring(pieces))
+            return f"({name}={_pattern(pieces)})", _substring(name, pieces)
         if operator != "=" and not pieces[0]:
             self.at -= 1
             self.fail(f"expected a value after {operator!r}")
-        return f"({name}{operator}{_escaped(pieces[0])})", _operation(name, _comparison(operator, pieces[0]))
+        return f"({name}{operator}{escaped(pieces[0])})", _comparison(name, operator, pieces[0])
 
     def value(self, *, split: bool) -> list[str]:
         """The value up to its ')', unescaped; with ``split`` in the pieces between the asterisks."""
@@ -270,12 +276,13 @@ def _shown(name: str) -> str:
     return ascii(name if len(name) <= 80 else name[:77] + "...")
 
 
-def _escaped(value: str) -> str:
+def escaped(value: str) -> str:
+    """``value`` as it is written in a filter that is to match it."""
     return "".join("\\" + char if char in _SPECIAL else char for char in value)
 
 
 def _pattern(pieces: list[str]) -> str:
-    text = "*".join(map(_escaped, pieces))
+    text = "*".join(map(escaped, pieces))
     if text.startswith("*") and text[1:].isspace():  # unescaped, it would ask for presence
         return "*\\" + text[1:]
     return text
@@ -289,35 +296,58 @@ def _combine(operator: str, nodes: list[tuple[str, _Match]]) -> tuple[str, _Matc
     matches = tuple(match for _, match in nodes)
     first = matches[0]
 
-    def match_not(lookup: _Lookup) -> bool:
-        return not first(lookup)
+    def match_not(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
+        return not first(lookup, properties, folded)
 
-    def match_and(lookup: _Lookup) -> bool:
+    def match_and(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
         for match in matches:  # noqa: SIM110 - all() over a generator costs another frame per level
-            if not match(lookup):
+            if not match(lookup, properties, folded):
                 return False
         return True
 
-    def match_or(lookup: _Lookup) -> bool:
+    def match_or(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
         for match in matches:  # noqa: SIM110
-            if match(lookup):
+            if match(lookup, properties, folded):
                 return True
         return False
 
     return text, {"!": match_not, "&": match_and, "|": match_or}[operator]
 
 
-def _operation(name: str, test: _Test) -> _Match:
-    matches = _guarded(name, test)
-    matches_any = _guarded(name, lambda values: any(map(matches, values)))
+def _presence(name: str) -> _Match:
+    without_case = name.casefold()
 
-    def match(lookup: _Lookup) -> bool:
+    def match(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
+        return lookup(name) is not None or _in_other_case(without_case, properties, folded) is not None
+
+    return match
+
+
+def _operation(name: str, quick: _Quick, test: _Test) -> _Match:
+    without_case = name.casefold()
+    guarded = _guarded(name, test)
+
+    def test_one(value: Any) -> bool:
+        return quick.get(type(value), guarded)(value)
+
+    def test_any(values: Any) -> bool:
+        return any(map(test_one, values))
+
+    def test_other(value: Any) -> bool:
+        if isinstance(value, _COLLECTIONS) and not isinstance(value, _ONE_VALUE):
+            return test_any(value)
+        return test(value)
+
+    tests: _Quick = dict.fromkeys(_USUAL_COLLECTIONS, _guarded(name, test_any)) | quick
+    matches_other = _guarded(name, test_other)
+
+    def match(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
         value = lookup(name)
         if value is None:
-            return False
-        if isinstance(value, _ONE_VALUE) or not isinstance(value, (Sequence, Set)):
-            return matches(value)
-        return matches_any(value)
+            value = _in_other_case(without_case, properties, folded)
+            if value is None:
+                return False
+        return tests.get(type(value), matches_other)(value)
 
     return match
 
@@ -333,7 +363,7 @@ def _guarded(name: str, test: _Test) -> _Test:
     return guarded
 
 
-def _substring(pieces: list[str]) -> _Test:
+def _substring(name: str, pieces: list[str]) -> _Match:
     initial, *middle, final = pieces
     middle = [piece for piece in middle if piece]
 
@@ -351,10 +381,11 @@ def _substring(pieces: list[str]) -> _Test:
             at += len(piece)
         return True
 
-    return test
+    otherwise = _operation(name, {str: test}, test)
+    return otherwise if middle or final else _beginning(name, initial, otherwise)
 
 
-def _comparison(operator: str, value: str) -> _Test:
+def _comparison(name: str, operator: str, value: str) -> _Match:
     compare = {"=": eq, "~=": eq, ">=": ge, "<=": le}[operator]
     approximate = operator == "~="
     wanted = _approximate(value) if approximate else value
@@ -379,7 +410,79 @@ def _comparison(operator: str, value: str) -> _Test:
             return parse is not None and bool(compare(item, parse(value.strip())))
         return number is not None and bool(compare(item, number))
 
-    return test
+    def quick_test(operand: Any) -> _Test:
+        return _never if operand is None else _COMPARING[operator](operand)
+
+    quick: _Quick = {int: quick_test(as_int), float: quick_test(as_float), bool: _COMPARING["="](truth)}
+    if approximate:
+        return _operation(name, quick, test)
+    quick[str] = quick_test(value)
+    return _AT_ONCE[operator](name, value, nan if as_int is None else as_int, _operation(name, quick, test))
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+# --- the most frequent of all, a str or an int, without a frame of its own for the comparison: so, all alike
+
+
+def _equal(name: str, text: str, number: int | Decimal | float, otherwise: _Match) -> _Match:
+    def match(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
+        value = lookup(name)
+        if type(value) is str:
+            return value == text
+        if type(value) is int:
+            return value == number
+        return otherwise(lookup, properties, folded)
+
+    return match
+
+
+def _at_least(name: str, text: str, number: int | Decimal | float, otherwise: _Match) -> _Match:
+    def match(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
+        value = lookup(name)
+        if type(value) is str:
+            return value >= text
+        if type(value) is int:
+            return value >= number
+        return otherwise(lookup, properties, folded)
+
+    return match
+
+
+def _at_most(name: str, text: str, number: int | Decimal | float, otherwise: _Match) -> _Match:
+    def match(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
+        value = lookup(name)
+        if type(value) is str:
+            return value <= text
+        if type(value) is int:
+            return value <= number
+        return otherwise(lookup, properties, folded)
+
+    return match
+
+
+def _beginning(name: str, initial: str, otherwise: _Match) -> _Match:
+    size = len(initial)
+
+    def match(lookup: _Lookup, properties: Mapping[str, Any], folded: _Folded) -> bool:
+        value = lookup(name)
+        if type(value) is str:
+            return value[:size] == initial
+        return otherwise(lookup, properties, folded)
+
+    return match
+
+
+_AT_ONCE: Final = {"=": _equal, ">=": _at_least, "<=": _at_most}
+#: operator -> operand -> comparison with values of its own type
+_COMPARING: Final[Mapping[str, Callable[[Any], _Test]]] = {
+    "=": lambda operand: lambda value: value == operand,
+    "~=": lambda operand: lambda value: value == operand,
+    ">=": lambda operand: lambda value: value >= operand,
+    "<=": lambda operand: lambda value: value <= operand,
+}
 
 
 def _text(value: Any) -> str | None:
@@ -400,7 +503,9 @@ def _numbers(value: str) -> tuple[float | None, Decimal | None, int | Decimal | 
     if not text.isascii() or "_" in text:  # Python reads more than one would expect
         return None, None, None
     try:
-        exact = Decimal(text)  # NaN equals nothing, and has no order, which is as good as no match
+        exact = Decimal(text)
+        if exact.is_nan():  # equals nothing, and has no order
+            return None, None, None
         return float(text), exact, int(text) if text.lstrip("+-").isdigit() else exact
     except (ArithmeticError, ValueError):  # not a number, or an int of more digits than Python converts
         return None, None, None

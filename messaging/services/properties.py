@@ -40,10 +40,6 @@ class ServiceProperties(Mapping[str, Any]):
         """The value of ``key`` in any case."""
         return self._folded.get(key.casefold(), default)
 
-    def get_exact(self, key: str, default: Any = None) -> Any:
-        """The value of ``key`` if it was written just so."""
-        return self._written.get(key, default)
-
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key.casefold() in self._folded
 

@@ -456,7 +456,9 @@ class ServiceRegistry:
 
 
 def _filter(given: str | LdapFilter | None) -> LdapFilter | None:
-    return cached_filter(given) if isinstance(given, str) else given
+    if given is None or isinstance(given, LdapFilter):
+        return given
+    return cached_filter(given) if isinstance(given, str) else LdapFilter(given)  # which says what is wrong
 
 
 _default: Final = ServiceRegistry()

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -188,6 +189,10 @@ def test_bad_services_and_scopes_are_refused(registry: ServiceRegistry) -> None:
         registry.find("a", "")
     with pytest.raises(InvalidFilterError):
         registry.add_listener(Events(), filter="nonsense")
+    with pytest.raises(InvalidFilterError, match="not int"):
+        registry.find("a", 5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidFilterError, match="not int"):
+        registry.add_listener(Events(), filter=5)  # type: ignore[arg-type]
 
 
 def test_higher_ranking_comes_first_then_who_was_there_first(registry: ServiceRegistry) -> None:
@@ -225,6 +230,32 @@ def test_a_factory_may_use_the_registry(registry: ServiceRegistry) -> None:
     registry.register("outer", lambda: [registry.service("inner")], scope="prototype")
 
     assert registry.service("outer") == ["ink"]
+
+
+def test_looking_up_costs_the_same_however_many_others_there_are(registry: ServiceRegistry) -> None:
+    """By the interface; what a filter is asked about are the services that have it."""
+    few, wanted = ServiceRegistry(), "(colour=red)"
+    for number in range(3_000):
+        registry.register(f"other{number % 7}", number, {"colour": "red"})
+    for each in (few, registry):
+        each.register("a", "printer", {"colour": "red"})
+
+    def best(lookup: Callable[[], object]) -> float:
+        times = []
+        for _ in range(15):
+            start = time.perf_counter()
+            for _ in range(200):
+                lookup()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    for one, many in (
+        (lambda: few.service("a"), lambda: registry.service("a")),
+        (lambda: few.find("a", wanted), lambda: registry.find("a", wanted)),
+        (lambda: few.find_one(), lambda: registry.find_one()),
+        (lambda: few.find_one(None, wanted), lambda: registry.find_one(None, wanted)),
+    ):
+        assert best(many) < best(one) * 10
 
 
 # --- changing and going ------------------------------------------------------------------------------------
