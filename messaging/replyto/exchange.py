@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from messaging.extensions import PublishOptions
     from messaging.outbox import Publication
     from messaging.publisher import MessagePublisher
-    from messaging.replyto.requests import Requests
+    from messaging.replyto.requests import Inbox, Requests
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Replies:
         self._routes: dict[str, tuple[ReplyRoute, ...]] = {}
         self._contexts: dict[tuple[Any, ...], tuple[MessageContext, PublishOptions]] = {}
         self._options: dict[tuple[Any, ...], PublishOptions] = {}
-        #: correlation id -> replies that follow each other, and may be cancelled; on the loop
+        #: correlation id -> replies that follow each other, and may be cancelled; entered by their handlers' threads
         self._streams: dict[str, Exchange] = {}
         requests.cancelled = self._cancelled
         self.refresh()
@@ -203,17 +203,26 @@ class Replies:
     # --- many replies
 
     def begin(self, exchange: Exchange) -> None:
-        """Many replies follow. The requester is told where to cancel them, once that can be heard."""
-        self.connection.engine.call(self._begin, exchange)
+        """Many replies follow. The requester is told where to cancel them, as soon as that can be heard.
 
-    def _begin(self, exchange: Exchange) -> None:
-        correlation_id = exchange.correlation_id
-        if exchange.is_over or correlation_id is None or correlation_id in self._streams:
+        Usually that is before the first of them: what comes behind others waits until they are consumed.
+        """
+        correlation_id = exchange.correlation_id or ""
+        if self._streams.setdefault(correlation_id, exchange) is not exchange:
             return  # two requesters with one id: the second one's cannot be told from the first one's
-        self._streams[correlation_id] = exchange
+        if exchange.is_over:
+            self._streams.pop(correlation_id, None)
+            return
         inbox = self.requests.own_inbox()
         control = f"{inbox.reply_to}/{correlation_id}" if inbox.individual else inbox.reply_to
-        inbox.ready.listen(lambda: exchange.tell_start(control) if not inbox.ended else None)
+        if inbox.is_open:
+            exchange.tell_start(control)
+        else:
+            self.connection.engine.call(self._begin_later, exchange, inbox, control)
+
+    @staticmethod
+    def _begin_later(exchange: Exchange, inbox: Inbox, control: str) -> None:
+        inbox.ready.listen(lambda: exchange.tell_start(control, on_loop=True) if not inbox.ended else None)
 
     def ended(self, exchange: Exchange) -> None:
         """No more of them follow. On the loop."""
@@ -370,12 +379,12 @@ class Exchange:
         if self.wants_many and self.reply_to is not None and self.correlation_id is not None:
             self._replies.begin(self)
 
-    def tell_start(self, control: str) -> None:
-        """Tell the requester where to say that it wants no more. On the loop."""
+    def tell_start(self, control: str, *, on_loop: bool = False) -> None:
+        """Tell the requester where to say that it wants no more."""
         if self.is_over:
             return
         try:
-            publication = self._send(Content(b"", _TEXT), Mark(marks.START), control=control, on_loop=True)
+            publication = self._send(Content(b"", _TEXT), Mark(marks.START), control=control, on_loop=on_loop)
         except MessagingError as error:
             logger.debug("the start of replies on %r cannot be told: %s", self.reply_to, error)
         else:

@@ -93,8 +93,12 @@ class ReplySubscription(Subscription):
         #: how many items there were
         self._count = 0
         self._is_marked = False
-        #: the responder has said that there are no more; then ``_error`` is what it said
+        #: no more are taken; then ``_error`` is why, if there is a reason
         self._is_final = False
+        #: the responder has said that there are no more
+        self._is_over_there = False
+        #: tokens of what was no item, and is not acknowledged yet
+        self._marks: list[Any] = []
         self._error: MessagingError | None = None
         self._heard_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -128,19 +132,27 @@ class ReplySubscription(Subscription):
         """Sort replies from what travels beside them."""
         self._heard_at = time.monotonic()
         items: list[Incoming] = []
-        done: list[Any] = []
         for incoming in batch:
-            if not self._is_item(incoming):
-                if incoming.token is not None:
-                    done.append(incoming.token)
-            else:
+            if self._is_item(incoming):
                 items.append(incoming)
-        if done:
-            self._adapter.acknowledge(done)
+            elif incoming.token is not None and not self.leaving:
+                self._marks.append(incoming.token)
         if items:
             super().deliver(items)
+        self._settle_marks()
         if self._is_final and not self.ended and not self.buffered:
             self._conclude()
+
+    def flush(self) -> None:
+        """See ``Subscribed.flush``."""
+        super().flush()
+        self._settle_marks()
+
+    def _settle_marks(self) -> None:
+        """Acknowledge what was no item; not before the items ahead of it, for some brokers mind the order."""
+        if self._marks and not self._buffer and self._handed_out == self.settled_count:
+            marked, self._marks = self._marks, []
+            self._adapter.acknowledge(marked)
 
     def _is_item(self, incoming: Incoming) -> bool:
         if incoming._correlation_id != self._correlation_id:
@@ -163,7 +175,7 @@ class ReplySubscription(Subscription):
             if number < self._count:
                 return False  # delivered again
             if number > self._count:
-                self._finish(ConnectionLostError(f"replies {self._count} to {number - 1} were lost"))
+                self._finish(ConnectionLostError(f"replies {self._count} to {number - 1} were lost"), is_over=False)
                 return False
             self._count += 1
             return True
@@ -175,8 +187,9 @@ class ReplySubscription(Subscription):
             self._finish(ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
         return False
 
-    def _finish(self, error: MessagingError | None) -> None:
+    def _finish(self, error: MessagingError | None, *, is_over: bool = True) -> None:
         self._is_final = True
+        self._is_over_there = is_over
         self._error = error
 
     def take(self) -> Message | None:
@@ -272,7 +285,7 @@ class ReplySubscription(Subscription):
         if self._timer is not None:
             self._timer.cancel()
         self._connection.outbox.give_up(self.publication, error or StreamConsumedError("nobody waits any more"))
-        if not self._is_final and self._control is not None:
+        if not self._is_over_there and self._control is not None:
             self._cancel(self._control, self._correlation_id, self._taken)
 
 

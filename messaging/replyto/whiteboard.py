@@ -346,6 +346,9 @@ class ReplyToWhiteboard:
         for runner in replaced:
             for exchange in runner.withdraw(lambda _: True):
                 exchange.origin.dispatch(exchange)
+        if any(each.handler.kind == serving.MANY for each in wanted):
+            # where their replies are cancelled, to be there before the first request; not made on the loop
+            workers().submit(self.replies.requests.own_inbox)
         self.replies.served = tuple(channels.matcher(channel) for channel, _ in self._routes)
 
     def _end(self, route: Route) -> None:
