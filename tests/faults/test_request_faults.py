@@ -1,0 +1,619 @@
+"""Requests while something breaks: each has an outcome, the next one works, and replies go to nobody else.
+
+What becomes of a request depends on what the protocol keeps: RabbitMQ its queues, MQTT a session that is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
+
+import pika
+import pytest
+import reactivex
+from reactivex import abc as rx
+from reactivex.disposable import Disposable
+
+import messaging
+from messaging import ConnectionLostError, Messaging, OutcomeUnknownError
+from messaging.envelope import unwrap
+from messaging.replyto.requests import Request
+from messaging.runtime import MessagingRuntimeDTO, RequestsDTO
+from messaging.services import ServiceRegistry
+from tests.amqp.conftest import foreign_channel
+from tests.brokers import Broker, Mosquitto, RabbitMQ
+from tests.faults.scenario import QUICK, through
+from tests.faults.scenario import eventually as eventually_within
+from tests.mqtt.foreign import Foreign
+from tests.proxy import Proxy
+
+ROOT: Final = Path(__file__).parents[2]
+#: seconds any wait may take
+PATIENCE: Final = 60.0
+#: requests a handler that is a function works on at a time
+CONCURRENCY: Final = 8
+
+eventually = partial(eventually_within, patience=PATIENCE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A protocol.
+
+    Attributes:
+        options: that follow the broker's URL.
+        session: settings with which the broker keeps what an instance misses, and needs a ``client_id``.
+    """
+
+    name: str
+    options: str = ""
+    session: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MQTT5: Final = Kind("mqtt5", "?version=5", MappingProxyType({"session_expiry": 3600, "clean_start": False}))
+MQTT311: Final = Kind("mqtt311", "?version=3.1.1&envelope=true", MappingProxyType({"clean_start": False}))
+AMQP: Final = Kind("amqp")
+
+kinds = pytest.mark.parametrize("kind", [MQTT5, MQTT311, AMQP], ids=str)
+sessions = pytest.mark.parametrize("kind", [MQTT5, MQTT311], ids=str)
+
+_numbers: Final = itertools.count(1)
+
+
+class Place:
+    """A broker of one kind, and what a test needs of it. Closes what it connected."""
+
+    def __init__(self, kind: Kind, broker: Broker) -> None:
+        self.kind = kind
+        self.broker = broker
+        self.url = broker.url + kind.options
+        number = next(_numbers)
+        self.channel, self.queue = f"requests/{number}", f"requests-{number}"
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def connect(self, proxy: Proxy | None = None, **settings: Any) -> Messaging:
+        """An instance; it comes back quickly."""
+        url = self.url if proxy is None else through(proxy, self.url)
+        settings = {**QUICK, "timeout": PATIENCE, "services": ServiceRegistry(), **settings}
+        return self._stack.enter_context(messaging.connect(url, **settings))
+
+    def session(self, role: str) -> dict[str, Any]:
+        """Settings of an instance whose session the broker keeps."""
+        return {"client_id": f"{self.queue}-{role}", **self.kind.session}
+
+    def proxy(self) -> Proxy:
+        """A way to the broker that can be cut."""
+        return self._stack.enter_context(Proxy(self.broker.host, self.broker.port))
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, kind: Kind) -> Iterator[Place]:
+    """Where the test is."""
+    with Place(kind, request.getfixturevalue("frail_rabbitmq" if kind is AMQP else "broker")) as place:
+        yield place
+
+
+def online(*instances: Messaging) -> None:
+    """Wait until they are connected, and their handlers take requests."""
+
+    def is_online(dto: MessagingRuntimeDTO) -> bool:
+        return dto.connection.state == "connected" and all(
+            each.request_channel.connected for each in dto.reply_to_subscriptions
+        )
+
+    for m in instances:
+        eventually(lambda m=m: is_online(m.runtime.get_runtime_dto()), "it is back")  # type: ignore[misc]
+
+
+def check_books(m: Messaging, *, made: int, answered: int | None = None) -> None:
+    """See that what the runtime tells agrees with ``made`` requests, of which none is pending."""
+
+    def settled() -> bool:
+        dto = m.runtime.get_runtime_dto()
+        return dto.requests.pending == dto.publisher.pending == 0
+
+    eventually(settled, lambda: f"nothing is pending: {m.runtime.get_runtime_dto()}")
+    found = m.runtime.get_runtime_dto().requests
+    assert found.answered + found.faults + found.failed == made, found
+    assert answered is None or found.answered == answered, found
+
+
+class Held:
+    """A handler that answers when it is let, and keeps what it was asked.
+
+    Args:
+        m: whose handler it is.
+        channel: of its requests.
+    """
+
+    def __init__(self, m: Messaging, channel: str, **options: Any) -> None:
+        self.channel = channel
+        self.go = threading.Event()
+        self.handled: list[bytes] = []
+        m.reply(channel, self._handle, **options)
+
+    def _handle(self, request: bytes) -> bytes:
+        self.handled.append(request)
+        assert self.go.wait(PATIENCE)
+        return b"re:" + request
+
+
+# --- processes that are killed
+
+#: prints when it is there, and when it is busy; see below
+_RESPONDER: Final = """
+import sys, threading
+import messaging
+url, settings, channel, options, name, first_held = sys.argv[1], *map(eval, sys.argv[2:])
+def handler(request: bytes) -> bytes:
+    if int(request) >= first_held:
+        sys.stdout.write("held\\n")  # at once: they are several
+        sys.stdout.flush()
+        threading.Event().wait()
+    return name + b":" + request
+m = messaging.connect(url, **settings)
+m.reply(channel, handler, **options)
+print("up", flush=True)
+threading.Event().wait()
+"""
+_REQUESTER: Final = """
+import sys
+import messaging
+url, channel = sys.argv[1:]
+m = messaging.connect(url)
+for number, message in enumerate(m.request_many(channel, sys.maxsize)):
+    if number == 5:
+        print("up", flush=True)
+"""
+
+
+class Victim:
+    """A program in a process of its own, to be killed. Entered when it is there."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        self._command = [sys.executable, "-c", program, *arguments]
+
+    @classmethod
+    def responder(
+        cls,
+        place: Place,
+        name: bytes,
+        options: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
+        *,
+        first_held: int = sys.maxsize,
+    ) -> Self:
+        """Answers requests that are numbers below ``first_held``, with its name; and says ``held`` of the others."""
+        more = [settings or {}, place.channel, dict(options), name, first_held]
+        return cls(_RESPONDER, place.url, *map(repr, more))
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=ROOT, text=True
+        )
+        self.expect("up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def expect(self, line: str) -> None:
+        """Wait for what it says."""
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == f"{line}\n"
+
+    def kill(self) -> None:
+        """SIGKILL, and wait. Idempotent."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+
+# --- responders
+
+
+@kinds
+def test_what_a_killed_responder_has_not_answered_is_delivered_to_the_next(place: Place) -> None:
+    """Where the protocol promises it: by a queue, or by the session of a client id."""
+    m = place.connect()
+    options: dict[str, Any] = {"qos": 1}
+    settings: dict[str, Any] = {}
+    if place.kind is AMQP:
+        options["queue"] = place.queue
+    else:
+        settings = place.session("responder")
+    with Victim.responder(place, b"first", options, settings, first_held=10) as first:
+        promises = [m.request(place.channel, b"%d" % number, qos=1) for number in range(100)]
+        for _ in range(CONCURRENCY):
+            first.expect("held")
+        for promise in promises[:10]:
+            promise.result(PATIENCE)
+        eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the broker has all requests")
+        first.kill()
+        assert m.runtime.get_runtime_dto().requests.pending == 90
+        with Victim.responder(place, b"second", options, settings):
+            answers = [promise.result(PATIENCE).payload for promise in promises]
+    assert answers == [b"%s:%d" % (b"first" if number < 10 else b"second", number) for number in range(100)]
+    check_books(m, made=100, answered=100)
+
+
+@kinds
+def test_the_requests_of_a_killed_responder_that_is_one_of_two_are_settled(place: Place) -> None:
+    """RabbitMQ gives them to the other one. Of MQTT, those it had are known to be unknown at their deadline."""
+    m = place.connect()
+    options = {"qos": 1, "queue": place.queue}
+    timeout = PATIENCE if place.kind is AMQP else 3.0
+    with (
+        Victim.responder(place, b"first", options, first_held=0) as first,
+        Victim.responder(place, b"second", options),
+    ):
+        m.request(place.channel, b"-1", qos=1).result(PATIENCE)  # what is made once is there
+        promises = [m.request(place.channel, b"%d" % number, qos=1, timeout=timeout) for number in range(100)]
+        first.expect("held")
+        first.kill()
+        errors = [promise.exception(PATIENCE) for promise in promises]
+        assert {type(error) for error in errors} <= {type(None), OutcomeUnknownError}
+        for number, (promise, error) in enumerate(zip(promises, errors, strict=True)):
+            assert error is not None or promise.result().payload == b"second:%d" % number
+        answered = errors.count(None)
+        assert 0 < answered <= 100
+        assert answered == 100 or place.kind is not AMQP
+        assert m.request(place.channel, b"100", qos=1).result(PATIENCE).payload == b"second:100"
+    check_books(m, made=102, answered=answered + 2)
+
+
+# --- brokers
+
+
+@kinds
+def test_a_killed_broker_fails_what_is_pending_and_afterwards_all_is_well(place: Place) -> None:
+    """At once, and nobody does anything: requester and responder come back by themselves."""
+    m, responder = place.connect(), place.connect()
+    held = Held(responder, place.channel)
+    promises = [m.request(place.channel, b"%d" % number, qos=1) for number in range(20)]
+    eventually(lambda: len(held.handled) == CONCURRENCY, "handlers are busy")
+    eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the broker has all requests")
+    start = time.monotonic()
+    place.broker.kill()
+    errors = [promise.exception(PATIENCE) for promise in promises]
+    assert {type(error) for error in errors} == {ConnectionLostError}
+    assert time.monotonic() - start < PATIENCE / 2
+    place.broker.start()
+    held.go.set()
+    online(m, responder)
+    for number in range(20, 40):
+        assert m.request(place.channel, b"%d" % number, qos=1).result(PATIENCE).payload == b"re:%d" % number
+    check_books(m, made=40, answered=20)
+    check_books(responder, made=0)
+
+
+@sessions
+def test_with_sessions_pending_requests_outlive_a_restart_of_the_broker(kind: Kind) -> None:
+    with Mosquitto(["autosave_on_changes false"], persistence=True) as broker, Place(kind, broker) as place:
+        m = place.connect(**place.session("requester"))
+        responder = place.connect(**place.session("responder"))
+        held = Held(responder, place.channel, qos=1)
+        promises = [m.request(place.channel, b"%d" % number, qos=1) for number in range(20)]
+        eventually(lambda: len(held.handled) == CONCURRENCY, "handlers are busy")
+        eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the broker has all requests")
+        broker.restart()
+        held.go.set()
+        for number, promise in enumerate(promises):
+            assert promise.result(PATIENCE).payload == b"re:%d" % number
+        check_books(m, made=20, answered=20)
+
+
+# --- replies that get lost, and others that come
+
+lost = pytest.mark.parametrize("on_the_way", [False, True], ids=["in the handler", "on the way"])
+
+
+def lose_connection(proxy: Proxy, held: Held, m: Messaging, responder: Messaging, *, on_the_way: bool) -> Request:
+    """A request whose connection is reset when it was handled, or just before its reply arrives."""
+    held.go.set()
+    m.request(held.channel, b"warm", qos=1).result(PATIENCE)  # what is made once is there
+    if on_the_way:
+        proxy.hold()
+    else:
+        held.go.clear()
+    promise = m.request(held.channel, b"1", qos=1)
+    eventually(lambda: held.handled[-1] == b"1", "it is handled")
+    if on_the_way:
+        eventually(lambda: responder.runtime.get_runtime_dto().publisher.published == 2, "the broker has the reply")
+    assert not promise.done()
+    proxy.sever()
+    proxy.release()
+    return promise
+
+
+@kinds
+@lost
+def test_a_request_whose_reply_is_lost_fails_at_once_and_the_next_is_right(place: Place, on_the_way: bool) -> None:
+    """Without a session; what comes all the same is nobody's. Nothing is asked twice."""
+    proxy = place.proxy()
+    m, responder = place.connect(proxy), place.connect()
+    held = Held(responder, place.channel)
+    promise = lose_connection(proxy, held, m, responder, on_the_way=on_the_way)
+    start = time.monotonic()
+    with pytest.raises(ConnectionLostError):
+        promise.result(PATIENCE)
+    assert time.monotonic() - start < PATIENCE / 2
+    following = m.request(place.channel, b"2", qos=1)
+    eventually(lambda: b"2" in held.handled, "the next one is handled")
+    held.go.set()
+    assert following.result(PATIENCE).payload == b"re:2"
+    assert held.handled == [b"warm", b"1", b"2"]
+    if not on_the_way and place.kind is not AMQP:  # whose reply channels end with their connection
+        eventually(lambda: m.runtime.get_runtime_dto().requests.late == 1, "the late one is counted")
+    check_books(m, made=3, answered=2)
+    found = m.runtime.get_runtime_dto().requests
+    assert (found.duplicate, found.foreign) == (0, 0)
+
+
+@sessions
+@lost
+def test_with_a_session_the_reply_comes_after_reconnecting(place: Place, on_the_way: bool) -> None:
+    proxy = place.proxy()
+    m, responder = place.connect(proxy, **place.session("requester")), place.connect()
+    held = Held(responder, place.channel)
+    promise = lose_connection(proxy, held, m, responder, on_the_way=on_the_way)
+    held.go.set()
+    assert promise.result(PATIENCE).payload == b"re:1"
+    assert held.handled == [b"warm", b"1"]
+    check_books(m, made=2, answered=2)
+
+
+class Asked(NamedTuple):
+    """A request as a stranger sees it."""
+
+    reply_to: str
+    correlation: Any
+
+
+class MqttStranger(Foreign):
+    """A responder that knows nothing of us, on plain paho."""
+
+    def __init__(self, place: Place) -> None:
+        assert isinstance(place.broker, Mosquitto)
+        super().__init__(place.broker)
+        self._place = place
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.subscribe(self._place.channel, 1)
+        return self
+
+    def take(self) -> Asked:
+        """The next request."""
+        message = self.receive()
+        if self._place.kind is MQTT5:
+            properties: Any = message.properties
+            return Asked(properties.ResponseTopic, properties.CorrelationData)
+        wrapped = unwrap(bytes(message.payload), {})
+        assert wrapped is not None
+        assert wrapped.reply_to_channel is not None
+        return Asked(wrapped.reply_to_channel, wrapped.correlation_id)
+
+    def answer(self, asked: Asked, payload: bytes) -> None:
+        """Answer a request."""
+        properties = {"CorrelationData": asked.correlation} if self._place.kind is MQTT5 else {}
+        self.publish(asked.reply_to, payload, 1, **properties)
+
+    def mistaken(self, asked: Asked) -> Asked:
+        """The request of somebody else, on the same reply channel."""
+        if self._place.kind is MQTT5:
+            return asked._replace(correlation=b"somebody else's")
+        return asked._replace(reply_to=f"{asked.reply_to.rpartition('/')[0]}/somebody-else-s")
+
+
+class AmqpStranger:
+    """A responder that knows nothing of us, on plain pika."""
+
+    def __init__(self, place: Place) -> None:
+        assert isinstance(place.broker, RabbitMQ)
+        self._key = place.channel.replace("/", ".")
+        self._opening = foreign_channel(place.broker)
+
+    def __enter__(self) -> Self:
+        self._channel = self._opening.__enter__()
+        self._queue = self._channel.queue_declare("", exclusive=True).method.queue
+        self._channel.queue_bind(self._queue, "amq.topic", self._key)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opening.__exit__(*error)
+
+    def take(self) -> Asked:
+        """The next request."""
+        _, properties, _ = next(self._channel.consume(self._queue, auto_ack=True, inactivity_timeout=PATIENCE))
+        return Asked(properties.reply_to, properties.correlation_id)
+
+    def answer(self, asked: Asked, payload: bytes) -> None:
+        """Answer a request."""
+        properties = pika.BasicProperties(correlation_id=asked.correlation)
+        self._channel.basic_publish("", asked.reply_to, payload, properties)
+
+    def mistaken(self, asked: Asked) -> Asked:
+        """The request of somebody else, on the same reply channel."""
+        return asked._replace(correlation="somebody else's")
+
+
+@kinds
+def test_a_stranger_that_answers_twice_late_and_for_others_misleads_nobody(place: Place) -> None:
+    m = place.connect()
+    with AmqpStranger(place) if place.kind is AMQP else MqttStranger(place) as stranger:
+        promise = m.request(place.channel, b"1", qos=1)
+        asked = stranger.take()
+        stranger.answer(stranger.mistaken(asked), b"for another")
+        stranger.answer(asked, b"once")
+        stranger.answer(asked, b"twice")
+        assert promise.result(PATIENCE).payload == b"once"
+        promise = m.request(place.channel, b"2", qos=1, timeout=1.0)
+        late = stranger.take()
+        with pytest.raises(OutcomeUnknownError):
+            promise.result(PATIENCE)
+        promise = m.request(place.channel, b"3", qos=1)
+        asked = stranger.take()
+        stranger.answer(late, b"late")
+        stranger.answer(asked, b"in time")
+        assert promise.result(PATIENCE).payload == b"in time"
+    check_books(m, made=3)
+    assert m.runtime.get_runtime_dto().requests == RequestsDTO(
+        pending=0, answered=2, faults=0, failed=1, late=1, duplicate=1, foreign=1
+    )
+
+
+# --- streams of replies
+
+
+class Endless:
+    """A handler that goes on until it is told to stop, or that many items; it has stopped as often as says ``stopped``.
+
+    Args:
+        form: what it returns.
+        m: whose handler it is.
+        channel: of its requests.
+    """
+
+    def __init__(self, form: str, m: Messaging, channel: str) -> None:
+        self.stopped = threading.Semaphore(0)
+        m.reply(channel, getattr(self, form), concurrency=1)
+
+    def generator(self, count: int) -> Iterator[int]:
+        try:
+            yield from range(count)
+        finally:
+            self.stopped.release()
+
+    async def coroutine(self, count: int) -> AsyncIterator[int]:
+        try:
+            for number in range(count):
+                yield number
+        finally:
+            self.stopped.release()
+
+    def observable(self, count: int) -> reactivex.Observable[int]:
+        def subscribe(observer: rx.ObserverBase[int], _: rx.SchedulerBase | None = None) -> rx.DisposableBase:
+            over = threading.Event()
+
+            def work() -> None:
+                for number in range(count):
+                    if over.is_set():
+                        break
+                    observer.on_next(number)
+                else:
+                    observer.on_completed()
+                self.stopped.release()
+
+            threading.Thread(target=work, name="endless", daemon=True).start()
+            return Disposable(over.set)
+
+        return reactivex.create(subscribe)
+
+    def check_stopped(self, m: Messaging, channel: str) -> None:
+        """See that it stops, and is free for the next request."""
+        assert self.stopped.acquire(timeout=PATIENCE)
+        assert [message.value() for message in m.request_many(channel, 3)] == [0, 1, 2]
+        assert self.stopped.acquire(timeout=PATIENCE)
+
+
+forms = pytest.mark.parametrize("form", ["generator", "coroutine", "observable"])
+
+
+@kinds
+def test_streams_that_nothing_befalls_are_whole(place: Place) -> None:
+    """More than the broker's window, in order, again and again: no item overtakes another."""
+    m, responder = place.connect(), place.connect()
+    Endless("generator", responder, place.channel)
+    for _ in range(50):
+        assert [message.value() for message in m.request_many(place.channel, 300)] == [*range(300)]
+
+
+@kinds
+@forms
+def test_disposing_a_stream_of_replies_stops_the_handler(place: Place, form: str) -> None:
+    m, responder = place.connect(), place.connect()
+    endless = Endless(form, responder, place.channel)
+    received = threading.Semaphore(0)
+    disposable = m.request_many(place.channel, sys.maxsize).subscribe(lambda _: received.release())
+    for _ in range(5):
+        assert received.acquire(timeout=PATIENCE)
+    disposable.dispose()
+    endless.check_stopped(m, place.channel)
+
+
+@pytest.mark.parametrize("kind", [MQTT5, AMQP], ids=str)
+@forms
+def test_the_handler_of_a_stream_stops_when_its_requester_is_killed(place: Place, form: str) -> None:
+    """It finds out by itself: nobody takes the replies. MQTT 3.1.1 does not tell."""
+    m, responder = place.connect(), place.connect()
+    endless = Endless(form, responder, place.channel)
+    with Victim(_REQUESTER, place.url, place.channel) as requester:
+        requester.kill()
+        endless.check_stopped(m, place.channel)
+
+
+# --- whiteboards that are closed
+
+queues = pytest.mark.parametrize("kind", [AMQP], ids=str)
+
+
+@queues
+def test_requests_in_the_hands_of_an_instance_that_is_closed_go_to_another(place: Place) -> None:
+    """Its handlers do not end in time: what they would say comes too late."""
+    m, first = place.connect(), place.connect(close_timeout=0.5)
+    held = Held(first, place.channel, queue=place.queue, concurrency=2)
+    promises = [m.request(place.channel, b"%d" % number, qos=1) for number in range(10)]
+    eventually(lambda: len(held.handled) == 2, "handlers are busy")
+    first.close()
+    second = Held(place.connect(), place.channel, queue=place.queue)
+    second.go.set()
+    answers = [promise.result(PATIENCE).payload for promise in promises]
+    held.go.set()
+    assert answers == [b"re:%d" % number for number in range(10)]
+    assert sorted(second.handled) == [b"%d" % number for number in range(10)]
+    assert len(held.handled) == 2
+    check_books(m, made=10, answered=10)
+    assert m.runtime.get_runtime_dto().requests.duplicate == 0
+
+
+@queues
+def test_handlers_that_end_while_their_instance_is_closed_are_heard(place: Place) -> None:
+    """Each request is handled once: those in hand there, the others elsewhere."""
+    m, first = place.connect(), place.connect(close_timeout=PATIENCE)
+    held = Held(first, place.channel, queue=place.queue, concurrency=2)
+    promises = [m.request(place.channel, b"%d" % number, qos=1) for number in range(10)]
+    eventually(lambda: len(held.handled) == 2, "handlers are busy")
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    eventually(lambda: first._closing is not None, "it closes")
+    second = Held(place.connect(), place.channel, queue=place.queue)
+    second.go.set()
+    held.go.set()
+    answers = [promise.result(PATIENCE).payload for promise in promises]
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
+    assert answers == [b"re:%d" % number for number in range(10)]
+    assert sorted(held.handled + second.handled) == [b"%d" % number for number in range(10)]
+    assert len(held.handled) == 2
+    check_books(m, made=10, answered=10)
