@@ -1,4 +1,4 @@
-"""The command ``messaging``: ``pub``, ``sub``, ``info`` and ``demo`` for every broker URL.
+"""The command ``messaging``: ``pub``, ``sub``, ``request``, ``reply``, ``info`` and ``demo`` for every broker URL.
 
 Only :func:`main` is public. It needs the extra ``cli``, and says so if that is not installed.
 """

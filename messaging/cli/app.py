@@ -16,6 +16,8 @@ from messaging.cli.demo import demo
 from messaging.cli.info import info
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
 from messaging.cli.pub import pub
+from messaging.cli.reply import reply
+from messaging.cli.request import request
 from messaging.cli.sub import sub
 from messaging.errors import ArgumentError, CodecError, ConfigurationError, MessagingError, UnsupportedFeatureError
 
@@ -41,12 +43,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # they show the values of variables
     context_settings={"max_content_width": 100},
     epilog=(
-        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed; 2 the command line or the "
-        "input is wrong; 3 the timeout passed before --count messages came; 130 interrupted by SIGINT or SIGTERM."
+        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, or a request that failed "
+        "where it was handled; 2 the command line or the input is wrong; 3 the timeout passed before --count messages "
+        "or the reply came; 130 interrupted by SIGINT or SIGTERM."
     ),
 )
 app.command()(pub)
 app.command()(sub)
+app.command()(request)
+app.command()(reply)
 app.command()(info)
 app.command()(demo)
 
@@ -64,7 +69,7 @@ def program(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Publish and subscribe from the command line: MQTT, AMQP and every other URL an adapter is installed for.
+    """Publish, subscribe, request and reply from the command line: MQTT, AMQP and whatever else an adapter serves.
 
     Data goes to stdout and nothing else does; diagnostics go to stderr.
     """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console, RenderableType
@@ -19,10 +16,9 @@ from rich.text import Text
 
 import messaging
 from messaging.channels import check_name
-from messaging.cli import options
+from messaging.cli import options, payload
 from messaging.cli.output import ExitCode, report
-from messaging.codecs import encode
-from messaging.errors import ArgumentError, PayloadTooLargeError
+from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
 
@@ -32,22 +28,8 @@ _IN_FLIGHT: Final = 2_000
 _SHORTEST_SLEEP: Final = 0.001
 
 _Topic = Annotated[str, typer.Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Where to publish.")]
-_Text = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Publish this text.")]
-_File = Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Publish what the file holds.")]
-_Stdin = Annotated[bool, typer.Option("--stdin", "-s", help="Publish all of stdin as one message.")]
-_Lines = Annotated[bool, typer.Option("--lines", "-l", help="Publish each line of stdin, without its newline.")]
-_Null = Annotated[bool, typer.Option("--null", "-n", help="Publish an empty message.")]
+_Lines = Annotated[bool, typer.Option("--lines", "-l", help="Send each line of stdin, without its newline.")]
 _Retain = Annotated[bool, typer.Option("--retain", "-r", help="Have the broker keep it for later subscribers.")]
-_Type = Annotated[str | None, typer.Option("--content-type", metavar="TYPE", help="Such as application/json.")]
-_Encoding = Annotated[
-    str | None,
-    typer.Option("--encoding", metavar="NAME", help="Content encoding: gzip or zstd compress the payload first."),
-]
-_Correlation = Annotated[str | None, typer.Option("--correlation-id", metavar="ID", help="Correlation id.")]
-_ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="CHANNEL", help="Channel for replies.")]
-_Header = Annotated[
-    list[str] | None, typer.Option("--header", "-D", metavar="KEY=VALUE", help="A user header. Repeatable.")
-]
 _Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Publish the same message N times.")]
 _Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="Publish at most N messages per second.")]
 _Progress = Annotated[
@@ -59,19 +41,19 @@ _Progress = Annotated[
 def pub(
     topic: _Topic,
     url: options.Url = None,
-    text: _Text = None,
-    file: _File = None,
-    stdin: _Stdin = False,
+    text: payload.Text = None,
+    file: payload.File = None,
+    stdin: payload.Stdin = False,
     lines: _Lines = False,
-    null: _Null = False,
+    null: payload.Null = False,
     qos: options.Qos = None,
     retain: _Retain = False,
-    content_type: _Type = None,
-    encoding: _Encoding = None,
+    content_type: payload.ContentType = None,
+    encoding: payload.Encoding = None,
     routing_key: options.RoutingKey = None,
-    correlation_id: _Correlation = None,
-    reply_to: _ReplyTo = None,
-    header: _Header = None,
+    correlation_id: payload.CorrelationId = None,
+    reply_to: payload.ReplyTo = None,
+    header: payload.Headers = None,
     extension: options.Extensions = None,
     repeat: _Repeat = 1,
     rate: _Rate = None,
@@ -98,27 +80,20 @@ def pub(
     given = options.extensions(extension, qos=qos, retain=retain or None, headers=options.headers(header))
     broker = options.choose_url(url, url_option)
     with contextlib.ExitStack() as stack:
-        source = _open(stack, file, from_stdin=stdin or lines)
+        source = payload.open_source(stack, file, from_stdin=stdin or lines)
         m = stack.enter_context(options.connect(broker, client_id, option))
         builder = m.context_builder().channel(topic, routing_key).extensions(given)
-        for setter, value in (
-            (builder.content_type, content_type),
-            (builder.content_encoding, encoding),
-            (builder.correlation_id, correlation_id),
-            (builder.reply_to, reply_to),
-        ):
-            if value is not None:
-                setter(value)
+        context = payload.context(builder, content_type, encoding, correlation_id, reply_to)
         limit = m.runtime.get_runtime_dto().max_message_size
 
-        def ready(payload: bytes) -> bytes:
-            return encode(payload, content_type, encoding)[0] if encoding is not None else payload
+        def ready(data: bytes) -> bytes:
+            return payload.encoded(data, content_type, encoding)
 
         if lines:
-            payloads: Iterable[bytes] = map(ready, _read_lines(source, limit))
+            payloads: Iterable[bytes] = map(ready, payload.read_lines(source, limit))
         else:
-            payloads = [ready(os.fsencode(text) if text is not None else _read_all(source, limit))] * repeat
-        run = _Run(m, builder.build_context())
+            payloads = [ready(payload.read_all(text, source, limit))] * repeat
+        run = _Run(m, context)
         many = lines or repeat > 1
         with _progress(run, None if lines else repeat, forced=progress) if many else contextlib.nullcontext():
             interrupted = run.publish(payloads, rate)
@@ -150,7 +125,7 @@ class _Run:
         """
         attempted = 0
         try:
-            for payload in payloads:
+            for data in payloads:
                 if not attempted:
                     self._started = time.monotonic()
                 if rate is not None:
@@ -158,7 +133,7 @@ class _Run:
                     if ahead > _SHORTEST_SLEEP:
                         time.sleep(ahead)
                 try:
-                    self._promises.append(self._publisher.publish(messaging.Message(payload, self._context)))
+                    self._promises.append(self._publisher.publish(messaging.Message(data, self._context)))
                 except messaging.MessagingError as error:
                     if not attempted:
                         raise
@@ -201,41 +176,6 @@ class _Run:
         if interrupted:
             return ExitCode.INTERRUPTED
         return ExitCode.FAILED if self.failed else ExitCode.OK
-
-
-# --- payloads
-
-
-def _open(stack: contextlib.ExitStack, file: Path | None, *, from_stdin: bool) -> BinaryIO | None:
-    """What to read from; opened before anything is connected."""
-    if from_stdin:
-        if sys.stdin is None:
-            raise ArgumentError("stdin is closed")
-        return sys.stdin.buffer
-    if file is None:
-        return None
-    try:
-        return stack.enter_context(file.open("rb"))
-    except OSError as error:
-        raise ArgumentError(f"cannot read {str(file)!r}: {error.strerror}") from error
-
-
-def _read_all(source: BinaryIO | None, limit: int | None) -> bytes:
-    """Everything, but no more than can be published: it may be endless. Without source, nothing."""
-    if source is None:
-        return b""
-    data = source.read(-1 if limit is None else limit + 1)
-    if limit is not None and len(data) > limit:
-        raise PayloadTooLargeError(len(data), limit, "this instance; there may be more")
-    return data
-
-
-def _read_lines(source: BinaryIO | None, limit: int | None) -> Iterator[bytes]:
-    """Line by line, as they come."""
-    while source is not None and (line := source.readline(-1 if limit is None else limit + 1)):
-        if limit is not None and len(line) > limit and not line.endswith(b"\n"):
-            raise PayloadTooLargeError(len(line), limit, "this instance; the line may be longer")
-        yield line.removesuffix(b"\n")
 
 
 # --- progress

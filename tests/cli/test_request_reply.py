@@ -1,0 +1,610 @@
+"""``messaging request`` and ``messaging reply`` as processes that meet at a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+import messaging
+from messaging.cli.app import app
+from tests.brokers import Mosquitto, RabbitMQ, free_port, require
+from tests.cli.conftest import Run
+from tests.cli.program import PATIENCE, Program
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def topic() -> str:
+    """A channel no other test uses."""
+    return f"cli/{uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def url(mosquitto: Mosquitto) -> str:
+    return mosquitto.url
+
+
+@pytest.fixture
+def m(url: str) -> Iterator[messaging.Messaging]:
+    """To answer from here, where ``reply`` is not what the test is about."""
+    with messaging.connect(url) as m:
+        yield m
+
+
+def responder(*arguments: str, variables: dict[str, str] | None = None) -> Program:
+    """``messaging reply``, once it is ready."""
+    program = Program("reply", *arguments, variables=variables)
+    try:
+        program.says("answering requests on")
+    except BaseException:
+        program.__exit__()
+        raise
+    return program
+
+
+#: largest message of the responders below
+LIMIT = 100_000
+BOUND = ("--option", f"max_message_size={LIMIT}")
+
+
+@pytest.fixture(scope="module")
+def shell(url: str) -> Iterator[Program]:
+    """Its command is a shell, so the payload says what happens. For tests only, of course."""
+    with responder(url, "-t", "shell/+", "--exec", "exec sh", *BOUND, variables={"REQUEST_METHOD": "GET"}) as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def shell_lines(url: str) -> Iterator[Program]:
+    """The same, each line a reply."""
+    with responder(url, "-t", "lines", "--exec", "exec sh", "--lines", *BOUND) as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def hasty_shell(url: str) -> Iterator[Program]:
+    """The same as the first, without patience."""
+    with responder(url, "-t", "hasty", "--exec", "exec sh", "--timeout", "0.5") as program:
+        yield program
+
+
+@pytest.fixture
+def ask(run: Run, url: str, shell: Program) -> Ask:
+    """Have the shell run a script: exit code of the request, stdout, stderr."""
+    return lambda script, *arguments: run("request", url, "-t", "shell/a", "-m", script, "-W", "20", *arguments)
+
+
+@pytest.fixture
+def ask_many(run: Run, url: str, shell_lines: Program) -> Ask:
+    """Have the other shell run one."""
+    return lambda script, *arguments: run("request", url, "-t", "lines", "-m", script, "-W", "20", *arguments)
+
+
+@pytest.fixture
+def ask_hasty(run: Run, url: str, hasty_shell: Program) -> Ask:
+    """Have the third one run one."""
+    return lambda script, *arguments: run("request", url, "-t", "hasty", "-m", script, "-W", "20", *arguments)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain"
+        time.sleep(0.01)
+
+
+def written(file: Path) -> str:
+    """The line that somebody writes into ``file``."""
+    until(lambda: file.exists() and file.read_text().endswith("\n"))
+    return file.read_text().strip()
+
+
+def has_ended(pid: str) -> bool:
+    """Whether a process is gone; of one whose parent is gone too, the system may keep the remains."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
+# --- one reply
+
+
+def test_what_the_command_writes_is_the_reply(run: Run, url: str, topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "payload"
+    file.write_text("a\nb")
+    with responder(url, "-t", topic, "--exec", "tr a-z A-Z", "-C", "3") as reply:
+        with Program("request", url, "-t", topic, "-m", "hello") as request:
+            assert request.ended() == 0
+            assert request.out.rest() == b"HELLO\n"
+            assert request.err.rest() == b""
+        assert run("request", url, "-t", topic, "-f", str(file), "--no-newline") == (0, "A\nB", "")
+        assert run("request", url, "-t", topic, "-n") == (0, "\n", "")
+        assert reply.ended() == 0
+        assert reply.out.rest() == b""
+        assert reply.err.rest() == f"messaging: answering requests on {topic} at {url}\n".encode()
+
+
+def test_any_bytes_go_there_and_back_unchanged(url: str, topic: str) -> None:
+    binary = bytes(range(256)) * 3_000
+    with (
+        Program("request", url, "-t", topic, "-s", "-N", "-q", "1") as request,  # sends when its input ends
+        responder(url, "-t", topic, "--exec", "cat") as reply,
+    ):
+        request.send(binary)
+        request.end_input()
+        assert request.out.rest() == binary
+        reply.signal(signal.SIGTERM)
+        assert reply.ended() == 130
+        assert reply.err.rest().count(b"\n") == 1  # that it was ready
+
+
+def test_json_tells_everything_about_a_reply(run: Run, url: str, topic: str) -> None:
+    with responder(url, "-t", topic, "--exec", "cat", "--content-type", "application/json", "-C", "1"):
+        arguments = ["-m", '{"a": 1}', "--json", "-q", "1", "--correlation-id", "c-7", "--reply-to", f"{topic}/replies"]
+        code, out, err = run("request", url, "-t", topic, *arguments)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    found = json.loads(out)
+    assert (found["channel"], found["correlation_id"]) == (f"{topic}/replies", "c-7")
+    assert (found["payload"], found["value"], found["content_type"]) == ('{"a": 1}', {"a": 1}, "application/json")
+    assert found["extensions"]["qos"] == "1"
+
+
+def test_without_a_content_type_a_reply_claims_none(ask: Ask) -> None:
+    found = json.loads(ask("echo 17", "--json")[1])
+    assert "content_type" not in found
+    assert found["value"] == 17
+
+
+def test_the_environment_tells_what_is_known_of_a_request(ask: Ask) -> None:
+    script = "env | grep ^REQUEST_ | sort"
+    code, out, _ = ask(
+        script, "--content-type", "text/x", "--correlation-id", "c 7", "--reply-to", "shell-replies/a",
+        *("-D", "tenant-id=a=b c", "-D", "user=joe", "-D", "User=root", "-D", "a.b=c", "-D", "path=/tmp"),
+    )  # fmt: skip
+    assert code == 0
+    assert out.split("\n") == [
+        "REQUEST_CHANNEL=shell/a",
+        "REQUEST_CONTENT_TYPE=text/x",
+        "REQUEST_CORRELATION_ID=c 7",
+        # neither of those that would be one variable, and none with a name that no variable can have
+        "REQUEST_HEADER_PATH=/tmp",
+        "REQUEST_HEADER_TENANT_ID=a=b c",
+        "REQUEST_REPLY_TO=shell-replies/a",
+        "",
+        "",
+    ]
+    code, out, _ = ask(script)
+    # not what the responder's own environment says of some other request
+    assert [line.split("=")[0] for line in out.split()] == [
+        "REQUEST_CHANNEL",
+        "REQUEST_CORRELATION_ID",
+        "REQUEST_REPLY_TO",
+    ]
+
+
+def test_nothing_of_a_request_is_part_of_the_command_line(run: Run, url: str, topic: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    evil = f"'; touch {victim}; $(touch {victim}) `touch {victim}`"
+    with responder(url, "-t", f"{topic}/+", "--exec", 'printf %s "$REQUEST_HEADER_X"; cat', "-C", "1"):
+        arguments = ["-t", f"{topic}/$(id)", "-m", evil, "-D", f"x={evil}", "-D", f"{evil}=x", "--correlation-id", evil]
+        assert run("request", url, *arguments) == (0, f"{evil}{evil}\n", "")
+    assert not victim.exists()
+
+
+def test_a_command_need_not_read_its_stdin(ask: Ask) -> None:
+    assert ask("echo read; exit\n" + "x" * 90_000) == (0, "read\n\n", "")
+
+
+def test_requests_get_a_content_encoding_and_headers(run: Run, url: str, m: messaging.Messaging, topic: str) -> None:
+    def handler(request: messaging.Message) -> str:
+        context = request.context
+        return f"{context.content_encoding} {request.value(str)} {dict(context.extensions['headers'])}"
+
+    m.reply(topic, handler)
+    arguments = [
+        "--content-type",
+        "text/plain",
+        "--encoding",
+        "gzip",
+        "-D",
+        "k=v",
+        "-x",
+        "timeToLive=5",
+        "-i",
+        topic[4:],
+    ]
+    assert run("request", url, "-t", topic, "-m", "grüße", *arguments) == (0, "gzip grüße {'k': 'v'}\n", "")
+
+
+# --- many replies
+
+
+def test_each_line_is_a_reply(ask_many: Ask) -> None:
+    assert ask_many("seq 3; echo; printf last", "--many") == (0, "1\n2\n3\n\nlast\n", "")
+    assert ask_many("seq 2000", "--many", "-N") == (0, "".join(map(str, range(1, 2001))), "")
+    assert ask_many("true", "--many") == (0, "", "")
+
+
+def test_many_replies_as_json(ask_many: Ask) -> None:
+    code, out, _ = ask_many("seq 3", "--many", "--json", "--count", "2")
+    assert (code, [json.loads(line)["value"] for line in out.splitlines()]) == (0, [1, 2])
+
+
+def test_who_wants_one_reply_gets_the_first_line(ask_many: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    assert ask_many(f"echo $$ > {file}; echo first; sleep 1000") == (0, "first\n", "")
+    until(lambda: has_ended(written(file)))
+
+
+def test_who_wants_many_gets_the_one_there_is(ask: Ask) -> None:
+    assert ask("seq 2", "--many") == (0, "1\n2\n\n", "")
+
+
+def test_a_line_is_sent_and_written_at_once(url: str, shell_lines: Program, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    script = f"echo one; cat {pipe}; echo three"
+    with Program("request", url, "-t", "lines", "-m", script, "--many") as request:
+        request.out.until(lambda line: line == b"one\n")
+        pipe.write_text("two\n")
+        assert request.ended() == 0
+        assert request.out.rest() == b"one\ntwo\nthree\n"
+
+
+def test_a_requester_that_has_enough_ends_the_command(ask_many: Ask, tmp_path: Path) -> None:
+    code, out, err = ask_many("echo $$; sleep 1000", "--many", "-C", "1")
+    assert (code, err) == (0, "")
+    until(lambda: has_ended(out.strip()))
+
+
+def test_interrupting_many_replies_ends_the_command(url: str, shell_lines: Program) -> None:
+    with Program("request", url, "-t", "lines", "-m", "echo $$; sleep 1000", "--many") as request:
+        pid = request.out.until(bool).decode().strip()
+        request.signal(signal.SIGINT)
+        assert request.ended() == 130
+        assert request.err.rest() == b""
+    until(lambda: has_ended(pid))
+
+
+def test_a_request_ends_quietly_when_its_reader_does(url: str, shell_lines: Program) -> None:
+    with Program("request", url, "-t", "lines", "-m", "echo $$; sleep 1000", "--many") as request:
+        assert request.process.stdout is not None
+        pid = request.process.stdout.readline().decode().strip()
+        request.process.stdout.close()
+        assert request.ended() == 0
+        assert request.err.rest() == b""
+    until(lambda: has_ended(pid))
+
+
+# --- what goes wrong with a command
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo lost; exit 3", "exit status 3"),
+        ("nonesuch", "exit status 127"),
+        ("kill -TERM $$", "ended by SIGTERM"),
+        ("kill -40 $$", "ended by signal 40"),
+        ("cat /dev/zero", "killed: output of more than 100000 bytes"),
+    ],
+)
+def test_a_command_that_fails_makes_a_fault(ask: Ask, shell: Program, script: str, reason: str) -> None:
+    assert ask(script) == (1, "", f"messaging: error: CommandFailedError: {reason}\n")
+    shell.says(f"messaging: error: the handler of 'shell/a' failed: CommandFailedError: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("script", "out", "reason"),
+    [
+        ("seq 3; printf partial; exit 3", "1\n2\n3\n", "exit status 3"),
+        ("echo a; cat /dev/zero", "a\n", "killed: a line of more than 100000 bytes"),
+    ],
+)
+def test_a_fault_comes_after_the_lines_before_it(ask_many: Ask, script: str, out: str, reason: str) -> None:
+    assert ask_many(script, "--many") == (1, out, f"messaging: error: CommandFailedError: {reason}\n")
+
+
+def test_as_much_as_a_message_may_hold_is_sent_and_no_more(ask: Ask, ask_many: Ask) -> None:
+    for one in (ask, ask_many):
+        assert one(f"head -c {LIMIT} /dev/zero | tr '\\0' x") == (0, "x" * LIMIT + "\n", "")
+        code, out, err = one(f"head -c {LIMIT + 1} /dev/zero | tr '\\0' x; echo; sleep 1000")
+        assert (code, out) == (1, "")
+        assert f"of more than {LIMIT} bytes" in err
+
+
+@pytest.mark.parametrize("script", ["sleep 1000", "exec >&-; sleep 1000", "echo a; sleep 1000"])
+def test_a_command_that_takes_too_long_is_killed(ask_hasty: Ask, script: str) -> None:
+    assert ask_hasty(script) == (1, "", "messaging: error: CommandFailedError: killed after 0.5 s\n")
+
+
+def test_what_a_command_has_started_is_killed_with_it(ask_hasty: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    code, _, err = ask_hasty(f"sleep 1000 & echo $$ $! > {file}; wait")
+    assert (code, "killed after" in err) == (1, True)
+    for pid in written(file).split():
+        until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
+
+
+def test_what_has_left_its_group_keeps_nobody_waiting(ask_hasty: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    code, _, err = ask_hasty(f"setsid sh -c 'echo $$ > {file}; exec sleep 1000' & sleep 1000")
+    assert (code, "killed after" in err) == (1, True)
+    os.kill(int(written(file)), signal.SIGKILL)
+
+
+def test_what_a_command_writes_to_stderr_goes_to_stderr(ask: Ask, shell: Program) -> None:
+    assert ask("echo odd >&2; echo even") == (0, "even\n\n", "")
+    shell.says("odd")
+
+
+def test_a_message_that_is_no_request_is_handled_and_not_answered(run: Run, url: str, shell: Program) -> None:
+    assert run("pub", url, "-t", "shell/a", "-m", "echo done >&2; echo lost", "-q", "1")[0] == 0
+    shell.says("done")
+    shell.says("the request on 'shell/a' named no reply channel: the reply is dropped")
+
+
+# --- how many, and when it ends
+
+
+def test_one_command_runs_at_a_time_unless_told_otherwise(
+    m: messaging.Messaging, url: str, topic: str, tmp_path: Path
+) -> None:
+    lock = tmp_path / "lock"
+    with responder(
+        url, "-t", f"{topic}/+", "-t", topic, "--exec", f"mkdir {lock} && sleep 0.02 && rmdir {lock}", "-C", "4"
+    ):
+        # of two subscriptions, none of which knows of the other
+        requests = [m.request(channel, qos=1) for channel in (f"{topic}/a", topic) * 2]
+        assert [request.exception(PATIENCE) for request in requests] == [None] * 4
+
+
+def test_as_many_run_at_the_same_time_as_it_is_told(
+    m: messaging.Messaging, url: str, topic: str, tmp_path: Path
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    # one waits for the other
+    command = f'if [ "$(cat)" = in ]; then echo met > {pipe}; else cat {pipe}; fi'
+    with responder(url, "-t", topic, "--exec", command, "--concurrency", "2", "--count", "2") as reply:
+        reading, writing = m.request(topic, b"out"), m.request(topic, b"in")
+        assert reading.result(PATIENCE).payload == b"met\n"
+        assert writing.result(PATIENCE).payload == b""
+        assert reply.ended() == 0
+
+
+@pytest.mark.parametrize("kind", [[], ["--lines"]], ids=["whole", "lines"])
+def test_a_count_is_kept_to_and_the_rest_told(m: messaging.Messaging, url: str, topic: str, kind: list[str]) -> None:
+    with responder(url, "-t", topic, "--exec", "echo yes", "-C", "2", "-q", "0", *kind) as reply:
+        requests = [m.request(topic, qos=0) for _ in range(4)]
+        started = time.monotonic()
+        assert reply.ended() == 0
+        assert time.monotonic() - started < 3
+        assert [request.result(PATIENCE).payload.strip() for request in requests[:2]] == [b"yes"] * 2
+        for request in requests[2:]:
+            assert isinstance(request.exception(PATIENCE), messaging.ReplyError)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, []), (signal.SIGTERM, ["--lines"])], ids=["whole", "lines"]
+)
+def test_a_signal_ends_reply_and_kills_what_runs(
+    m: messaging.Messaging, url: str, topic: str, tmp_path: Path, number: signal.Signals, kind: list[str]
+) -> None:
+    file = tmp_path / "pid"
+    command = f"sleep 1000 & echo $$ $! > {file}; wait"
+    with responder(url, "-t", topic, "--exec", command, *kind) as reply:
+        request = m.request(topic)
+        pids = written(file).split()
+        reply.signal(number)
+        assert reply.ended() == 130
+        error = request.exception(PATIENCE)
+    assert isinstance(error, messaging.ReplyError)
+    assert str(error) == "CommandFailedError: the responder ends"
+    for pid in pids:
+        until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
+
+
+def test_interrupting_a_request_cancels_it(m: messaging.Messaging, url: str, topic: str) -> None:
+    with m.subscribe(topic) as stream, Program("request", url, "-t", topic, "-m", "x") as request:
+        stream.receive(PATIENCE)
+        request.signal(signal.SIGINT)
+        assert request.ended() == 130
+        assert request.err.rest() + request.out.rest() == b""
+
+
+# --- what goes wrong with a request
+
+
+def test_a_fault_is_one_line_of_kind_and_text(run: Run, url: str, m: messaging.Messaging, topic: str) -> None:
+    def handler() -> None:
+        raise ValueError("no such\norder: mqtt://joe:hunter2@host")
+
+    m.reply(topic, handler)
+    for many in ([], ["--many"]):
+        code, out, err = run("request", url, "-t", topic, "-n", *many, "--quiet")
+        assert (code, out) == (1, "")
+        assert err.splitlines()[-1] == "messaging: error: ValueError: no such order: mqtt://***@host"
+
+
+@pytest.mark.parametrize("many", [[], ["--many"]])
+def test_no_reply_before_the_deadline_has_an_exit_code_of_its_own(
+    run: Run, url: str, m: messaging.Messaging, topic: str, many: list[str]
+) -> None:
+    with m.subscribe(topic):
+        for deadline in (["-W", "0.1"], ["--option", "timeout=0.1"]):
+            code, out, err = run("request", url, "-t", topic, "-m", "x", *deadline, *many)
+            assert (code, out) == (3, "")
+            assert err.startswith(f"messaging: error: request to '{topic}': no reply ")
+
+
+def test_a_stream_that_dries_up_keeps_what_was_written(ask_many: Ask) -> None:
+    code, out, err = ask_many("echo $$; sleep 1000", "--many", "-W", "0.3")
+    assert code == 3
+    assert err.count("\n") == 1
+    until(lambda: has_ended(out.strip()))
+
+
+@pytest.mark.parametrize("many", [[], ["--many"]])
+def test_nobody_listening_is_a_failure(run: Run, url: str, topic: str, many: list[str]) -> None:
+    code, out, err = run("request", url, "-t", topic, "-m", "x", "-q", "1", *many)
+    assert (code, out) == (1, "")
+    assert "nobody subscribes" in err
+
+
+def test_a_broker_that_is_not_there_is_a_failure(run: Run) -> None:
+    url = f"mqtt://127.0.0.1:{free_port()}"
+    for command in (("request", url, "-t", "a", "-n"), ("reply", url, "-t", "a", "--exec", "true")):
+        code, out, err = run(*command)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "cannot connect" in err
+
+
+def test_a_lost_connection_is_a_failure(topic: str) -> None:
+    require("mosquitto")
+    with (
+        Mosquitto() as own,
+        messaging.connect(own.url) as m,
+        m.subscribe(topic) as stream,
+        Program("request", own.url, "-t", topic, "-n") as one,
+        Program("request", own.url, "-t", topic, "-n", "--many") as many,
+    ):
+        for _ in (one, many):
+            stream.receive(PATIENCE)
+        own.kill()
+        for each in (one, many):
+            assert each.ended() == 1
+            assert b"the connection was lost before" in each.err.rest()
+
+
+def test_a_refused_subscription_is_a_failure(run: Run) -> None:
+    arguments = ("-t", "a", "--exec", "true", "--queue", "nonesuch", "-x", "autocreate=false")
+    code, out, err = run("reply", "memory://usage", *arguments)
+    assert (code, out) == (1, "")
+    assert "queue 'nonesuch' does not exist" in err.splitlines()[-1]
+
+
+def test_what_the_protocol_lacks_is_refused(run: Run, url: str, topic: str) -> None:
+    old = f"{url}?version=3.1.1"
+    for command in (("request", old, "-t", topic, "-n"), ("reply", old, "-t", topic, "--exec", "true")):
+        code, out, err = run(*command)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "does not support 'replyTo'" in err
+    assert run("request", url, "-t", topic, "-n", "--routing-key", "k")[0] == 2
+
+
+# --- RabbitMQ
+
+
+def test_requests_stay_in_their_queue_until_a_responder_comes_to_them(run: Run, rabbitmq: RabbitMQ, topic: str) -> None:
+    url = rabbitmq.url
+    code, _, err = run("request", url, "-t", topic, "-n")
+    assert code == 1, "nobody listens"
+    assert err.count("\n") == 1
+    arguments = [url, "-t", topic, "--queue", topic.replace("/", "-"), "--exec", "cat"]
+    # two at a time, so one too many comes to the first, which is to give it back
+    with (
+        responder(*arguments, "-C", "3", "--concurrency", "2") as first,
+        messaging.connect(url) as m,
+    ):
+        requests = [m.request(topic, str(number)) for number in range(5)]
+        assert first.ended() == 0
+        assert [request.result(PATIENCE).payload for request in requests[:3]] == [b"0", b"1", b"2"]
+        with responder(*arguments, "--count", "2") as second:
+            assert second.ended() == 0
+        assert [request.result(PATIENCE).payload for request in requests[3:]] == [b"3", b"4"]
+
+
+# --- wrong command lines, and help
+
+REQUEST = ("request", "memory://usage", "-t", "a/b", "-m", "x")
+REPLY = ("reply", "memory://usage", "-t", "a/b", "--exec", "true")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("request", "memory://usage", "-m", "x"), "--topic"),
+        (("request", "-t", "a", "-m", "x"), "no broker URL"),
+        (("request", "memory://usage", "-t", "a"), "exactly one of -m, -f, -s and -n"),
+        ((*REQUEST, "-n"), "exactly one of -m, -f, -s and -n"),
+        (("request", "memory://usage", "-t", "a", "-f", "/no/such/file"), "cannot read '/no/such/file'"),
+        (("request", "memory://usage", "-t", "a/#", "-n"), "wildcards are for subscriptions only"),
+        ((*REQUEST, "--count", "2"), "--count goes with --many"),
+        ((*REQUEST, "--many", "--count", "0"), "--count"),
+        ((*REQUEST, "--timeout", "0"), "--timeout must be"),
+        ((*REQUEST, "--timeout", "inf"), "--timeout must be"),
+        ((*REQUEST, "--timeout", "soon"), "--timeout"),
+        ((*REQUEST, "-W", "1", "-x", "timeout=1"), "timeout is given twice"),
+        ((*REQUEST, "-q", "3"), "qos"),
+        ((*REQUEST, "-x", "lastWill=true"), "a last will is no request"),
+        ((*REQUEST, "--option", "generate_reply_channel=false"), "makes none"),
+        ((*REQUEST, "--option", "max_message_size=1", "-m", "xy"), "exceeds the limit"),
+        ((*REQUEST, "--encoding", "rot13"), "rot13"),
+        (("reply", "memory://usage", "--exec", "true"), "--topic"),
+        (("reply", "memory://usage", "-t", "a"), "--exec"),
+        (("reply", "memory://usage", "-t", "a", "--exec", " "), "--exec is empty"),
+        (("reply", "-t", "a", "--exec", "true"), "no broker URL"),
+        (("reply", "memory://usage", "-t", "a", "-t", "b+", "--exec", "true"), "'+' must be a whole level"),
+        ((*REPLY, "--timeout", "nan"), "--timeout must be"),
+        ((*REPLY, "--timeout", "-1"), "--timeout must be"),
+        ((*REPLY, "--concurrency", "0"), "--concurrency"),
+        ((*REPLY, "--count", "0"), "--count"),
+        ((*REPLY, "--queue", "a/b"), "extension 'queue'"),
+        ((*REPLY, "--queue", "a", "-x", "queue=a"), "queue is given twice"),
+        ((*REPLY, "-q", "3"), "qos"),
+        ((*REPLY, "-q", "0", "-x", "prefetch=3"), "contradicts prefetch"),
+        ((*REPLY, "-x", "nonesuch=1"), "does not support 'nonesuch'"),
+        ((*REPLY, "-x", "concurrency=1"), "does not support 'concurrency'"),
+        ((*REPLY, "--content-type", "\udcff"), "lone surrogate"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_says_why(run: Run, arguments: tuple[str, ...], expected: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("messaging: error: ")
+    assert expected in err
+
+
+@pytest.mark.parametrize("command", [("request", "-n"), ("reply", "--exec", "echo hunter2")])
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_no_secret_is_ever_shown(run: Run, command: tuple[str, ...], debug: list[str]) -> None:
+    for where in (
+        ["mqtt://joe:hunter2@127.0.0.1:1"],
+        ["mqtt://joe:hunter2@127.0.0.1:port"],
+        ["mqtt://joe@127.0.0.1:1", "--option", "password=hunter2"],
+        ["memory://a", "-x", "headers=hunter2"],
+    ):
+        code, out, err = run(*command, "-t", "a", *where, *debug)
+        assert code in (1, 2)
+        assert err
+        assert "hunter2" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("request", "-t -m -f -s -n -q -C -W -N -i -x -D -u -d --many --count --timeout --json --encoding --reply-to"),
+        ("reply", "-t -q -C -W -l -i -x -u -d --exec --lines --queue --concurrency --timeout --count --content-type"),
+    ],
+)
+def test_help_lists_the_options(command: str, options: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
+    assert result.exit_code == 0
+    words = result.output.split()
+    assert [option for option in options.split() if option not in words] == []
+
+
+def test_help_names_the_commands_and_their_exit_codes(run: Run) -> None:
+    text = " ".join(run("--help")[1].split())
+    for words in (" request ", " reply ", "a request that failed where it was handled", "or the reply came"):
+        assert words in text
