@@ -247,6 +247,7 @@ class Exchange:
         "_replies",
         "_stopper",
         "correlation_id",
+        "is_ending",
         "is_over",
         "is_stopped",
         "origin",
@@ -267,6 +268,8 @@ class Exchange:
         self.reply_to = incoming._reply_to_channel
         #: settled; written on the loop
         self.is_over = False
+        #: all replies are known, and only have to be sent
+        self.is_ending = False
         #: no more replies are wanted; written on the loop
         self.is_stopped = False
         #: the task of its handler was cancelled, once
@@ -392,7 +395,7 @@ class Exchange:
 
     def stop(self, reason: str | None) -> None:
         """Nobody wants the replies any more or, with a ``reason``, this side ends them. On the loop."""
-        if not self.is_stopped:
+        if not self.is_stopped and (reason is None or not self.is_ending):
             self.is_stopped = True
             self._reason = reason
             if self._stopper is not None:

@@ -227,6 +227,7 @@ class _Forwarder:
             self._finish()
             return True
 
+        self._exchange.is_ending = True
         self._put(complete)
 
     def _stopped(self) -> None:

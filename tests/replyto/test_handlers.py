@@ -287,6 +287,20 @@ def test_a_handler_that_is_unregistered_ends_its_streams(backend: Backend) -> No
     nothing_left(responder)
 
 
+def test_what_an_observable_has_emitted_is_sent_though_its_handler_goes(backend: Backend) -> None:
+    """It completed: nothing has to be stopped."""
+    m, responder = backend.connect(), backend.connect()
+    registration = responder.reply("c", lambda: reactivex.of(*map(str, range(60))), many=True)
+    inboxes = [Inbox(m.request_many("c", timeout=30)) for _ in range(10)]
+    for inbox in inboxes:
+        inbox.wait(1)
+    registration.unregister()
+    for inbox in inboxes:
+        inbox.wait_completed()
+        assert inbox.payloads == [b"%d" % number for number in range(60)]
+    nothing_left(responder)
+
+
 # --- handlers that come and go while requests wait
 
 
