@@ -92,6 +92,7 @@ class Route:
         #: how many there may be: the protocol's credit does not bound those without acknowledgement
         self._limit = 1
         self._is_full = False
+        self._has_failed = False
         self._is_stopping = False
         self._quiet: Promise[None] = Promise(f"the handlers of {self.channel!r}")
 
@@ -114,7 +115,8 @@ class Route:
         while len(exchanges) < self._limit:
             message = subscription.take()
             if message is None:
-                if subscription.error is not None:
+                if subscription.error is not None and not self._has_failed:
+                    self._has_failed = True
                     self._whiteboard.failed(self, subscription.error)
                 return
             exchange = Exchange(self._replies, message, self)
