@@ -198,6 +198,11 @@ class Outbox:
         """Messages accepted and not settled yet."""
         return self._accepted - self._settled_messages
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether what was posted is not accepted yet, so that it could be overtaken."""
+        return bool(self._posted)
+
     def put(self, entry: Publication, *, queue: bool = True) -> None:
         """Accept ``entry`` (and queue it for sending), waiting for room if the calling thread may block.
 
@@ -291,10 +296,12 @@ class Outbox:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        for entry in [*self._outstanding()]:
+        for entry in [*self._batch, *self._in_flight.values(), *self._again]:
+            self._settle(entry, entry.unfinished("the instance was closed"))
+        while self._waiting:  # one by one: ``put`` may append another
+            entry = self._waiting.popleft()
             self._settle(entry, entry.unfinished("the instance was closed"))
             self._count_late(entry)
-        self._waiting.clear()
         self._in_flight.clear()
         self._again.clear()
 

@@ -246,6 +246,7 @@ class Exchange:
         "_reason",
         "_replies",
         "_stopper",
+        "after",
         "correlation_id",
         "is_ending",
         "is_over",
@@ -278,6 +279,8 @@ class Exchange:
         #: the last reply was sent
         self._is_answered = False
         self._stopper: Callable[[], object] | None = None
+        #: called on the loop when it is over, if its handler was not through when it returned
+        self.after: Callable[[], object] | None = None
         self._reason: str | None = None
         #: items sent
         self._count = 0
@@ -330,6 +333,8 @@ class Exchange:
             self.is_over = True
             self._replies.ended(self)
             self.origin.finished(self, verdict)
+            if self.after is not None:
+                self.after()
 
     def reply(self, message: Message | Content) -> None:
         """Send the only reply; again, if that failed.
@@ -379,6 +384,8 @@ class Exchange:
             stopper: called on a worker thread when no more are wanted; the handler's side calls :meth:`conclude` then.
         """
         self._stopper = stopper
+        if self.is_stopped and stopper is not None:  # before there was anything to stop
+            workers().submit(stopper)
         if self.wants_many and self.reply_to is not None and self.correlation_id is not None:
             self._replies.begin(self)
 

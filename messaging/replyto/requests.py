@@ -413,8 +413,9 @@ class Requests:
         if inbox.ended:
             self._remove(request)
             return request not in self.open
-        if inbox.is_open and not inbox.early:
-            self.connection.outbox.put(publication)
+        outbox = self.connection.outbox
+        if inbox.is_open and not inbox.early and not outbox.is_accepting:
+            outbox.put(publication)
         else:
             inbox.early[publication] = None
             self.connection.engine.call(self._publish_early, inbox)
@@ -443,7 +444,7 @@ class Requests:
     def _start_given(self, publication: _Publication) -> None:
         """Enter a request with a reply channel of its own."""
         request = publication.request
-        if request.done():
+        if request not in self.open:
             return
         channel = publication.context._reply_to_channel or ""
         inbox = self._given.get(channel)
@@ -462,7 +463,7 @@ class Requests:
         if not inbox.ready.done():
             return
         for publication in [*inbox.early]:
-            if not publication.request.done() and not inbox.ended:
+            if publication.request in self.open and not inbox.ended:
                 self.connection.outbox.post(publication)
             # not before: the next one of the same thread is not to overtake it
             inbox.early.pop(publication, None)
@@ -473,6 +474,7 @@ class Requests:
         if self._claim(request):
             self.counters.answered += 1
             self._leave(request, answered=True)
+            self._was_taken(request)
             request.resolve(message)
 
     def failed(self, request: Request, error: ReplyError) -> None:
@@ -480,7 +482,14 @@ class Requests:
         if self._claim(request):
             self.counters.faults += 1
             self._leave(request, answered=True)
+            self._was_taken(request)
             request.reject(error)
+
+    @staticmethod
+    def _was_taken(request: Request) -> None:
+        """The broker has taken it, whether its confirm has come or not: it must not be sent again."""
+        if request.publication.was_sent:
+            request.publication.confirm()
 
     def give_up(self, request: Request, error: MessagingError) -> None:
         """Fail a request, unless it is settled; its message is not sent any more."""

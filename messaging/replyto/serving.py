@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from reactivex import Observable
+
 from messaging.engine import Mailbox, engine, mailbox
 from messaging.errors import ClosedError, OutboxFullError
 from messaging.message import Message
@@ -93,6 +95,8 @@ class Runner(abc.ABC):
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
         self.concurrency = concurrency
+        #: its handler is gone, or has another runner: nothing is begun any more
+        self.is_retired = False
         self._waiting: deque[Exchange] = deque()
 
     @abc.abstractmethod
@@ -162,21 +166,37 @@ class ThreadRunner(Runner):
                     self._active -= 1
                     return
                 exchange = self._waiting.popleft()
-            if not self._is_void(exchange):
-                self._run(exchange)
+            if not self._is_void(exchange) and not self._run(exchange):
+                return
 
-    def _run(self, exchange: Exchange) -> None:
+    def _next(self) -> None:
+        """A request whose handler went on after it had returned is over: its place is free."""
+        with self._lock:
+            if not self._waiting:
+                self._active -= 1
+                return
+        workers().submit(self._work)
+
+    def _run(self, exchange: Exchange) -> bool:
+        """Handle a request; ``False`` if that goes on, and its place is taken until it is over."""
         handler = self.handler
         try:
             found = handler.start(exchange)
             if handler.kind == SINGLE and isinstance(found, (Message, Content)):
                 exchange.reply(found)
             elif isinstance(found, Promise):
+                exchange.after = self._next
                 found.add_done_callback(lambda promise: _settle(handler.kind, exchange, promise))
+                return False
             elif streaming.is_promise(found) or (handler.kind == MANY and hasattr(found, "__aiter__")):
                 # a function that does what a coroutine function would have done
-                loop = handler.loop or handlers_loop()
-                loop.call_soon_threadsafe(_spawn, handler.kind, exchange, found)
+                exchange.after = self._next
+                _go_on_elsewhere(handler, exchange, found)
+                return False
+            elif handler.kind == MANY and isinstance(found, Observable):
+                exchange.after = self._next
+                streaming.send_all(exchange, found)
+                return False
             elif handler.kind == PLAIN:
                 exchange.done()
             elif handler.kind == MANY:
@@ -185,21 +205,44 @@ class ThreadRunner(Runner):
                 exchange.reply(streaming.checked(found))
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its requester's to know
             failed(exchange, error)
+            return exchange.after is None
+        return True
 
 
+#: what goes on on event loops, and where; written by any thread, looked at by the engine's loop
+_elsewhere: dict[Exchange, asyncio.AbstractEventLoop] = {}
 #: held, since a loop does not hold its tasks
 _tasks: set[asyncio.Task[None]] = set()
+
+
+def _go_on_elsewhere(handler: Handler, exchange: Exchange, found: Any) -> None:
+    """Await what a function returned, on the loop of its handler."""
+    loop = handler.loop or handlers_loop()
+    _elsewhere[exchange] = loop
+    engine().call(_look_elsewhere, exchange)
+    loop.call_soon_threadsafe(_spawn, handler.kind, exchange, found)
 
 
 def _spawn(kind: str, exchange: Exchange, found: Any) -> None:
     def ended(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
         if task.cancelled():
-            exchange.finish(Verdict.REFUSE)
+            workers().submit(lambda: give_back(exchange))
 
     task = asyncio.get_running_loop().create_task(_go_on(kind, exchange, found))
     _tasks.add(task)
     task.add_done_callback(ended)
+
+
+def _look_elsewhere(exchange: Exchange) -> None:
+    """See to it that a request does not end with the loop it is on."""
+    if exchange.is_over:
+        _elsewhere.pop(exchange, None)
+    elif _elsewhere[exchange].is_closed():
+        del _elsewhere[exchange]
+        workers().submit(lambda: give_back(exchange))
+    else:
+        engine().loop.call_later(_LOOK, _look_elsewhere, exchange)
 
 
 def _settle(kind: str, exchange: Exchange, promise: Promise[Any]) -> None:
@@ -272,9 +315,11 @@ class LoopRunner(Runner):
         #: on the handler's loop
         self._running: dict[asyncio.Task[None], Exchange] = {}
         self._watcher: asyncio.TimerHandle | None = None
+        self._was_idle = False
 
     def submit(self, exchange: Exchange) -> None:
         """See ``Runner.submit``."""
+        self._was_idle = False
         self._waiting.append(exchange)
         self._box.post(self._begin)
         if self._watcher is None:
@@ -283,15 +328,13 @@ class LoopRunner(Runner):
     def withdraw(self, wanted: Callable[[Exchange], bool]) -> list[Exchange]:
         """See ``Runner.withdraw``."""
         found = []
-        for _ in range(len(self._waiting)):
-            try:
-                exchange = self._waiting.popleft()
-            except IndexError:  # the handler's loop was faster
-                break
+        for exchange in [*self._waiting]:
             if wanted(exchange):
+                try:
+                    self._waiting.remove(exchange)
+                except ValueError:  # the handler's loop was faster
+                    continue
                 found.append(exchange)
-            else:
-                self._waiting.append(exchange)
         return found
 
     def _look(self) -> None:
@@ -301,7 +344,9 @@ class LoopRunner(Runner):
             self._running.clear()
             self._waiting.clear()
             self._orphaned(self, [exchange for exchange in left if not exchange.is_over])
-        elif self._running or self._waiting:
+        elif self._running or self._waiting or not self._was_idle:
+            # twice, since what is between the two is in neither
+            self._was_idle = not (self._running or self._waiting)
             self._watcher = engine().loop.call_later(_LOOK, self._look)
 
     def _begin(self) -> None:
@@ -325,7 +370,10 @@ class LoopRunner(Runner):
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
         elif exchange is not None:
             exchange.was_cancelled = True
-            self._waiting.appendleft(exchange)
+            if self.is_retired:
+                engine().call(exchange.origin.dispatch, exchange)
+            else:
+                self._waiting.appendleft(exchange)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex import Observable
 
-from messaging.engine import may_block
+from messaging.engine import mailbox, may_block
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.message import Message
 from messaging.replyto.exchange import Content, Verdict
@@ -111,9 +111,22 @@ def _goes_on(window: deque[Publication]) -> bool:
 async def send_all_async(exchange: Exchange, found: Any) -> None:
     """The same on an event loop; what has to be awaited, or iterated asynchronously, is."""
     if isinstance(found, Observable):
-        _Forwarder(exchange).follow(found)
+        await _follow(exchange, found)
         return
     await _AsyncSender(exchange).send(found)
+
+
+async def _follow(exchange: Exchange, observable: Observable[Any]) -> None:
+    """Send what an observable emits, until it is over or this task is cancelled."""
+    over = asyncio.Event()
+    box = mailbox(asyncio.get_running_loop())
+    forwarder = _Forwarder(exchange, lambda: box.post(over.set))
+    forwarder.follow(observable)
+    try:
+        await over.wait()
+    except asyncio.CancelledError:
+        forwarder.abandon()
+        raise
 
 
 class _AsyncSender:
@@ -189,8 +202,12 @@ class _Forwarder:
     worker threads. Where it may, an emitting thread waits for room; elsewhere the stream fails if there is none.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, ended: Callable[[], object] | None = None) -> None:
+        """``ended`` is called when it is over, on a worker."""
         self._exchange = exchange
+        self._ended = ended
+        #: the thread that subscribes, as long as it does
+        self._following: int | None = None
         #: guards all below
         self._changed = threading.Condition()
         self._queue: deque[Callable[[], bool]] = deque()
@@ -201,9 +218,19 @@ class _Forwarder:
         self._window: deque[Publication] = deque()
 
     def follow(self, observable: Observable[Any]) -> None:
-        """Subscribe; returns at once."""
+        """Subscribe; returns at once, unless it emits at once.
+
+        Raises:
+            Exception: what subscribing raises.
+        """
         self._exchange.begin(self._stopped)
-        disposable = observable.subscribe(self._next, self._failed, self._completed)
+        self._following = threading.get_ident()
+        try:
+            disposable = observable.subscribe(self._next, self._failed, self._completed)
+        except _EnoughError:
+            return
+        finally:
+            self._following = None
         with self._changed:
             self._disposable = disposable
             is_over = self._is_over
@@ -213,6 +240,8 @@ class _Forwarder:
     # --- from the observable, and from the exchange
 
     def _next(self, message: Any) -> None:
+        if self._is_over and self._following == threading.get_ident():
+            raise _EnoughError  # there is nothing to dispose of yet
         self._put(lambda: self._send(message), wait=True)
 
     def _failed(self, error: Exception) -> None:
@@ -293,7 +322,21 @@ class _Forwarder:
             self._changed.notify_all()
             disposable = self._disposable
         if disposable is not None:
-            disposable.dispose()
+            try:
+                disposable.dispose()
+            except Exception:
+                logger.exception("an observable of replies does not let itself be disposed of")
+        if self._ended is not None:
+            self._ended()
+
+    def abandon(self) -> None:
+        """Send no more, and leave it to others to say why."""
+        self._ended = None
+        self._finish()
+
+
+class _EnoughError(Exception):
+    """Ends an observable that emits while it is being subscribed to."""
 
 
 def _raise(error: Exception) -> bool:

@@ -132,8 +132,13 @@ class Route:
         if exchange.has_begun:
             workers().submit(lambda: serving.give_back(exchange))
             return
+        # if the broker has ended this subscription, there may be another for the channel by now, or none
+        route = self._whiteboard.route(self.key)
+        if route is None:
+            self._leave(exchange)
+            return
         named = exchange.request._context._reply_to_channel
-        for wanted, runner in self.bindings:
+        for wanted, runner in route.bindings:
             if wanted.reply_channel is None or wanted.reply_channel == named:
                 runner.submit(exchange)
                 return
@@ -346,6 +351,7 @@ class ReplyToWhiteboard:
             else:
                 self._open(key, bindings)
         for runner in replaced:
+            runner.is_retired = True
             for exchange in runner.withdraw(lambda _: True):
                 exchange.origin.dispatch(exchange)
         if any(each.handler.kind == serving.MANY for each in wanted):
@@ -390,6 +396,10 @@ class ReplyToWhiteboard:
         route.open(subscription)
         self._routes[key] = route
         self._connection.start_subscription(subscription)
+
+    def route(self, key: tuple[str, str]) -> Route | None:
+        """The one that takes the requests of a channel now."""
+        return self._routes.get(key)
 
     def failed(self, route: Route, error: MessagingError) -> None:
         """The broker ended the subscription of ``route``, or refused it: try again, later and later."""

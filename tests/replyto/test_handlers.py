@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,7 +14,14 @@ import pytest
 import reactivex
 from reactivex.subject import Subject
 
-from messaging import Message, MessageContextBuilder, Messaging, OutcomeUnknownError, ReplyError
+from messaging import (
+    Message,
+    MessageContextBuilder,
+    Messaging,
+    OutcomeUnknownError,
+    ReplyError,
+    SubscriptionRefusedError,
+)
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
@@ -22,6 +30,7 @@ from messaging.replyto import (
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
 )
+from messaging.replyto.serving import ThreadRunner
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import PATIENCE, Inbox, eventually
@@ -267,6 +276,102 @@ def test_what_waits_is_told_when_the_requester_goes(backend: Backend, form: str)
         stream.close()
         assert ended.wait(PATIENCE)
         nothing_left(responder)
+
+
+def test_an_observable_that_emits_at_once_and_for_ever_is_stopped(backend: Backend) -> None:
+    """There is nothing to dispose of while it is being subscribed to."""
+    m, responder = backend.connect(), backend.connect()
+    made = itertools.count()
+    responder.reply("c", lambda: reactivex.from_iterable(map(str, made)), many=True, concurrency=1)
+    for _ in range(2):
+        with m.request_many("c") as stream:
+            stream.receive(PATIENCE)
+        nothing_left(responder)
+    count = next(made)
+    m.request("c").result(PATIENCE)
+    nothing_left(responder)
+    assert next(made) - count < 10_000  # the first ones do not go on beside it
+
+
+def test_a_stop_that_comes_before_there_is_anything_to_stop(backend: Backend) -> None:
+    """The handler is unregistered while it makes its observable, which then says nothing for ever."""
+    m, responder = backend.connect(), backend.connect()
+    begun, going = threading.Event(), threading.Event()
+
+    def silent() -> Any:
+        begun.set()
+        assert going.wait(PATIENCE)
+        return reactivex.never()
+
+    registration = responder.reply("c", silent, many=True)
+    (route,) = routes(responder)
+    inbox = Inbox(m.request_many("c", timeout=30))
+    assert begun.wait(PATIENCE)
+    registration.unregister()
+    eventually(lambda: any(each.is_stopped for each in route._exchanges), "told to stop")
+    going.set()
+    error = inbox.wait_error()
+    assert isinstance(error, ReplyError)
+    eventually(lambda: not route._exchanges, "nothing is left")
+
+
+@pytest.mark.parametrize("form", ["awaitable", "promise", "observable"])
+def test_concurrency_counts_what_goes_on_after_a_function_returned(backend: Backend, form: str) -> None:
+    m, responder = backend.connect(), backend.connect()
+    at_once: list[int] = []
+    most = 0
+    backend_of_it = backend.connect()
+    backend_of_it.reply("behind", lambda: b"")
+
+    async def later() -> bytes:
+        nonlocal most
+        at_once.append(1)
+        most = max(most, len(at_once))
+        await asyncio.sleep(0.002)
+        at_once.pop()
+        return b""
+
+    handlers: dict[str, Callable[[], Any]] = {
+        "awaitable": later,
+        "promise": lambda: responder.request("behind"),
+        "observable": lambda: reactivex.timer(0.002).pipe(reactivex.operators.map(str)),
+    }
+    make = handlers[form]
+    responder.reply("c", lambda: make(), many=form == "observable", concurrency=1)
+    promises = [m.request("c") for _ in range(20)]
+    (route,) = routes(responder)
+    eventually(lambda: len(route._exchanges) > 1 or promises[-1].done(), "several wait")
+    assert all(runner._active <= 1 for _, runner in route.bindings if isinstance(runner, ThreadRunner))
+    for promise in promises:
+        promise.result(PATIENCE)
+    assert most <= 1
+    nothing_left(responder)
+    assert all(runner._active == 0 for _, runner in route.bindings if isinstance(runner, ThreadRunner))
+
+
+def test_a_loop_that_is_just_closed_takes_no_request_with_it(backend: Backend) -> None:
+    """Neither cancelled nor finished: a function returned something for a loop that nobody runs any more."""
+    m = backend.connect()
+    loop = asyncio.new_event_loop()
+
+    async def register() -> None:
+        async def sleepy() -> bytes:
+            await asyncio.sleep(3600)
+            return b""
+
+        m.reply("c", lambda: sleepy())
+        await m.whiteboard.ready()
+
+    loop.run_until_complete(register())
+    promise = m.request("c", timeout=30)
+    eventually(lambda: in_hand(m) == 1, "in hand")
+    loop.run_until_complete(asyncio.sleep(0.01))
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is the test's intention
+    loop.close()
+    with pytest.raises(ReplyError, match="stopped"):
+        promise.result(PATIENCE)
+    nothing_left(m)
 
 
 def test_a_handler_that_is_unregistered_ends_its_streams(backend: Backend) -> None:
@@ -527,8 +632,6 @@ def test_a_handler_that_cannot_be_bound_is_told_of_once(backend: Backend, caplog
 
 def test_a_refused_subscription_is_tried_again(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     """The broker ends the subscription of a handler: that is said, and it comes back."""
-    from messaging import SubscriptionRefusedError
-
     m = backend.connect()
     m.reply("c", lambda: b"here")
     (route,) = routes(m)
@@ -536,6 +639,25 @@ def test_a_refused_subscription_is_tried_again(backend: Backend, caplog: pytest.
     eventually(lambda: routes(m) and routes(m)[0] is not route and routes(m)[0].subscription.handle, "subscribed again")
     assert "no requests are taken on 'c'" in caplog.text
     assert m.request("c").result(PATIENCE).payload == b"here"
+
+
+def test_what_waits_from_a_subscription_that_failed_is_not_handled_after_its_handler_went(backend: Backend) -> None:
+    m = backend.connect()
+    gate = Gate()
+    registration = register(m, ReplyToSingleSubscriptionHandler, gate, "c", concurrency=1)
+    (route,) = routes(m)
+    promises = [m.request("c", b"%d" % number, timeout=30) for number in range(4)]
+    eventually(lambda: in_hand(m) == 4 and gate.begun, "all wait")
+    m._connection.engine.call(route.subscription.fail, SubscriptionRefusedError("for the test"))
+    eventually(lambda: routes(m) and routes(m)[0] is not route, "subscribed again")
+    registration.unregister()
+    for promise in promises[1:]:
+        with pytest.raises(ReplyError, match="stopped"):
+            promise.result(PATIENCE)
+    gate.open.set()
+    assert promises[0].result(PATIENCE).payload == b"0"
+    assert gate.begun == [b"0"]
+    eventually(lambda: not route._exchanges, "nothing is left")
 
 
 def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: Backend) -> None:
