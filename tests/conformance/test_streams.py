@@ -159,15 +159,18 @@ def test_closing_a_stream_ends_asynchronous_iteration(backend: Backend) -> None:
 
 
 def test_many_event_loops_share_an_instance(backend: Backend) -> None:
-    """Publishing and iterating from loops of other threads, all at once."""
+    """Publishing and iterating from loops of other threads, all at once.
+
+    No more than mosquitto's window of 20: beyond it several streams of one client of MQTT 3.1.1 may lose their order.
+    """
     m = backend.connect()
     failures: list[BaseException] = []
 
     async def round_trip(channel: str) -> None:
         async with asyncio.timeout(PATIENCE), m.subscribe(channel, **backend.reliable) as stream:
-            for number in range(20):
+            for number in range(5):
                 await m.publish(channel, str(number).encode(), **backend.reliable)
-            for number in range(20):
+            for number in range(5):
                 assert (await anext(stream)).payload == str(number).encode()
 
     def work() -> None:

@@ -120,7 +120,7 @@ def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypa
 
 def entry(expires: float | None = None) -> memory.Entry:
     """An entry of a memory queue, as far as the queue looks at it."""
-    return (b"", MessageContext("a"), PublishOptions(), False, 0, expires)
+    return (b"", MessageContext("a"), None, PublishOptions(), False, 0, expires)
 
 
 # --- wake-ups
