@@ -63,6 +63,9 @@ from messaging.instance import Messaging, connect
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
+from messaging.replyto.many import ReplyToManyPublisher
+from messaging.replyto.publisher import ReplyToPublisher
+from messaging.replyto.whiteboard import ReplyToWhiteboard
 from messaging.runtime import MessageServiceRuntime, MessagingRuntimeDTO
 from messaging.stream import MessageStream
 from messaging.subscription import MessageSubscription
@@ -113,6 +116,9 @@ __all__ = [
     "Promise",
     "PublishRefusedError",
     "ReplyError",
+    "ReplyToManyPublisher",
+    "ReplyToPublisher",
+    "ReplyToWhiteboard",
     "RequestCancelledError",
     "StreamConsumedError",
     "StreamOverflowError",

@@ -21,6 +21,9 @@ from messaging import (
     MessagePublisher,
     MessageServiceRuntime,
     MessageSubscription,
+    ReplyToManyPublisher,
+    ReplyToPublisher,
+    ReplyToWhiteboard,
 )
 from messaging.errors import (
     ArgumentError,
@@ -42,9 +45,6 @@ from messaging.instance import (
     Messaging,
     _names,
 )
-from messaging.replyto.many import ReplyToManyPublisher
-from messaging.replyto.publisher import ReplyToPublisher
-from messaging.replyto.whiteboard import ReplyToWhiteboard
 from messaging.services import ServiceEvent, ServiceRegistry, default_registry
 from tests.core.conftest import QUICK, Connect
 from tests.core.fake import PATIENCE, FakeBroker, settle_loop, until
