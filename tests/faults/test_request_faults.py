@@ -379,7 +379,8 @@ def test_with_a_session_the_reply_comes_after_reconnecting(place: Place, on_the_
     promise = lose_connection(proxy, held, m, responder, on_the_way=on_the_way)
     held.go.set()
     assert promise.result(PATIENCE).payload == b"re:1"
-    assert held.handled == [b"warm", b"1"]
+    # the confirm of the request was on the way, too: then it is sent again, as any message of QoS 1
+    assert held.handled == [b"warm", b"1"] or (on_the_way and held.handled == [b"warm", b"1", b"1"])
     check_books(m, made=2, answered=2)
 
 
