@@ -368,9 +368,12 @@ class Exchange:
             self._is_answered = True
         except OutboxFullError:
             raise
+        except ClosedError:
+            logger.info("a fault on %r came too late: the instance is closed", self.reply_to)
+            self.finish(Verdict.REFUSE)
         except MessagingError as failure:
             logger.warning("a fault cannot be sent to %r: %s", self.reply_to, failure)
-            self.finish(Verdict.REFUSE if isinstance(failure, ClosedError) else Verdict.ACCEPT)
+            self.finish(Verdict.ACCEPT)
 
     def _warn(self) -> None:
         logger.warning("the request on %r named no reply channel: the reply is dropped", self.request._context._channel)
