@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reactivex import Observable
 
 from messaging.engine import mailbox, may_block
-from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
+from messaging.errors import ClosedError, MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.message import Message
 from messaging.replyto.exchange import Content, Verdict
 from messaging.workers import workers
@@ -299,9 +299,11 @@ class _Forwarder:
                     self._finish()
                     self._exchange.conclude()
             except BaseException as error:  # whatever the observable came to is its requester's to know
-                logger.error(
-                    "the replies to a request on %r failed", self._exchange.request._context._channel, exc_info=error
-                )
+                if isinstance(error, ClosedError) and self._exchange.is_closed:
+                    logger.info("replies on %r came too late: the instance is closed", self._exchange.reply_to)
+                else:
+                    channel = self._exchange.request._context._channel
+                    logger.error("the replies to a request on %r failed", channel, exc_info=error)
                 self._finish()
                 try:
                     self._exchange.fault(error)
