@@ -253,6 +253,8 @@ class Inbox(Subscribed):
 
     def complete(self) -> None:
         """The instance is closed, or nobody waits any more."""
+        for request in [*self.pending.values()]:
+            request._looked_at = True  # whoever closed it knows
         self._end(ClosedError(f"the instance {self._adapter.name!r} is closed"))
 
     def _end(self, error: MessagingError) -> None:

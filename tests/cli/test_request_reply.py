@@ -475,8 +475,9 @@ def test_a_lost_connection_is_a_failure(topic: str) -> None:
         Mosquitto() as own,
         messaging.connect(own.url) as m,
         m.subscribe(topic) as stream,
-        Program("request", own.url, "-t", topic, "-n") as one,
-        Program("request", own.url, "-t", topic, "-n", "--many") as many,
+        # with QoS 0 a request may not be known to have been sent, and waits for the next connection
+        Program("request", own.url, "-t", topic, "-n", "-q", "1") as one,
+        Program("request", own.url, "-t", topic, "-n", "-q", "1", "--many") as many,
     ):
         for _ in (one, many):
             stream.receive(PATIENCE)
