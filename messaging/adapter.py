@@ -283,6 +283,11 @@ class Adapter(abc.ABC):
         """Values the extension ``qos`` takes here, lowest first; empty without feature ``qos``."""
 
     @property
+    def acknowledging_qos(self) -> str | None:
+        """The lowest of them with acknowledgement, if there is one."""
+        return next((level for level in self.qos_levels if level != "0"), None)
+
+    @property
     def default_qos(self) -> str:
         """The level of a message or subscription that names none and asks for no guarantee."""
         return self.qos_levels[0] if self.qos_levels else "0"

@@ -105,9 +105,8 @@ class MessageSubscription:
         """
         adapter = self._connection.adapter
         wanted = {**extensions}
-        best = [level for level in adapter.qos_levels if level != "0"][:1]
-        if best:
-            wanted.setdefault(Features.EXTENSION_QOS, best[0])
+        if adapter.acknowledging_qos is not None:
+            wanted.setdefault(Features.EXTENSION_QOS, adapter.acknowledging_qos)
         if str(wanted.get(Features.EXTENSION_QOS)) != "0":
             wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
         spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))

@@ -111,8 +111,7 @@ class Replies:
 
     def refresh(self) -> None:
         """Forget what was checked: the adapter announces something else than before."""
-        levels = self.adapter.qos_levels
-        self.best_qos = next((level for level in levels if level != "0"), self.adapter.default_qos)
+        self.best_qos = self.adapter.acknowledging_qos or self.adapter.default_qos
         self._contexts.clear()
         self._options.clear()
         self._routes.clear()

@@ -333,10 +333,9 @@ class ReplyToManyPublisher:
         connection, adapter = self._connection, self._connection.adapter
         if connection.closing or connection.state == "closed":
             raise ClosedError(f"the instance {adapter.name!r} is closed")
-        best = [level for level in adapter.qos_levels if level != "0"][:1]
         wanted = {key: value for key, value in context._extensions.items() if key != Features.EXTENSION_QOS}
-        if best:
-            wanted[Features.EXTENSION_QOS] = best[0]
+        if adapter.acknowledging_qos is not None:
+            wanted[Features.EXTENSION_QOS] = adapter.acknowledging_qos
         spec = SubscriptionSpec(context._reply_to_channel or "", None, subscribe_options(wanted, adapter))
         patience = options.timeout if options.timeout is not None else adapter.settings.timeout
         subscription = ReplySubscription(

@@ -324,8 +324,8 @@ class Requests:
     def _spec(self, pattern: str) -> SubscriptionSpec:
         adapter = self.connection.adapter
         # replies come with the guarantee they were sent with
-        best = [level for level in adapter.qos_levels if level != "0"][:1]
-        wanted: dict[str, Any] = {Features.EXTENSION_QOS: best[0]} if best else {}
+        level = adapter.acknowledging_qos
+        wanted = {Features.EXTENSION_QOS: level} if level is not None else {}
         return SubscriptionSpec(pattern, None, subscribe_options(wanted, adapter))
 
     def request(
