@@ -97,6 +97,11 @@ class Publication(Promise[None]):
         """Stable across retries, unique across instances and processes."""
         return f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
 
+    @property
+    def may_have_arrived(self) -> bool:
+        """Whether it left for the broker: its confirm is awaited, or has come."""
+        return self.was_sent or (self.done() and self._error is None)
+
     def unfinished(self, why: str) -> MessagingError:
         """The error of a message that has to be given up: by what is known of it."""
         if self.was_sent:
@@ -137,6 +142,11 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def step_of(shortest: float) -> float:
+    """How often deadlines are looked at, the ``shortest`` of which is so many seconds away; seconds."""
+    return min(max(shortest / 20, 0.01), 0.25)
 
 
 class Outbox:
@@ -517,8 +527,7 @@ class Outbox:
         return (*self._waiting, *self._batch, *self._in_flight.values(), *self._again)
 
     def _arm(self) -> None:
-        step = min(max(self._shortest / 20, 0.01), 0.25)
-        at = self._engine.loop.time() + step
+        at = self._engine.loop.time() + step_of(self._shortest)
         if self._sweeper is None or at < self._sweep_at:
             if self._sweeper is not None:
                 self._sweeper.cancel()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.adapter import REPLY_CHANNELS, SubscriptionSpec
 from messaging.delivery import Consumption, Subscription
 from messaging.errors import (
-    ClosedError,
     ConnectionLostError,
     DeadlineError,
     MessagingError,
@@ -26,9 +25,9 @@ from messaging.errors import (
 )
 from messaging.extensions import subscribe_options
 from messaging.features import Features
-from messaging.outbox import Publication
 from messaging.promise import Promise
 from messaging.replyto import marks
+from messaging.replyto.requests import RequestPublication
 from messaging.stream import MessageStream
 
 if TYPE_CHECKING:
@@ -46,20 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: how long a stream that nobody wants any more waits to hear where to say so, seconds
 _LINGER: Final = 2.0
-
-
-class _Publication(Publication):
-    """The message of a request: if it fails, so does the stream."""
-
-    __slots__ = ("subscription",)
-
-    subscription: ReplySubscription
-
-    def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
-        self._looked_at = True
-        first = super().reject(error, cause)
-        self.subscription.unsent(error)
-        return first
 
 
 class ReplySubscription(Subscription):
@@ -81,7 +66,7 @@ class ReplySubscription(Subscription):
         cancel: Callable[[str, str, Mapping[str, Any]], object],
     ) -> None:
         super().__init__(connection, services, publisher, spec, consumption)
-        self.publication: _Publication
+        self.publication: RequestPublication
         self._correlation_id = correlation_id
         #: how long a reply may be waited for, seconds
         self._patience = patience
@@ -121,10 +106,6 @@ class ReplySubscription(Subscription):
         """The request failed."""
         if not self.ended:
             self.fail(error)
-
-    @property
-    def _was_sent(self) -> bool:
-        return self.publication.was_sent or (self.publication.done() and self.publication._error is None)
 
     # --- replies
 
@@ -230,7 +211,7 @@ class ReplySubscription(Subscription):
         if self.counters.received and not self._is_marked:
             self._finish(None)  # of a responder that does not say where they end
             self._conclude()
-        elif self._was_sent:
+        elif self.publication.may_have_arrived:
             why = f"no reply within {self._patience:g} s; it may have been handled, or will be"
             self.fail(OutcomeUnknownError(f"request to {channel!r}: {why}"))
         else:
@@ -240,14 +221,14 @@ class ReplySubscription(Subscription):
 
     def lost(self) -> None:
         """Without a session, replies are lost with the connection."""
-        if self._was_sent and not self._adapter.keeps_session:
+        if self.publication.may_have_arrived and not self._adapter.keeps_session:
             self._fail_lost()
         else:
             super().lost()
 
     def reconnected(self, resumed: bool) -> None:
         """With a session, they were if it is not there any more."""
-        if self._was_sent and not resumed:
+        if self.publication.may_have_arrived and not resumed:
             self._fail_lost()
         else:
             super().reconnected(resumed)
@@ -261,7 +242,7 @@ class ReplySubscription(Subscription):
     def stop(self) -> Promise[None] | None:
         """See ``Subscribed.stop``; a stream that ends early is to hear where to say so."""
         stopped = super().stop()
-        if self._is_final or self.ended or self._control is not None or not self._was_sent:
+        if self._is_final or self.ended or self._control is not None or not self.publication.may_have_arrived:
             return stopped
         if Features.EXTENSION_MANDATORY in self._adapter.features:
             return stopped  # the responder finds out by itself
@@ -331,8 +312,7 @@ class ReplyToManyPublisher:
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
         )
         connection, adapter = self._connection, self._connection.adapter
-        if connection.closing or connection.state == "closed":
-            raise ClosedError(f"the instance {adapter.name!r} is closed")
+        self._requests.refuse_closed()
         wanted = {key: value for key, value in context._extensions.items() if key != Features.EXTENSION_QOS}
         if adapter.acknowledging_qos is not None:
             wanted[Features.EXTENSION_QOS] = adapter.acknowledging_qos
@@ -348,9 +328,9 @@ class ReplyToManyPublisher:
             patience=patience,
             cancel=self._requests.cancel_replies,
         )
-        publication = _Publication(connection.outbox, payload, context, options, time.monotonic() + patience)
+        publication = RequestPublication(connection.outbox, payload, context, options, time.monotonic() + patience)
         publication.correlation_id = correlation_id
-        publication.subscription = subscription
+        publication.requester = subscription
         subscription.publication = publication
         unused = [subscription]
 

@@ -81,16 +81,10 @@ class ReplyToPublisher:
             TooManyRequestsError: ``max_pending_requests`` wait for their replies already.
             OutboxFullError, ClosedError: as for ``MessagePublisher.publish``.
         """
-        try:
-            source = request_message._context
-            payload = request_message._payload
-        except AttributeError:
-            kind = type(request_message).__name__
-            raise ArgumentError(f"publish_with_reply takes a Message, not {kind}") from None
+        source, payload = self._opened(request_message, "publish_with_reply")
         plan = self._plans.get((id(source), id(reply_to_context)))
         if plan is None or plan.sources[0] is not source or plan.sources[1] is not reply_to_context:
             plan = self._plan(source, reply_to_context)
-        payload = self._publisher.check_payload(payload)
         correlation_id = plan.correlation_id or _new_id()
         context = plan.context
         if plan.individual is not None:
@@ -113,13 +107,7 @@ class ReplyToPublisher:
 
         ``reply_to`` is for a request that names no reply channel. Raises as :meth:`publish_with_reply`.
         """
-        try:
-            source = request_message._context
-            payload = request_message._payload
-        except AttributeError:
-            kind = type(request_message).__name__
-            raise ArgumentError(f"publish_with_reply_many takes a Message, not {kind}") from None
-        payload = self._publisher.check_payload(payload)
+        source, payload = self._opened(request_message, "publish_with_reply_many")
         merged = self._merge(source, reply_to_context)
         if merged._reply_to_channel is not None and self._requests.is_own(merged._reply_to_channel):
             raise ArgumentError(f"reply channel {merged._reply_to_channel!r}: many replies need one of their own")
@@ -130,6 +118,14 @@ class ReplyToPublisher:
     def refresh(self) -> None:
         """Forget what was checked: the adapter announces something else than before."""
         self._plans.clear()
+
+    def _opened(self, request_message: Message, call: str) -> tuple[MessageContext, bytes]:
+        """Context and payload of a request, the latter checked."""
+        try:
+            source, payload = request_message._context, request_message._payload
+        except AttributeError:
+            raise ArgumentError(f"{call} takes a Message, not {type(request_message).__name__}") from None
+        return source, self._publisher.check_payload(payload)
 
     def _plan(self, source: MessageContext, override: MessageContext | None) -> _Plan:
         merged = self._merge(source, override)

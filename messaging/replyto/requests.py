@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.acknowledge import AcknowledgeType
 from messaging.adapter import SubscriptionSpec
@@ -47,7 +47,7 @@ from messaging.errors import (
 from messaging.extensions import subscribe_options
 from messaging.features import Features
 from messaging.message import Message, MessageContext
-from messaging.outbox import Publication
+from messaging.outbox import Publication, step_of
 from messaging.promise import Promise
 from messaging.replyto import marks
 from messaging.subscribed import Subscribed
@@ -64,10 +64,6 @@ logger = logging.getLogger(__name__)
 
 #: requests remembered after they were settled, to tell what is late or double from what is foreign
 _REMEMBERED: Final = 4096
-#: part of the shortest timeout in which deadlines are looked at, and the bounds of that, seconds
-_STEPS: Final = 20
-_SHORTEST_STEP: Final = 0.01
-_LONGEST_STEP: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -104,7 +100,7 @@ class Request(Promise[Any]):
         self.model = model
         #: where its reply is to arrive; set before it is published
         self.inbox: Inbox | None = None
-        self.publication: _Publication
+        self.publication: RequestPublication
 
     @property
     def what(self) -> str:
@@ -135,23 +131,31 @@ class Request(Promise[Any]):
                 self.cancel()
             raise
 
-    @property
-    def was_sent(self) -> bool:
-        """Whether a responder may have it."""
-        return self.publication.was_sent or (self.publication.done() and self.publication._error is None)
+    def unsent(self, error: MessagingError) -> None:
+        """Its message failed. On the loop."""
+        self.requests.give_up(self, error)
 
 
-class _Publication(Publication):
-    """The message of a request: if it fails, so does the request."""
+class Requester(Protocol):
+    """Who waits for the reply, or replies, to a request."""
 
-    __slots__ = ("request",)
+    def unsent(self, error: MessagingError) -> None:
+        """The message of the request failed. On the loop."""
+        ...
 
-    request: Request
+
+class RequestPublication(Publication):
+    """The message of a request: if it fails, its requester is told."""
+
+    __slots__ = ("requester",)
+
+    requester: Requester
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
+        """See ``Promise``."""
         self._looked_at = True
         first = super().reject(error, cause)
-        self.request.requests.give_up(self.request, error)
+        self.requester.unsent(error)
         return first
 
 
@@ -176,7 +180,7 @@ class Inbox(Subscribed):
         #: correlation id -> who waits; written by any thread, see the module
         self.pending: dict[str, Request] = {}
         #: what is to be published when this is subscribed to, in order; written by any thread
-        self.early: dict[_Publication, None] = {}
+        self.early: dict[Request, None] = {}
         self._requests = requests
         self._adapter = requests.connection.adapter
         self._level = len(reply_to) + 1
@@ -234,7 +238,7 @@ class Inbox(Subscribed):
 
     def _give_up_sent(self) -> None:
         for request in [*self.pending.values()]:
-            if request.was_sent:
+            if request.publication.may_have_arrived:
                 why = "the connection was lost before the reply came; it may have been handled"
                 self._requests.give_up(request, ConnectionLostError(f"{request.what}: {why}"))
 
@@ -355,11 +359,11 @@ class Requests:
             ArgumentError: a request with this correlation id waits on this reply channel.
         """
         connection = self.connection
-        self._refuse_closed()
+        self.refuse_closed()
         request = Request(self, correlation_id, time.monotonic() + timeout, model)
-        publication = _Publication(connection.outbox, payload, context, options, request.deadline)
+        publication = RequestPublication(connection.outbox, payload, context, options, request.deadline)
         publication.correlation_id = correlation_id
-        publication.request = request
+        publication.requester = request
         request.publication = publication
         with self._lock:
             if len(self.open) >= self._limit:
@@ -371,10 +375,10 @@ class Requests:
         self._watch(timeout)
         try:
             if given:
-                connection.engine.call(self._start_given, publication)
+                connection.engine.call(self._start_given, request)
             else:
-                while not self._start(publication, self.own_inbox()):
-                    self._refuse_closed()
+                while not self._start(request, self.own_inbox()):
+                    self.refuse_closed()
         except BaseException:
             # unless it was settled meanwhile, it never was
             if self._claim(request):
@@ -383,7 +387,8 @@ class Requests:
             raise
         return request
 
-    def _refuse_closed(self) -> None:
+    def refuse_closed(self) -> None:
+        """Refuse requests of an instance that is closed; raises ``ClosedError``. From any thread."""
         if self.connection.closing or self.connection.state == "closed":
             raise ClosedError(f"the instance {self.connection.adapter.name!r} is closed")
 
@@ -400,26 +405,25 @@ class Requests:
         """Take a request out of its inbox. From any thread."""
         inbox = request.inbox
         if inbox is not None:
-            inbox.early.pop(request.publication, None)
+            inbox.early.pop(request, None)
             if inbox.pending.get(request.correlation_id) is request:
                 del inbox.pending[request.correlation_id]
 
-    def _start(self, publication: _Publication, inbox: Inbox) -> bool:
+    def _start(self, request: Request, inbox: Inbox) -> bool:
         """Enter a request and publish it, or have it published when its inbox is there. On the caller.
 
         Returns:
             ``False`` if the inbox has ended meanwhile, and another one is to be taken.
         """
-        request = publication.request
         self._enter(request, inbox)
         if inbox.ended:
             self._remove(request)
             return request not in self.open
         outbox = self.connection.outbox
         if inbox.is_open and not inbox.early and not outbox.is_accepting:
-            outbox.put(publication)
+            outbox.put(request.publication)
         else:
-            inbox.early[publication] = None
+            inbox.early[request] = None
             self.connection.engine.call(self._publish_early, inbox)
         if request not in self.open:  # settled before it was entered: nobody else will take it out
             self._remove(request)
@@ -443,12 +447,11 @@ class Requests:
 
     # --- on the loop
 
-    def _start_given(self, publication: _Publication) -> None:
+    def _start_given(self, request: Request) -> None:
         """Enter a request with a reply channel of its own."""
-        request = publication.request
         if request not in self.open:
             return
-        channel = publication.context._reply_to_channel or ""
+        channel = request.publication.context._reply_to_channel or ""
         inbox = self._given.get(channel)
         if inbox is None:
             inbox = self._given[channel] = Inbox(self, self._spec(channel), channel)
@@ -458,17 +461,17 @@ class Requests:
         except MessagingError as error:
             self.give_up(request, error)
         else:
-            inbox.early[publication] = None
+            inbox.early[request] = None
             self._publish_early(inbox)
 
     def _publish_early(self, inbox: Inbox) -> None:
         if not inbox.ready.done():
             return
-        for publication in [*inbox.early]:
-            if publication.request in self.open and not inbox.ended:
-                self.connection.outbox.post(publication)
+        for request in [*inbox.early]:
+            if request in self.open and not inbox.ended:
+                self.connection.outbox.post(request.publication)
             # not before: the next one of the same thread is not to overtake it
-            inbox.early.pop(publication, None)
+            inbox.early.pop(request, None)
         inbox.is_open = True
 
     def answered(self, request: Request, message: Message) -> None:
@@ -554,10 +557,9 @@ class Requests:
     # --- deadlines
 
     def _arm(self) -> None:
-        step = min(max(self._shortest / _STEPS, _SHORTEST_STEP), _LONGEST_STEP)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._sweeper = self.connection.engine.loop.call_later(step, self._sweep)
+        self._sweeper = self.connection.engine.loop.call_later(step_of(self._shortest), self._sweep)
 
     def _sweep(self) -> None:
         self._sweeper = None
@@ -567,7 +569,7 @@ class Requests:
             left = request.deadline - now
             if left > 0:
                 shortest = min(shortest, left)
-            elif request.was_sent:
+            elif request.publication.may_have_arrived:
                 why = "no reply before its deadline; it may have been handled, or will be"
                 self.give_up(request, OutcomeUnknownError(f"{request.what}: {why}"))
             else:
