@@ -134,6 +134,17 @@ def cached_filter(text: str) -> LdapFilter:
     return LdapFilter(text)
 
 
+def as_filter(given: str | LdapFilter | None) -> LdapFilter | None:
+    """What callers may give for a filter, compiled; texts once for all that use the same.
+
+    Raises:
+        InvalidFilterError: it is none.
+    """
+    if given is None or isinstance(given, LdapFilter):
+        return given
+    return cached_filter(given) if isinstance(given, str) else LdapFilter(given)  # which says what is wrong
+
+
 def _in_other_case(name: str, properties: Mapping[str, Any], folded: _Folded) -> Any:
     """The value of the first key that is ``name``, which is folded, in any case; ``None`` if case counts."""
     if folded is None:

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError
 from messaging.forking import hold_over_fork
-from messaging.services.filter import LdapFilter, cached_filter
+from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.properties import ServiceProperties
 
 logger = logging.getLogger(__name__)
@@ -386,7 +386,7 @@ class ServiceRegistry:
         return None
 
     def _found(self, interface: Interface | None, filter_: str | LdapFilter | None) -> Iterable[ServiceReference]:
-        wanted = _filter(filter_)
+        wanted = as_filter(filter_)
         entry = self._index.get(None if interface is None else interface_name(interface), ())
         if wanted is None:
             return entry
@@ -417,7 +417,7 @@ class ServiceRegistry:
         if not callable(listener):
             raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
         name = None if interface is None else interface_name(interface)
-        registration = ListenerRegistration(self, listener, name, _filter(filter))
+        registration = ListenerRegistration(self, listener, name, as_filter(filter))
         with self._lock:
             self._listeners += (registration,)
         return registration
@@ -453,12 +453,6 @@ class ServiceRegistry:
                 with self._lock:
                     registration._delivering = False
                 raise
-
-
-def _filter(given: str | LdapFilter | None) -> LdapFilter | None:
-    if given is None or isinstance(given, LdapFilter):
-        return given
-    return cached_filter(given) if isinstance(given, str) else LdapFilter(given)  # which says what is wrong
 
 
 _default: Final = ServiceRegistry()
