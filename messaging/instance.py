@@ -514,7 +514,7 @@ class Messaging:
         if self._closing is not None:  # meanwhile: who closes may not have seen it
             registration.unregister()
             self._refuse_closed()
-        bound = self._connection.engine.run(self.whiteboard.bound(registration.reference), f"binding {several}")
+        bound = self.whiteboard.ready(registration.reference)
         if may_block():
             try:
                 with contextlib.suppress(DeadlineError):

@@ -310,12 +310,6 @@ class Exchange:
         """Whether some of many replies were sent: another handler would begin with the first one again."""
         return self._count > 0
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the instance takes no more replies."""
-        connection = self._replies.connection
-        return connection.closing or connection.state == "closed"
-
     # --- ends
 
     def done(self) -> None:
@@ -361,9 +355,8 @@ class Exchange:
         if self.reply_to is None or self._is_answered:
             self.done()
             return
-        mark = Mark(marks.FAULT, self._count if self.wants_many else None, type(error).__name__)
         try:
-            self._send(Content(_text(error).encode(errors="replace"), _TEXT), mark, last=True)
+            self._send(*self._fault(error), last=True)
             self._is_answered = True
         except OutboxFullError:
             raise
@@ -373,6 +366,37 @@ class Exchange:
         except MessagingError as failure:
             logger.warning("a fault cannot be sent to %r: %s", self.reply_to, failure)
             self.finish(Verdict.ACCEPT)
+
+    def _fault(self, error: BaseException) -> tuple[Content, Mark]:
+        mark = Mark(marks.FAULT, self._count if self.wants_many else None, type(error).__name__)
+        return Content(_text(error).encode(errors="replace"), _TEXT), mark
+
+    def failed(self, error: BaseException) -> None:
+        """Log what a handler raised, and tell the requester. On a thread."""
+        self.log(error)
+        self._fault_or_refuse(error)
+
+    def log(self, error: BaseException) -> None:
+        """Log what a handler raised."""
+        connection = self._replies.connection
+        if isinstance(error, ClosedError) and (connection.closing or connection.state == "closed"):
+            logger.info("a reply on %r came too late: the instance is closed", self.reply_to)
+        else:
+            logger.error("the handler of %r failed", self.request._context._channel, exc_info=error)
+
+    def give_back(self) -> None:
+        """Tell the requester that nobody will come to its request, or to the end of it. On a thread."""
+        reason = self._reason if self.is_stopped else "the handler was stopped before it had answered"
+        if reason is None:
+            self.done()
+        else:
+            self._fault_or_refuse(ClosedError(reason))
+
+    def _fault_or_refuse(self, error: BaseException) -> None:
+        try:
+            self.fault(error)
+        except OutboxFullError:
+            self.finish(Verdict.REFUSE)
 
     def _warn(self) -> None:
         logger.warning("the request on %r named no reply channel: the reply is dropped", self.request._context._channel)
@@ -529,8 +553,7 @@ class Exchange:
         else:
             logger.warning("a reply on %r was not taken: %s", self.reply_to, error)
             if mark is None or mark.kind != marks.FAULT:
-                kind = Mark(marks.FAULT, self._count if self.wants_many else None, type(error).__name__)
-                self._send_again(Content(_text(error).encode(), _TEXT), kind, routes, at)
+                self._send_again(*self._fault(error), routes, at)
             else:
                 self._finish(Verdict.ACCEPT)
 

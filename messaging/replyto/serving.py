@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 from reactivex import Observable
 
 from messaging.engine import Mailbox, engine, mailbox
-from messaging.errors import ClosedError, OutboxFullError
 from messaging.message import Message
 from messaging.promise import Promise
 from messaging.replyto import streaming
@@ -195,22 +194,16 @@ class ThreadRunner(Runner):
                 return False
             elif handler.kind == MANY and isinstance(found, Observable):
                 exchange.after = self._next
-                streaming.send_all(exchange, found)
+                _send(MANY, exchange, found)
                 return False
-            elif handler.kind == PLAIN:
-                exchange.done()
-            elif handler.kind == MANY:
-                streaming.send_all(exchange, found)
             else:
-                exchange.reply(streaming.checked(found))
+                _send(handler.kind, exchange, found)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its requester's to know
-            failed(exchange, error)
+            exchange.failed(error)
             return exchange.after is None
         return True
 
 
-#: what goes on on event loops, and where; written by any thread, looked at by the engine's loop
-_elsewhere: dict[Exchange, asyncio.AbstractEventLoop] = {}
 #: held, since a loop does not hold its tasks
 _tasks: set[asyncio.Task[None]] = set()
 
@@ -218,8 +211,7 @@ _tasks: set[asyncio.Task[None]] = set()
 def _go_on_elsewhere(handler: Handler, exchange: Exchange, found: Any) -> None:
     """Await what a function returned, on the loop of its handler."""
     loop = handler.loop or handlers_loop()
-    _elsewhere[exchange] = loop
-    engine().call(_look_elsewhere, exchange)
+    engine().call(_look_elsewhere, exchange, loop)
     loop.call_soon_threadsafe(_spawn, handler.kind, exchange, found)
 
 
@@ -227,67 +219,43 @@ def _spawn(kind: str, exchange: Exchange, found: Any) -> None:
     def ended(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
         if task.cancelled():
-            workers().submit(lambda: give_back(exchange))
+            workers().submit(exchange.give_back)
 
     task = asyncio.get_running_loop().create_task(_go_on(kind, exchange, found))
     _tasks.add(task)
     task.add_done_callback(ended)
 
 
-def _look_elsewhere(exchange: Exchange) -> None:
+def _look_elsewhere(exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
     """See to it that a request does not end with the loop it is on."""
     if exchange.is_over:
-        _elsewhere.pop(exchange, None)
-    elif _elsewhere[exchange].is_closed():
-        del _elsewhere[exchange]
-        workers().submit(lambda: give_back(exchange))
+        return
+    if loop.is_closed():
+        workers().submit(exchange.give_back)
     else:
-        engine().loop.call_later(_LOOK, _look_elsewhere, exchange)
+        engine().loop.call_later(_LOOK, _look_elsewhere, exchange, loop)
 
 
 def _settle(kind: str, exchange: Exchange, promise: Promise[Any]) -> None:
     try:
-        found = promise.result()
-        if kind == PLAIN:
-            exchange.done()
-        elif kind == MANY:
-            streaming.send_all(exchange, found)
-        else:
-            exchange.reply(streaming.checked(found))
+        _send(kind, exchange, promise.result())
     except BaseException as error:  # noqa: BLE001
-        failed(exchange, error)
+        exchange.failed(error)
 
 
-def failed(exchange: Exchange, error: BaseException) -> None:
-    """Log what a handler raised, and tell the requester. On a thread."""
-    _log(exchange, error)
-    try:
-        exchange.fault(error)
-    except OutboxFullError:
-        exchange.finish(Verdict.REFUSE)
-
-
-def give_back(exchange: Exchange) -> None:
-    """Tell the requester that nobody will come to its request, or to the end of it. On a thread."""
-    try:
-        if exchange.is_stopped:
-            exchange.conclude()
-        else:
-            exchange.fault(ClosedError("the handler was stopped before it had answered"))
-    except OutboxFullError:
-        exchange.finish(Verdict.REFUSE)
+def _send(kind: str, exchange: Exchange, found: Any) -> None:
+    """Send what a handler returned. On a thread."""
+    if kind == PLAIN:
+        exchange.done()
+    elif kind == MANY:
+        streaming.send_all(exchange, found)
+    else:
+        exchange.reply(streaming.checked(found))
 
 
 async def _failed(exchange: Exchange, error: BaseException) -> None:
-    _log(exchange, error)
+    exchange.log(error)
     await streaming.with_room(lambda: exchange.fault(error))
-
-
-def _log(exchange: Exchange, error: BaseException) -> None:
-    if isinstance(error, ClosedError) and exchange.is_closed:
-        logger.info("a reply on %r came too late: the instance is closed", exchange.reply_to)
-        return
-    logger.error("the handler of %r failed", exchange.request._context._channel, exc_info=error)
 
 
 # --- coroutines
@@ -366,7 +334,7 @@ class LoopRunner(Runner):
         if not task.cancelled():
             self._begin()
         elif exchange is not None and (exchange.was_cancelled or exchange.is_stopped or exchange.has_begun):
-            workers().submit(lambda: give_back(exchange))
+            workers().submit(exchange.give_back)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
         elif exchange is not None:
             exchange.was_cancelled = True

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reactivex import Observable
 
 from messaging.engine import mailbox, may_block
-from messaging.errors import ClosedError, MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
+from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.message import Message
-from messaging.replyto.exchange import Content, Verdict
+from messaging.replyto.exchange import Content
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -298,17 +298,9 @@ class _Forwarder:
                 if not step():
                     self._finish()
                     self._exchange.conclude()
-            except BaseException as error:  # whatever the observable came to is its requester's to know
-                if isinstance(error, ClosedError) and self._exchange.is_closed:
-                    logger.info("replies on %r came too late: the instance is closed", self._exchange.reply_to)
-                else:
-                    channel = self._exchange.request._context._channel
-                    logger.error("the replies to a request on %r failed", channel, exc_info=error)
+            except BaseException as error:  # noqa: BLE001  # whatever it came to is its requester's to know
                 self._finish()
-                try:
-                    self._exchange.fault(error)
-                except OutboxFullError:
-                    self._exchange.finish(Verdict.REFUSE)
+                self._exchange.failed(error)
 
     def _send(self, message: Any) -> bool:
         publication = self._exchange.item(checked(message))

@@ -23,7 +23,8 @@ from messaging.errors import MessagingError
 from messaging.promise import Promise
 from messaging.replyto import handlers, serving
 from messaging.replyto.exchange import Exchange, Replies, Verdict
-from messaging.services import LdapFilter, ServiceEvent, ServiceEventKind
+from messaging.services import ServiceEvent, ServiceEventKind
+from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
 from messaging.workers import workers
 
@@ -130,7 +131,7 @@ class Route:
             self._leave(exchange)
             return
         if exchange.has_begun:
-            workers().submit(lambda: serving.give_back(exchange))
+            workers().submit(exchange.give_back)
             return
         # if the broker has ended this subscription, there may be another for the channel by now, or none
         route = self._whiteboard.route(self.key)
@@ -150,7 +151,7 @@ class Route:
         if exchange.request._context.token is not None and self._replies.adapter.redelivers(self.subscription.spec):  # type: ignore[attr-defined]
             exchange.finish(Verdict.LEAVE)
         else:
-            workers().submit(lambda: serving.give_back(exchange))
+            workers().submit(exchange.give_back)
 
     def finished(self, exchange: Exchange, verdict: Verdict) -> None:
         """See ``exchange.Origin``."""
@@ -246,25 +247,21 @@ class ReplyToWhiteboard:
         for name, kind in _INTERFACES.items():
             for reference in self._services.find(name):
                 try:
-                    target = reference.properties.get(handlers.TARGET)
-                    if target is None or LdapFilter.parse(target).matches(properties):
+                    target = as_filter(reference.properties.get(handlers.TARGET))
+                    if target is None or target.matches(properties):
                         found = self._read(reference, kind)
                         if found is not None:
                             yield found
                 except Exception as error:  # noqa: BLE001  # of a factory of the application, say
-                    self._complain(reference, str(error))
+                    self._complain(logging.ERROR, reference, f"it is not bound: {error}")
 
-    def _warn(self, reference: ServiceReference, what: str) -> None:
+    def _complain(self, level: int, reference: ServiceReference, what: str) -> None:
+        """Log what is wrong with a handler; once, though it is looked at again whenever another one comes or goes."""
         if (reference.id, what) not in self._complaints:
-            self._complaints.add((reference.id, what))
-            logger.warning("%s: of the request handler %r: %s", self._connection.adapter.name, reference, what)
-
-    def _complain(self, reference: ServiceReference, why: str) -> None:
-        if (reference.id, why) not in self._complaints:
             if len(self._complaints) >= _COMPLAINTS:
                 self._complaints.clear()
-            self._complaints.add((reference.id, why))
-            logger.error("%s: the request handler %r is not bound: %s", self._connection.adapter.name, reference, why)
+            self._complaints.add((reference.id, what))
+            logger.log(level, "%s: the request handler %r: %s", self._connection.adapter.name, reference, what)
 
     def _read(self, reference: ServiceReference, kind: str) -> Wanted | None:
         properties = reference.properties
@@ -274,7 +271,7 @@ class ReplyToWhiteboard:
         if named is None:
             raise ValueError(f"it has no {handlers.CHANNEL}" + (f"; {hint}" if hint else ""))
         if hint:
-            self._warn(reference, hint)
+            self._complain(logging.WARNING, reference, hint)
         several = [named] if isinstance(named, str) else [*named]
         for channel in several:
             channels.check_pattern(channel)
@@ -416,28 +413,23 @@ class ReplyToWhiteboard:
             del self._routes[route.key]
             self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
 
-    def ready(self) -> Promise[None]:
+    def ready(self, reference: ServiceReference | None = None) -> Promise[None]:
         """Resolves when the channels of all handlers that are registered now are subscribed to. From any thread.
 
-        It fails with ``SubscriptionRefusedError`` if the broker does not let one of them be.
+        Args:
+            reference: only those of this one, if it is bound here.
+
+        Returns:
+            A promise, which fails with ``SubscriptionRefusedError`` if the broker does not let one of them be.
 
         Example:
             ``await m.whiteboard.ready()``, where handlers were registered on an event loop.
         """
-        return self._connection.engine.run(self._ready(), "binding the request handlers")
+        return self._connection.engine.run(self._ready(reference), "binding the request handlers")
 
-    async def _ready(self) -> None:
+    async def _ready(self, reference: ServiceReference | None) -> None:
         for route in [*self._routes.values()]:
-            await route.subscription.ready
-
-    async def bound(self, reference: ServiceReference) -> None:
-        """Wait until the channels of a handler are subscribed to, if it is bound here. On the loop.
-
-        Raises:
-            SubscriptionRefusedError: the broker does not let one of them be.
-        """
-        for route in [*self._routes.values()]:
-            if any(wanted.reference is reference for wanted, _ in route.bindings):
+            if reference is None or any(wanted.reference is reference for wanted, _ in route.bindings):
                 await route.subscription.ready
 
     @property
