@@ -107,12 +107,11 @@ class MessagePublisher:
         options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
         return options
 
-    def check_like(self, context: MessageContext, options: PublishOptions) -> PublishOptions:
+    def check_like(self, context: MessageContext, options: PublishOptions) -> None:
         """:meth:`check` a context that differs from one that came to ``options`` in nothing but the channel."""
         channels.check_name(context._channel or "")
         self._adapter.check_publish(context, options)
         context._plan = (self._stamp, options)
-        return options
 
     def publish_checked(
         self,

@@ -8,7 +8,7 @@ publisher's channel, between its confirms, without acknowledgement.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from adapters.amqp import frames, names, properties
 from messaging.adapter import Incoming
@@ -16,8 +16,6 @@ from messaging.adapter import Incoming
 if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.errors import MessagingError
-
-QUEUE: Final = names.DIRECT_REPLY_TO
 
 
 class DirectReplies:
