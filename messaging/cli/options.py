@@ -59,6 +59,12 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", callback=_quiet, rich_help_panel=_COMMON, help="Only errors on stderr.")
 ]
 Debug = Annotated[bool, typer.Option("--debug", "-d", callback=_debug, rich_help_panel=_COMMON, help="Logs on stderr.")]
+Topics = Annotated[
+    list[str],
+    typer.Option(
+        "--topic", "-t", metavar="PATTERN", show_default=False, help="Channel or pattern with + and #. Repeatable."
+    ),
+]
 Qos = Annotated[
     str | None,
     typer.Option("--qos", "-q", metavar="0|1|2", help="Quality of service; by default the adapter's."),

@@ -11,10 +11,13 @@ import contextlib
 import enum
 import errno
 import logging
+import math
 import re
 import select
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 PROGRAM: Final = "messaging"
 
+#: how often to look whether stdout is read at all, seconds
+LOOK: Final = 0.5
 #: what looks like ``user:password@`` in a URL, and like a secret option
 _USER_INFO: Final = re.compile(r"(?<=://)[^\s'\"]*@")
 _SECRET: Final = re.compile(r"([\w-]*(?:pass|secret|token)[\w-]*=)[^&\s'\")]+", re.IGNORECASE)
@@ -91,6 +96,18 @@ def is_reader_gone() -> bool:
         return bool(poll.poll(0))  # without asking for any event, only errors and hang-ups are told
     except (AttributeError, OSError, ValueError):
         return False  # no file, or a system without poll()
+
+
+def wait_while_read(over: threading.Event, timeout: float | None = None) -> None:
+    """Wait until ``over``, for at most ``timeout`` seconds.
+
+    Raises:
+        ReaderGoneError: nobody reads stdout any more: one who has enough does not wait for what comes next.
+    """
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    while (left := deadline - time.monotonic()) > 0 and not over.wait(min(left, LOOK)):
+        if is_reader_gone():
+            raise ReaderGoneError
 
 
 def show(*renderables: RenderableType) -> None:
@@ -154,6 +171,16 @@ def record_line(message: Message) -> bytes:
         logger.debug("value of a message on %r: %s", message.context.channel, error)
         found.pop("value", None)
         return dump(found)
+
+
+def payload_line(end: bytes, *, channel: bool = False) -> Callable[[Message], bytes]:
+    """How to write the payload of a message as it came: with ``end`` behind it, and perhaps its channel before it."""
+
+    def form(message: Message) -> bytes:
+        before = f"{message.context.channel} ".encode() if channel else b""
+        return before + message.payload + end
+
+    return form
 
 
 def _guessed(message: Message) -> Any:

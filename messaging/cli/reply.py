@@ -42,12 +42,6 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 _UNWANTED: Final = "nobody wants the rest"
 _ENDS: Final = "the responder ends"
 
-_Topics = Annotated[
-    list[str],
-    typer.Option(
-        "--topic", "-t", metavar="PATTERN", show_default=False, help="Channel or pattern with + and #. Repeatable."
-    ),
-]
 _Exec = Annotated[
     str,
     typer.Option(
@@ -82,7 +76,7 @@ _Type = Annotated[str | None, typer.Option("--content-type", metavar="TYPE", hel
 
 
 def reply(
-    topics: _Topics,
+    topics: options.Topics,
     command: _Exec,
     url: options.Url = None,
     lines: _Lines = False,

@@ -6,18 +6,15 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from messaging import Message, Messaging
 from messaging.channels import check_name
 from messaging.cli import options, payload
-from messaging.cli.output import ExitCode, ReaderGoneError, is_reader_gone, record_line, report, write
+from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
 from messaging.errors import ArgumentError, DeadlineError
-
-#: how often to look whether stdout is read at all: one who has enough does not wait for another reply, seconds
-_LOOK: Final = 0.5
 
 _Topic = Annotated[
     str, typer.Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Where requests are answered.")
@@ -80,7 +77,7 @@ def request(
         raise ArgumentError("--timeout must be a number of seconds above 0")
     given = options.extensions(extension, qos=qos, timeout=timeout, headers=options.headers(header))
     broker = options.choose_url(url, url_option)
-    form = record_line if json else _as_bytes(b"" if no_newline else b"\n")
+    form = record_line if json else payload_line(b"" if no_newline else b"\n")
     with contextlib.ExitStack() as stack:
         source = payload.open_source(stack, file, from_stdin=stdin)
         m = stack.enter_context(options.connect(broker, client_id, option))
@@ -145,9 +142,7 @@ class _Writer:
         Raises:
             ReaderGoneError: nobody reads any more.
         """
-        while not self._over.wait(_LOOK):
-            if is_reader_gone():
-                raise ReaderGoneError
+        wait_while_read(self._over)
 
     def on_next(self, message: Message) -> None:
         """Write a reply, unless there were enough."""
@@ -171,10 +166,3 @@ class _Writer:
     def on_completed(self) -> None:
         """There are no more."""
         self._over.set()
-
-
-def _as_bytes(end: bytes) -> Callable[[Message], bytes]:
-    def form(message: Message) -> bytes:
-        return message.payload + end
-
-    return form

@@ -6,22 +6,18 @@ import enum
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from messaging import AcknowledgeMessageContext, Features, Message, MessageContext, MessageStream, Messaging
 from messaging.channels import check_pattern
 from messaging.cli import options
-from messaging.cli.output import ExitCode, ReaderGoneError, is_reader_gone, record_line, write
+from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
-
-#: how often to look whether stdout is read at all: one who has enough does not wait for another message, seconds
-_LOOK: Final = 0.5
 
 
 class Ack(enum.StrEnum):
@@ -32,12 +28,6 @@ class Ack(enum.StrEnum):
     NEVER = "never"
 
 
-_Topics = Annotated[
-    list[str],
-    typer.Option(
-        "--topic", "-t", metavar="PATTERN", show_default=False, help="Channel or pattern with + and #. Repeatable."
-    ),
-]
 _Count = Annotated[int | None, typer.Option("--count", "-C", metavar="N", min=1, help="End after N messages.")]
 _Timeout = Annotated[
     float | None,
@@ -60,7 +50,7 @@ _Acknowledge = Annotated[
 
 
 def sub(
-    topics: _Topics,
+    topics: options.Topics,
     url: options.Url = None,
     qos: options.Qos = None,
     count: _Count = None,
@@ -97,7 +87,7 @@ def sub(
             Features.EXTENSION_AUTO_ACKNOWLEDGE: True if ack is Ack.ARRIVAL else None,
         },
     )
-    writer = _Writer(record_line if json else _as_bytes(verbose, b"" if no_newline else b"\n"), count, ack)
+    writer = _Writer(record_line if json else payload_line(b"" if no_newline else b"\n", channel=verbose), count, ack)
     with options.connect(options.choose_url(url, url_option), client_id, option) as m:
         builder = options.context_builder(m, manual=True).extensions(given)
         streams = [writer.listen(m, builder.channel(topic, routing_key).build_context()) for topic in topics]
@@ -139,10 +129,10 @@ class _Writer:
 
     def wait(self, timeout: float | None) -> None:
         """Wait until it is over, for at most ``timeout`` seconds."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0 and not self.over.wait(min(left, _LOOK)):
-            if is_reader_gone():
-                self._fail(ReaderGoneError())
+        try:
+            wait_while_read(self.over, timeout)
+        except ReaderGoneError as error:
+            self._fail(error)
 
     def _write(self, message: Message) -> None:
         context = message.context
@@ -177,11 +167,3 @@ class _Writer:
             logger.warning("timeout: %d of %d messages within %g s", self._written, self._count, timeout)
             return ExitCode.TIMED_OUT
         return ExitCode.OK
-
-
-def _as_bytes(verbose: bool, end: bytes) -> Callable[[Message], bytes]:
-    def form(message: Message) -> bytes:
-        channel = f"{message.context.channel} ".encode() if verbose else b""
-        return channel + message.payload + end
-
-    return form

@@ -6,18 +6,15 @@ import asyncio
 import queue
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from messaging.cli import options
-from messaging.cli.output import ExitCode, ReaderGoneError, dump, is_reader_gone, write
+from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, write
 from messaging.errors import BrokerError
 
 if TYPE_CHECKING:
     from messaging import Messaging
     from messaging.state import ConnectionState
-
-#: how often to look whether stdout is read at all, seconds
-_LOOK: Final = 0.5
 
 
 def watch(url: str, client_id: str | None, settings: Iterable[str] | None, *, json: bool) -> int:
@@ -37,7 +34,7 @@ def watch(url: str, client_id: str | None, settings: Iterable[str] | None, *, js
         m.connection_state.subscribe(states.put)
         while True:
             try:
-                state = states.get(timeout=_LOOK)
+                state = states.get(timeout=LOOK)
             except queue.Empty:
                 if is_reader_gone():
                     raise ReaderGoneError from None
