@@ -392,6 +392,12 @@ class MqttAdapter(Adapter):
         link, connack = self._link, self._connack
         if link is None or connack is None:
             raise ConnectionLostError(f"no connection to {self._target}")
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                # what is on its way to the streams that were there before is not for this one
+                await link.unsubscribed(filter_of(spec.options.queue, spec.channel))
+        except TimeoutError:
+            raise SubscriptionRefusedError(f"{self._target} did not answer: {_shown(spec)}") from None
         custom = spec.options.custom
         stream = self._router.add(
             spec.options.queue,

@@ -98,6 +98,8 @@ class Link:
         self._connack: asyncio.Future[Connack] = self._loop.create_future()
         #: packet id -> answer, of SUBSCRIBE and UNSUBSCRIBE
         self._answers: dict[int, asyncio.Future[Answer]] = {}
+        #: filter -> answer, of UNSUBSCRIBE
+        self._ending: dict[str, asyncio.Future[Answer]] = {}
         self._last_id = 0
         self._timer: asyncio.TimerHandle | None = None
         #: seconds; the broker's, if it has one
@@ -465,8 +467,7 @@ class Link:
 
     async def unsubscribe(self, topic_filter: str) -> None:
         """Unsubscribe and wait for the answer. Raises as :meth:`subscribe`."""
-        _, mid = self._require_client().unsubscribe(topic_filter)
-        answer = await self._expect_answer(mid)
+        answer = await asyncio.shield(self._unsubscribe(self._require_client(), topic_filter))
         if answer.code >= packets.FAILURE:
             reason = handshake.reason_name(answer.code, answer.detail)
             logger.warning("%s did not end the subscription to %r: %s", self._target, topic_filter, reason)
@@ -474,8 +475,25 @@ class Link:
     def unsubscribe_soon(self, topic_filter: str) -> None:
         """Unsubscribe without waiting for the answer."""
         if self._client is not None:
-            _, mid = self._client.unsubscribe(topic_filter)
-            self._expect_answer(mid).cancel()
+            self._unsubscribe(self._client, topic_filter)
+
+    def _unsubscribe(self, client: mqtt.Client, topic_filter: str) -> asyncio.Future[Answer]:
+        _, mid = client.unsubscribe(topic_filter)
+        answer = self._ending[topic_filter] = self._expect_answer(mid)
+
+        def answered(_: asyncio.Future[Answer]) -> None:
+            answer.exception()  # nobody has to look at it
+            if self._ending.get(topic_filter) is answer:
+                del self._ending[topic_filter]
+
+        answer.add_done_callback(answered)
+        return answer
+
+    async def unsubscribed(self, topic_filter: str) -> None:
+        """Wait for the answer to an UNSUBSCRIBE of the filter, if one is on its way. Raises as :meth:`subscribe`."""
+        answer = self._ending.get(topic_filter)
+        if answer is not None:
+            await asyncio.shield(answer)
 
     def _require_client(self) -> mqtt.Client:
         if self._client is None or self._finished is not None:

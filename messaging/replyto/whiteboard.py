@@ -257,7 +257,7 @@ class ReplyToWhiteboard:
 
     def _complain(self, level: int, reference: ServiceReference, what: str) -> None:
         """Log what is wrong with a handler; once, though it is looked at again whenever another one comes or goes."""
-        if (reference.id, what) not in self._complaints:
+        if (reference.id, what) not in self._complaints and not self._connection.closing:
             if len(self._complaints) >= _COMPLAINTS:
                 self._complaints.clear()
             self._complaints.add((reference.id, what))

@@ -21,6 +21,7 @@ from messaging.errors import (
 from messaging.features import Features
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import In, connected, run, settled, until
+from tests.mqtt.peer import session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -541,5 +542,28 @@ def test_incoming_messages_are_contexts_of_their_own(mosquitto: Mosquitto) -> No
             assert isinstance(first, Incoming)
             assert first is not second
             assert first == second
+
+    run(main())
+
+
+def test_what_was_on_its_way_to_an_ended_subscription_is_not_for_the_next_one() -> None:
+    """Scenario 30: without identifiers (all of 3.1.1) only the answer to UNSUBSCRIBE tells the two apart."""
+
+    async def main() -> None:
+        async with session(b"\x29\x00") as (core, _, connection):
+            first, handle = await subscribed(core, connection)
+            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+            unsubscribe = await connection.expect(0xA0)
+            second = In()
+            subscribing = asyncio.create_task(core.subscribe("t", second))
+            connection.deliver("t", b"late")
+            connection.send(0xB0, unsubscribe[:2] + b"\0\0")
+            await connection.suback()
+            await ending
+            await subscribing
+            assert first.payloads == []
+            connection.deliver("t", b"new")
+            await second.wait(1)
+            assert second.payloads == [b"new"]
 
     run(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -626,8 +625,7 @@ def test_a_handler_that_cannot_be_bound_is_told_of_once(backend: Backend, caplog
     m.services.register(ReplyToSingleSubscriptionHandler, broken, {**target, CHANNEL: "c"}, scope="prototype")
     for number in range(3):
         m.reply(f"other/{number}", lambda: b"")
-    complaints = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(complaints) == 1
+    assert caplog.text.count(f"{m.name}: the request handler") == 1
 
 
 def test_a_refused_subscription_is_tried_again(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
