@@ -389,15 +389,18 @@ class MqttAdapter(Adapter):
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Stream:
         """See ``Adapter.subscribe``."""
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                return await self._subscribe(spec, sink)
+        except TimeoutError:
+            raise SubscriptionRefusedError(f"{self._target} did not answer: {_shown(spec)}") from None
+
+    async def _subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Stream:
         link, connack = self._link, self._connack
         if link is None or connack is None:
             raise ConnectionLostError(f"no connection to {self._target}")
-        try:
-            async with asyncio.timeout(self.settings.timeout):
-                # what is on its way to the streams that were there before is not for this one
-                await link.unsubscribed(filter_of(spec.options.queue, spec.channel))
-        except TimeoutError:
-            raise SubscriptionRefusedError(f"{self._target} did not answer: {_shown(spec)}") from None
+        # what is on its way to the streams that were there before is not for this one
+        await link.unsubscribed(filter_of(spec.options.queue, spec.channel))
         custom = spec.options.custom
         stream = self._router.add(
             spec.options.queue,
@@ -413,25 +416,22 @@ class MqttAdapter(Adapter):
         if route.is_shared and route.confirmed:
             return stream
         try:
-            async with asyncio.timeout(self.settings.timeout):
-                while self._outbound.uses(link.next_id):
-                    await self._outbound.progress()
-                qos = route.qos
-                identifier = self._router.identify(stream) if connack.identifiers else None
-                if not (self.settings.v5 and connack.identifiers):
-                    self._warn_of_overlap(route)
-                wanted = self._subscribe_options(
-                    qos,
-                    no_local=route.no_local,
-                    as_published=route.as_published,
-                    # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
-                    retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
-                )
-                answer = await link.subscribe(route.filter, wanted, identifier)
-        except BaseException as error:
+            while self._outbound.uses(link.next_id):
+                await self._outbound.progress()
+            qos = route.qos
+            identifier = self._router.identify(stream) if connack.identifiers else None
+            if not (self.settings.v5 and connack.identifiers):
+                self._warn_of_overlap(route)
+            wanted = self._subscribe_options(
+                qos,
+                no_local=route.no_local,
+                as_published=route.as_published,
+                # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
+                retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
+            )
+            answer = await link.subscribe(route.filter, wanted, identifier)
+        except BaseException:
             self._forget(stream)
-            if isinstance(error, TimeoutError):
-                raise SubscriptionRefusedError(f"{self._target} did not answer: {_shown(spec)}") from None
             raise
         if answer.code >= packets.FAILURE:
             self._forget(stream)
