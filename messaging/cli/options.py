@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
@@ -55,6 +56,7 @@ Settings = Annotated[
         help="A setting, as in the query of the URL: version=3.1.1, cafile=ca.pem, timeout=5. Repeatable.",
     ),
 ]
+NoNewline = Annotated[bool, typer.Option("--no-newline", "-N", help="Write no newline after a payload.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", callback=_quiet, rich_help_panel=_COMMON, help="Only errors on stderr.")
 ]
@@ -99,6 +101,16 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
             raise ArgumentError(f"{option} {key} is given twice")
         found[key] = value
     return found
+
+
+def check_timeout(timeout: float | None, most: float = sys.float_info.max) -> None:
+    """Refuse what ``--timeout`` cannot be.
+
+    Raises:
+        ArgumentError: it is not above 0 seconds, or above ``most``.
+    """
+    if timeout is not None and not 0 < timeout <= most:
+        raise ArgumentError("--timeout must be a number of seconds above 0")
 
 
 def extensions(given: Iterable[str] | None, **flags: Any) -> dict[str, Any]:

@@ -111,8 +111,7 @@ def reply(
         check_pattern(topic)
     if not command.strip():
         raise ArgumentError("--exec is empty: say which command answers")
-    if timeout is not None and not 0 < timeout <= threading.TIMEOUT_MAX:
-        raise ArgumentError("--timeout must be a number of seconds above 0")
+    options.check_timeout(timeout, threading.TIMEOUT_MAX)
     if content_type is not None:
         check_text("--content-type", content_type)
     if count is not None:

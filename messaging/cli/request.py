@@ -33,7 +33,6 @@ _Count = Annotated[
     int | None, typer.Option("--count", "-C", metavar="N", min=1, help="Of many replies, want no more than N.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="A JSON object for each reply, in one line.")]
-_NoNewline = Annotated[bool, typer.Option("--no-newline", "-N", help="Write no newline after a payload.")]
 
 
 def request(
@@ -47,7 +46,7 @@ def request(
     many: _Many = False,
     count: _Count = None,
     json: _Json = False,
-    no_newline: _NoNewline = False,
+    no_newline: options.NoNewline = False,
     qos: options.Qos = None,
     content_type: payload.ContentType = None,
     encoding: payload.Encoding = None,
@@ -73,8 +72,7 @@ def request(
         raise ArgumentError("say what to send with exactly one of -m, -f, -s and -n")
     if count is not None and not many:
         raise ArgumentError("--count goes with --many: otherwise there is one reply")
-    if timeout is not None and not 0 < timeout < math.inf:
-        raise ArgumentError("--timeout must be a number of seconds above 0")
+    options.check_timeout(timeout)
     given = options.extensions(extension, qos=qos, timeout=timeout, headers=options.headers(header))
     broker = options.choose_url(url, url_option)
     form = record_line if json else payload_line(b"" if no_newline else b"\n")

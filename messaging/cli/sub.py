@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import threading
 from collections.abc import Callable
 from typing import Annotated
@@ -15,7 +14,6 @@ from messaging import AcknowledgeMessageContext, Features, Message, MessageConte
 from messaging.channels import check_pattern
 from messaging.cli import options
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
-from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,6 @@ _Timeout = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="A JSON object for each message, in one line.")]
 _Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Write the channel and a space before the payload.")]
-_NoNewline = Annotated[bool, typer.Option("--no-newline", "-N", help="Write no newline after a payload.")]
 _Queue = Annotated[
     str | None,
     typer.Option("--queue", metavar="NAME", help="Compete with other subscribers of that queue: one of them gets it."),
@@ -57,7 +54,7 @@ def sub(
     timeout: _Timeout = None,
     json: _Json = False,
     verbose: _Verbose = False,
-    no_newline: _NoNewline = False,
+    no_newline: options.NoNewline = False,
     queue: _Queue = None,
     routing_key: options.RoutingKey = None,
     ack: _Acknowledge = Ack.WRITTEN,
@@ -77,8 +74,7 @@ def sub(
     """
     for topic in topics:
         check_pattern(topic)
-    if timeout is not None and not 0 < timeout < math.inf:
-        raise ArgumentError("--timeout must be a number of seconds above 0")
+    options.check_timeout(timeout)
     given = options.extensions(
         extension,
         **{
