@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import inspect
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex import Observable
 
+from messaging.coroutines import handlers_loop, is_coroutine
 from messaging.engine import Mailbox, engine, mailbox
 from messaging.message import Message
 from messaging.promise import Promise
@@ -73,14 +72,6 @@ class Handler:
         if self.takes_builder:
             return self.call(exchange.request, exchange.builder())
         return self.call(exchange.request)
-
-
-def is_coroutine(function: Any) -> bool:
-    """Whether calling ``function``, or an object like one, takes an event loop."""
-    return any(
-        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
-        for each in (function, getattr(function, "__call__", None))  # noqa: B004  # not whether it is callable
-    )
 
 
 class Runner(abc.ABC):
@@ -373,32 +364,3 @@ async def _go_on(kind: str, exchange: Exchange, found: Any) -> None:
         await _failed(exchange, error)  # of something that the handler awaited
     except BaseException as error:  # noqa: BLE001
         await _failed(exchange, error)
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()  # guards _loop
-
-
-def handlers_loop() -> asyncio.AbstractEventLoop:
-    """The loop of coroutines that were registered where no loop ran; in a daemon thread, started on first use."""
-    global _loop
-    with _loop_lock:
-        if _loop is None:
-            loop = asyncio.new_event_loop()
-
-            def run() -> None:
-                asyncio.set_event_loop(loop)
-                loop.run_forever()
-
-            threading.Thread(target=run, name="messaging-handlers", daemon=True).start()
-            _loop = loop
-        return _loop
-
-
-def _after_fork() -> None:
-    global _loop, _loop_lock
-    _loop = None
-    _loop_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

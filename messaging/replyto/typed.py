@@ -11,10 +11,10 @@ import reactivex
 from reactivex import operators
 
 from messaging.codecs import check_model, encode
+from messaging.coroutines import is_coroutine
 from messaging.errors import ArgumentError
 from messaging.message import Message
 from messaging.replyto.exchange import Content
-from messaging.replyto.serving import is_coroutine
 from messaging.replyto.streaming import is_promise
 
 _NOTHING: Any = inspect.Parameter.empty

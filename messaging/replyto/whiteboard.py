@@ -10,7 +10,6 @@ handled once by each whiteboard. Requests that mean no handler are acknowledged,
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
+from messaging.coroutines import running_loop
 from messaging.delivery import Subscription
 from messaging.errors import MessagingError
 from messaging.promise import Promise
@@ -306,11 +306,7 @@ class ReplyToWhiteboard:
         service = self._services.get(reference)
         if service is None:  # unregistered meanwhile
             return None
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-        handler = serving.Handler(kind, service, loop)
+        handler = serving.Handler(kind, service, running_loop())
         if not callable(handler.call):
             raise TypeError(f"{type(service).__name__} is neither a function nor has the method of its interface")
         self._handlers[reference.id] = service, handler

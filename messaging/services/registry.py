@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-from bisect import insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -239,7 +239,11 @@ class ServiceRegistration:
         return ServiceProperties(own | {key: value for key, value in given.items() if key.casefold() not in _OWN})
 
 
-def _order(reference: ServiceReference) -> tuple[int, int]:
+#: where a service is among those of an interface: the preferred first
+_Order: TypeAlias = tuple[int, int]
+
+
+def _order(reference: ServiceReference) -> _Order:
     return -reference.ranking, reference.id
 
 
@@ -294,7 +298,7 @@ class ServiceRegistry:
         reference._properties = registration._complete(properties)
         with self._lock:
             self._services[reference] = registration
-            self._reindex(reference)
+            self._reindex(reference, None, _order(reference))
             self._note(registration, ServiceEventKind.REGISTERED)
         self._deliver(registration)
         return registration
@@ -305,9 +309,10 @@ class ServiceRegistry:
         with self._lock:
             if reference not in self._services:
                 raise ClosedError(f"{reference!r} is unregistered")
-            before, reference._properties = reference._properties, changed
+            before = reference._properties
             if before[SERVICE_RANKING] != changed[SERVICE_RANKING]:
-                self._reindex(reference)
+                self._reindex(reference, _order(reference), (-changed[SERVICE_RANKING], reference.id))
+            reference._properties = changed
             self._note(registration, ServiceEventKind.MODIFIED, before)
         self._deliver(registration)
 
@@ -316,19 +321,31 @@ class ServiceRegistry:
         with self._lock:
             if self._services.pop(reference, None) is None:
                 return False
-            self._reindex(reference)
+            self._reindex(reference, _order(reference), None)
             self._note(registration, ServiceEventKind.UNREGISTERING)
         self._deliver(registration)
         return True
 
-    def _reindex(self, reference: ServiceReference) -> None:
-        registered = reference in self._services
+    def _reindex(self, reference: ServiceReference, before: _Order | None, after: _Order | None) -> None:
+        """Move a reference in the index, in one step for those who look. With the lock.
+
+        Comparing only a few and copying the rest, so that thousands of services may be registered one by one.
+
+        Args:
+            reference: its properties are still those of ``before``.
+            before: where it is; ``None`` if it is not.
+            after: where it is to be; ``None`` for nowhere.
+        """
         for name in (None, *reference.interfaces):
-            entry = [other for other in self._index.get(name, ()) if other is not reference]
-            if registered:
-                insort(entry, reference, key=_order)
+            entry = self._index.get(name, ())
+            if before is not None:
+                at = bisect_left(entry, before, key=_order)
+                entry = entry[:at] + entry[at + 1 :]
+            if after is not None:
+                at = bisect_left(entry, after, key=_order)
+                entry = (*entry[:at], reference, *entry[at:])
             if entry:
-                self._index[name] = tuple(entry)
+                self._index[name] = entry
             else:
                 del self._index[name]
 
@@ -391,6 +408,10 @@ class ServiceRegistry:
         if wanted is None:
             return entry
         return (reference for reference in entry if wanted.matches(reference.properties))
+
+    def is_registered(self, reference: ServiceReference) -> bool:
+        """Whether the service is registered here, still."""
+        return reference in self._services
 
     # --- listening
 
