@@ -15,6 +15,9 @@
     │   ├── InvalidExtensionError            extension value of the wrong type or range
     │   │   └── InvalidHeaderError           user header of the wrong type
     │   ├── InvalidFilterError               LDAP filter does not parse
+    │   ├── InvalidTopicError                topic or topic filter outside the grammar
+    │   ├── InvalidEventError                event data that no event can have
+    │   │   └── NullEventError (TypeError)   no event, or no topic, where one is needed
     │   ├── InvalidContentError              payload that is not bytes and has no mapper or codec
     │   └── PayloadTooLargeError             over the announced message size limit
     ├── UnsupportedFeatureError              the instance does not announce that feature
@@ -33,12 +36,15 @@
     ├── BoundReachedError                    a bound was reached
     │   ├── OutboxFullError                  too much is waiting to be published
     │   ├── TooManyRequestsError             too many requests are waiting for their replies
+    │   ├── HistoryFullError                 the history has no room for the events that are to be kept
     │   └── StreamOverflowError              a stream with overflow policy ``fail`` overflowed
     ├── CodecError                           content type, encoding, or the bytes themselves
     │   ├── UnknownContentTypeError          no codec is registered for the content type
     │   ├── UnknownContentEncodingError      no such content encoding
     │   ├── EncodeError                      the object does not become bytes
     │   └── DecodeError                      the bytes do not become the object
+    ├── PermissionDeniedError                a principal lacks the permission for a topic
+    ├── ConversionError                      event data does not become the type that a handler asks for
     ├── StreamConsumedError                  a stream's iterator is taken already
     └── ClosedError                          the instance or the stream is closed
 
@@ -139,6 +145,26 @@ class InvalidFilterError(ArgumentError):
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
         self.position = position
+
+
+class InvalidTopicError(ArgumentError):
+    """A topic, or a topic filter, is outside the grammar of :mod:`messaging.dispatch.topics` (157.3.1, 157.4.3).
+
+    Attributes:
+        topic: as it was given.
+    """
+
+    def __init__(self, topic: object, message: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class InvalidEventError(ArgumentError):
+    """Event data that no event can have: not a tree of text keys and simple values, say (157.2.2)."""
+
+
+class NullEventError(InvalidEventError, TypeError):
+    """There is no event, or no topic, where one is needed (157.5.1: ``NullPointerException``)."""
 
 
 class InvalidContentError(ArgumentError):
@@ -275,6 +301,10 @@ class TooManyRequestsError(BoundReachedError):
     """More requests are waiting for their replies than may; this one was not sent."""
 
 
+class HistoryFullError(BoundReachedError):
+    """The history cannot keep the least number of events that a policy asks for (157.6.2.2)."""
+
+
 class StreamOverflowError(BoundReachedError):
     """A stream with overflow policy ``fail`` got more messages than its buffer holds."""
 
@@ -300,6 +330,27 @@ class EncodeError(CodecError):
 
 class DecodeError(CodecError):
     """Bytes do not become the object that was asked for. The payload is still there, unchanged."""
+
+
+# --- events ----------------------------------------------------------------------------------------------
+
+
+class PermissionDeniedError(MessagingError):
+    """A principal lacks the permission for a topic (157.8; RFC 97: ``SecurityException``)."""
+
+
+class ConversionError(MessagingError):
+    """Event data does not become the type that a handler asks for (157.4.9).
+
+    Attributes:
+        path: where in the data, such as ``order.items[2].price``; empty for all of it.
+        reason: what is wrong there, without the value.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path
+        self.reason = reason
 
 
 # --- life cycle ------------------------------------------------------------------------------------------

@@ -1,0 +1,225 @@
+"""Who may publish to a topic, and who may receive from it (157.8, 157.9.2; RFC 97 5.4, 6.7).
+
+OSGi asks the code on the stack. Here a *principal*, a name, is carried by the registration of a handler and by the
+publisher, and a :class:`TopicPolicy` says what it may do. Without a policy everybody may do everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+from messaging.dispatch.topics import TopicFilter
+from messaging.errors import ArgumentError, PermissionDeniedError
+
+logger = logging.getLogger(__name__)
+
+#: names whoever publishes or receives; ``None`` for those that give no name
+Principal: TypeAlias = str | None
+
+_ACTIONS: Final = ("publish", "subscribe")
+
+
+class TopicPermission:
+    """The authority to publish to topics, to subscribe to them, or both; neither implies the other. Immutable.
+
+    Args:
+        name: a topic, or a topic filter; ``a/b/*`` stands for ``a/b/c``, but not for ``a/b``.
+        actions: ``publish``, ``subscribe`` or both with a comma; case, order and blanks around them do not matter.
+
+    Raises:
+        InvalidTopicError, NullEventError: the name is no topic filter.
+        ArgumentError: the actions are not as described.
+    """
+
+    PUBLISH: Final = "publish"
+    SUBSCRIBE: Final = "subscribe"
+
+    __slots__ = ("_actions", "_filter")
+
+    def __init__(self, name: str, actions: str) -> None:
+        self._filter = TopicFilter(name)
+        self._actions = _parse_actions(actions)
+
+    @property
+    def name(self) -> str:
+        """The topic, or topic filter."""
+        return self._filter.text
+
+    @property
+    def actions(self) -> str:
+        """The actions as ``publish``, ``subscribe`` or ``publish,subscribe`` (157.9.2.5)."""
+        return ",".join(action for action in _ACTIONS if action in self._actions)
+
+    def implies(self, other: object) -> bool:
+        """Whether whoever has this permission has the ``other`` one, too (157.9.2.7)."""
+        return (
+            isinstance(other, TopicPermission)
+            and self._actions >= other._actions
+            and self._filter.implies(other._filter)
+        )
+
+    def new_permission_collection(self) -> TopicPermissionCollection:
+        """An empty collection for permissions like this one (157.9.2.8)."""
+        return TopicPermissionCollection()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TopicPermission) and self._filter == other._filter and self._actions == other._actions
+
+    def __hash__(self) -> int:
+        return hash((self._filter, self._actions))
+
+    def __repr__(self) -> str:
+        return f"TopicPermission({self.name!r}, {self.actions!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TopicPermission, (self.name, self.actions)
+
+
+def _parse_actions(text: Any) -> frozenset[str]:
+    if not isinstance(text, str):
+        raise ArgumentError(f"actions must be a str, not {type(text).__name__}")
+    found = [each.strip().lower() for each in text.split(",")]
+    for each in found:
+        if each not in _ACTIONS:
+            raise ArgumentError(f"actions must be 'publish', 'subscribe' or 'publish,subscribe', not {text!r:.80}")
+    return frozenset(found)
+
+
+class TopicPermissionCollection:
+    """Permissions, and what they imply together. Thread safe."""
+
+    def __init__(self, permissions: Iterable[TopicPermission] = ()) -> None:
+        given = [*permissions]
+        for permission in given:
+            self._check(permission)
+        self._permissions = dict.fromkeys(given)  # only ever grows, and is copied to be read
+
+    def add(self, permission: TopicPermission) -> None:
+        """Add one; once more does nothing.
+
+        Raises:
+            ArgumentError: it is no TopicPermission.
+        """
+        self._check(permission)
+        self._permissions[permission] = None
+
+    @staticmethod
+    def _check(permission: Any) -> None:
+        if not isinstance(permission, TopicPermission):
+            raise ArgumentError(f"a TopicPermission is needed, not {type(permission).__name__}")
+
+    def implies(self, permission: TopicPermission) -> bool:
+        """Whether these permissions imply ``permission``; each of its actions may come from another one of them."""
+        if not isinstance(permission, TopicPermission):
+            return False
+        missing = set(permission._actions)
+        for each in self:
+            if each._actions & missing and each._filter.implies(permission._filter):
+                missing -= each._actions
+                if not missing:
+                    return True
+        return False
+
+    def __iter__(self) -> Iterator[TopicPermission]:
+        return iter([*self._permissions])
+
+    def __len__(self) -> int:
+        return len(self._permissions)
+
+
+class _Listener:
+    """A function that is called after changes; one for each time that it was given."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+
+class TopicPolicy:
+    """What principals may do: nothing but what they are granted. Thread safe.
+
+    Args:
+        grants: permissions by principal; those of ``None`` are for whoever gives no name.
+
+    Example:
+        ``TopicPolicy({"meter": [TopicPermission("meters/*", "publish")]})``
+    """
+
+    def __init__(self, grants: Mapping[Principal, Iterable[TopicPermission]] | None = None) -> None:
+        self._lock = threading.Lock()  # guards changes of the two below, which are replaced
+        self._grants: dict[Principal, TopicPermissionCollection] = {}
+        self._listeners: tuple[_Listener, ...] = ()
+        for principal, permissions in (grants or {}).items():
+            self.grant(principal, *permissions)
+
+    def grant(self, principal: Principal, *permissions: TopicPermission) -> None:
+        """Let ``principal`` do this, too, from now on.
+
+        Raises:
+            ArgumentError: what is granted is no TopicPermission, or the principal is no str; nothing is granted.
+        """
+        if principal is not None and not isinstance(principal, str):
+            raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
+        added = TopicPermissionCollection(permissions)
+        with self._lock:
+            granted = self._grants.get(principal)
+            if granted is None:
+                self._grants = {**self._grants, principal: added}
+            else:
+                for permission in added:
+                    granted.add(permission)
+        self._tell()
+
+    def revoke(self, principal: Principal) -> None:
+        """Let ``principal`` do nothing any more."""
+        with self._lock:
+            self._grants = {each: granted for each, granted in self._grants.items() if each != principal}
+        self._tell()
+
+    def permits(self, principal: Principal, permission: TopicPermission) -> bool:
+        """Whether ``principal`` may do what ``permission`` says."""
+        granted = self._grants.get(principal)
+        return granted is not None and granted.implies(permission)
+
+    def check(self, principal: Principal, permission: TopicPermission) -> None:
+        """Refuse what is not permitted.
+
+        Raises:
+            PermissionDeniedError: ``principal`` has no such permission.
+        """
+        if not self.permits(principal, permission):
+            who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
+            raise PermissionDeniedError(f"{who} may not {permission.actions} {permission.name!r}")
+
+    def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call ``listener`` after each grant and revocation, on the thread that made it. What it raises is logged.
+
+        Returns:
+            A function that removes the listener again; once more does nothing.
+
+        Raises:
+            ArgumentError: ``listener`` cannot be called.
+        """
+        if not callable(listener):
+            raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
+        added = _Listener(listener)
+
+        def remove() -> None:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each is not added)
+
+        with self._lock:
+            self._listeners += (added,)
+        return remove
+
+    def _tell(self) -> None:
+        for each in self._listeners:
+            if each in self._listeners:  # not removed by one before it
+                try:
+                    each.call()
+                except Exception:
+                    logger.exception("a listener of a topic policy failed")

@@ -1,0 +1,275 @@
+"""Topics, topic filters, and which filters a topic matches (157.3.1, 157.4.3; RFC 97 5.1.1.1, 5.1.2).
+
+::
+
+    topic        ::= token ( '/' token )*          token ::= ( letter | digit | '_' | '$' | '-' )+
+    topic filter ::= '*' | level ( '/' level )* [ '/*' ]          level ::= token | '+'
+
+``+`` stands for one token and ``/*`` for one or more of them; ``*`` alone matches every topic. Topics are
+case-sensitive. A letter or digit is what Java calls one: of any script, with its combining marks, and currency signs.
+Control and format characters, which Java allows too, are not: nobody sees them. RFC 97 has no ``+``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar
+
+from messaging.errors import InvalidTopicError, NullEventError
+
+T = TypeVar("T")
+
+_ASCII: Final = re.compile(r"[\w$-]+(?:/[\w$-]+)*", re.ASCII)
+#: Unicode categories of Java's letters and digits: letters, letter numbers, currency, connectors, digits, marks
+_LETTER_OR_DIGIT: Final = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc"})
+#: filters that are remembered
+_PARSED: Final = 1024
+#: characters of a filter that an error shows
+_SHOWN: Final = 80
+
+SINGLE_LEVEL: Final = "+"
+MULTI_LEVEL: Final = "*"
+
+
+def _is_token(text: str) -> bool:
+    return bool(text) and all(char == "-" or unicodedata.category(char) in _LETTER_OR_DIGIT for char in text)
+
+
+def is_topic(text: str) -> bool:
+    """Whether ``text`` is the name of a topic."""
+    return bool(_ASCII.fullmatch(text)) or (not text.isascii() and all(map(_is_token, text.split("/"))))
+
+
+def check_topic(topic: str) -> None:
+    """Refuse what is not the name of a topic.
+
+    Raises:
+        NullEventError: it is ``None``.
+        InvalidTopicError: it breaks the grammar, or has wildcards.
+    """
+    _check_str(topic, "topic")
+    if not is_topic(topic):
+        hint = "; wildcards are for handlers" if MULTI_LEVEL in topic or SINGLE_LEVEL in topic else ""
+        raise InvalidTopicError(topic, f"not a topic: {_fault(topic)}{hint}")
+
+
+def _check_str(text: Any, what: str) -> None:
+    if text is None:
+        raise NullEventError(f"a {what} is needed, not None")
+    if not isinstance(text, str):
+        raise InvalidTopicError(text, f"a {what} must be a str, not {type(text).__name__}")
+
+
+def _fault(text: str) -> str:
+    """What is wrong with a text that is no topic, in words."""
+    before = "/"
+    for position, char in enumerate(text):
+        if char == before == "/":
+            break
+        if char != "/" and not _is_token(char):
+            return f"{char!r} at position {position}"
+        before = char
+    else:
+        position = len(text)
+    return f"an empty token at position {position}"
+
+
+class TopicFilter:
+    """A topic filter, which an exact topic is too. Immutable; equal if its text is.
+
+    Attributes:
+        text: as it was written.
+        tokens: of the filter; the last one is ``*`` if it is a multi-level wildcard.
+        has_wildcard: whether there is a ``+`` or a ``*`` in it.
+    """
+
+    __slots__ = ("_expression", "has_wildcard", "text", "tokens")
+
+    text: str
+    tokens: tuple[str, ...]
+    has_wildcard: bool
+
+    def __init__(self, text: str, *, single_level: bool = True) -> None:
+        """Parse ``text``.
+
+        Args:
+            text: the filter.
+            single_level: whether ``+`` may be in it; RFC 97 does not have it.
+
+        Raises:
+            NullEventError: ``text`` is ``None``.
+            InvalidTopicError: it breaks the grammar.
+        """
+        _check_str(text, "topic filter")
+        tokens = text.split("/")
+        exact = tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens
+        for level, token in enumerate(exact, 1):
+            if not (_is_token(token) or (token == SINGLE_LEVEL and single_level)):
+                raise InvalidTopicError(text, f"not a topic filter: {_wrong(token, level, text, single_level)}")
+        self.text = "/".join(tokens)  # a plain str, whatever it was
+        self.tokens = tuple(tokens)
+        self.has_wildcard = len(exact) != len(tokens) or SINGLE_LEVEL in exact
+        self._expression = re.compile(_pattern(tokens)).fullmatch if self.has_wildcard else None
+
+    def matches(self, topic: str) -> bool:
+        """Whether the filter matches ``topic``, which must be one."""
+        return topic == self.text if self._expression is None else self._expression(topic) is not None
+
+    @property
+    def order(self) -> tuple[tuple[int, str], ...]:
+        """Of the filters that match one topic, the most specific has the least of it (157.6.2.1)."""
+        return tuple((_PRECEDENCE.get(token, 0), token) for token in self.tokens)
+
+    def implies(self, other: TopicFilter) -> bool:
+        """Whether every topic that ``other`` matches is matched by this filter."""
+        mine, theirs = self.tokens, other.tokens
+        if mine[-1] == MULTI_LEVEL:
+            if len(theirs) < len(mine):
+                return False
+            mine = mine[:-1]
+            theirs = theirs[: len(mine)]
+        elif theirs[-1] == MULTI_LEVEL or len(theirs) != len(mine):
+            return False
+        return all(own in (SINGLE_LEVEL, their) for own, their in zip(mine, theirs, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TopicFilter) and other.text == self.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"TopicFilter({self.text!r})"
+
+
+_PRECEDENCE: Final = {SINGLE_LEVEL: 1, MULTI_LEVEL: 2}
+_EXPRESSIONS: Final = {SINGLE_LEVEL: "[^/]+", MULTI_LEVEL: "(?s:.+)"}
+
+
+def _pattern(tokens: list[str]) -> str:
+    return "/".join(_EXPRESSIONS.get(each) or re.escape(each) for each in tokens)
+
+
+def _wrong(token: str, level: int, text: str, single_level: bool) -> str:
+    """What is wrong with a token of a filter, in words."""
+    where = f"level {level} of {text[:_SHOWN]!r}"
+    if not token:
+        return f"{where} is empty"
+    where += f" is {token[:_SHOWN]!r}"
+    if token == MULTI_LEVEL:
+        return f"{where}, which may only be the last one"
+    if token == SINGLE_LEVEL and not single_level:
+        return f"{where}, which Event Admin does not have"
+    if MULTI_LEVEL in token or SINGLE_LEVEL in token:
+        return f"{where}: a wildcard stands alone between solidi"
+    return f"{where}: only letters, digits, '_', '$' and '-' are allowed"
+
+
+def parse_filter(text: str, *, single_level: bool = True) -> TopicFilter:
+    """A remembered ``TopicFilter(text)``. Raises as that; thread safe."""
+    _check_str(text, "topic filter")  # what has no hash cannot be looked up
+    return _parsed(text, single_level)
+
+
+@lru_cache(_PARSED)
+def _parsed(text: str, single_level: bool) -> TopicFilter:
+    return TopicFilter(text, single_level=single_level)
+
+
+class _Node(Generic[T]):
+    __slots__ = ("below", "children", "here")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node[T]] = {}
+        #: of filters that end here, and of those that go on with ``/*``; values in the order they were added
+        self.here: dict[T, None] = {}
+        self.below: dict[T, None] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.children or self.here or self.below)
+
+
+class TopicTrie(Generic[T]):
+    """Values by topic filter, found by topic; the cost does not depend on how many filters there are.
+
+    Changes are made by one thread at a time; :meth:`match` may run meanwhile on any other, and takes no lock.
+    """
+
+    def __init__(self) -> None:
+        self._root: _Node[T] = _Node()
+
+    def add(self, topic_filter: TopicFilter, value: T) -> None:
+        """Add a value; once more does nothing."""
+        self._place(self._path(topic_filter)[-1], topic_filter)[value] = None
+
+    def remove(self, topic_filter: TopicFilter, value: T) -> None:
+        """Remove a value that was added with that filter, and what is empty without it; if there is none, nothing."""
+        path = self._path(topic_filter)
+        self._place(path[-1], topic_filter).pop(value, None)
+        levels = topic_filter.tokens[: len(path) - 1]
+        for token, parent, node in reversed([*zip(levels, path, path[1:], strict=True)]):
+            if not node.is_empty:
+                return
+            del parent.children[token]
+
+    @staticmethod
+    def _place(node: _Node[T], topic_filter: TopicFilter) -> dict[T, None]:
+        return node.below if topic_filter.tokens[-1] == MULTI_LEVEL else node.here
+
+    def _path(self, topic_filter: TopicFilter) -> list[_Node[T]]:
+        tokens = topic_filter.tokens
+        path = [self._root]
+        for token in tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens:
+            path.append(path[-1].children.setdefault(token, _Node()))
+        return path
+
+    def match(self, topic: str) -> list[T]:
+        """The values whose filters match, each once."""
+        found: dict[T, None] = dict.fromkeys(list(self._root.below))
+        nodes = [self._root]
+        tokens = topic.split("/")
+        last = len(tokens) - 1
+        for level, token in enumerate(tokens):
+            nodes = [
+                child
+                for node in nodes
+                for each in (token, SINGLE_LEVEL)
+                if (child := node.children.get(each)) is not None
+            ]
+            if not nodes:
+                break
+            for node in nodes:
+                values = node.here if level == last else node.below
+                if values:
+                    found.update(dict.fromkeys(list(values)))
+        return list(found)
+
+    def preferred(self, topic: str) -> T | None:
+        """A value of the most specific filter that matches, by the precedence of 157.6.2.1."""
+        tokens = topic.split("/")
+        # what is tried last goes in first; True: what is below the node, after all that is more specific
+        waiting: list[tuple[_Node[T], int, bool]] = [(self._root, 0, False)]
+        while waiting:
+            node, level, is_last_choice = waiting.pop()
+            if is_last_choice or level == len(tokens):
+                for value in list(node.below if is_last_choice else node.here):
+                    return value
+                continue
+            waiting.append((node, level, True))
+            for token in (SINGLE_LEVEL, tokens[level]):
+                child = node.children.get(token)
+                if child is not None:
+                    waiting.append((child, level + 1, False))
+        return None
+
+    def __len__(self) -> int:
+        """How many nodes there are beside the root: what is left when all is removed shows here."""
+        count, nodes = -1, [self._root]
+        while nodes:
+            node = nodes.pop()
+            count += 1
+            nodes.extend(node.children.values())
+        return count

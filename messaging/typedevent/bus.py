@@ -1,0 +1,631 @@
+"""TypedEventBus: events from whoever publishes them to whoever wants them, within the process (157.3, 157.5, 157.9.3).
+
+**What happens where.** ``deliver`` finds the handlers of the topic, applies their filters, and appends the event to the
+lane of each; that is all that happens on the publishing thread. Lanes are emptied by delivery threads, or on the event
+loops of coroutines, where the event is converted to what the handler wants: once for all handlers that want the same.
+No user code runs with a lock, but ``deliver`` may wait where a handler is thousands of events behind (not on event
+loops, and not in handlers).
+
+**Order.** Each lane is first in, first out; so each handler gets the events of one thread, or of one task, in the
+order they were published, whatever their topics. Handlers do not wait for each other.
+
+**History and monitors.** Only topics that are recorded, or all of them as long as there is a monitor, are published
+with the lock of the bus, so that whoever joins gets every event once, from the history or live.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakSet
+
+from messaging.dispatch.dispatcher import Dispatcher, when_all_done
+from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
+from messaging.dispatch.lanes import Pool
+from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
+from messaging.dispatch.topics import check_topic
+from messaging.engine import may_block
+from messaging.errors import ArgumentError, ClosedError, DeadlineError, InvalidEventError, NullEventError
+from messaging.promise import Promise
+from messaging.services import ServiceRegistration, ServiceRegistry, default_registry, escaped
+from messaging.services.filter import as_filter
+from messaging.services.registry import interface_name
+from messaging.typedevent.constants import TypedEventConstants as Names
+from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
+from messaging.typedevent.history import History, RangePolicy
+from messaging.typedevent.monitor import TypedEventMonitor
+from messaging.typedevent.publisher import TypedEventPublisher
+from messaging.typedevent.receivers import UNHANDLED, Receiver, function_of, make, read_terms
+from messaging.typedevent.reify import event_annotation, is_untyped, topic_of
+from messaging.typedevent.schema import checked_copy, schema_of
+from messaging.workers import workers
+
+if TYPE_CHECKING:
+    from messaging.dispatch.lanes import Lane
+    from messaging.services import ServiceProperties, ServiceReference
+
+logger = logging.getLogger(__name__)
+
+#: what was not closed yet
+_open: WeakSet[TypedEventBus] = WeakSet()
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: events that the history of a bus holds, unless it is told otherwise
+HISTORY_CAPACITY: Final = 10_000
+#: how long closing waits for what was published, unless it is told otherwise, seconds
+CLOSE_TIMEOUT: Final = 5.0
+
+_numbers: Final = itertools.count(1)
+
+
+class UnhandledOptions(TypedDict, total=False):
+    """Options of ``TypedEventBus.on_unhandled``; see there."""
+
+    filter: str | None
+    principal: Principal
+    timeout: float | None
+    ranking: int
+
+
+class HandlerOptions(UnhandledOptions, total=False):
+    """Options of ``TypedEventBus.on``; see there."""
+
+    type: Any
+    history: int
+
+
+class Route:
+    """What there is to know to publish to one topic. Immutable.
+
+    Args:
+        handlers: those that match it, with those for unhandled events.
+        policy: which events of the topic are kept.
+        is_watched: whether somebody watches all events.
+    """
+
+    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "unhandled")
+
+    def __init__(self, handlers: list[Receiver], policy: RangePolicy, is_watched: bool) -> None:
+        meant = [each for each in handlers if each.kind != UNHANDLED]
+        #: of the handlers that want every event
+        self.lanes: list[Lane] = [each.lane for each in meant if each.terms.filter is None]
+        self.filtered = [each for each in meant if each.terms.filter is not None]
+        self.unhandled = [each for each in handlers if each.kind == UNHANDLED]
+        self.policy = policy
+        self.is_recorded = is_watched or policy.maximum > 0
+
+    def lanes_for(self, event: PublishedEvent) -> list[Lane]:
+        """Of the handlers that the event is for; of those for unhandled events, if there is no other (157.4.4)."""
+        if self.filtered:
+            lanes = [*self.lanes, *(each.lane for each in self.filtered if each.accepts(event))]
+            if lanes:
+                return lanes
+        elif self.lanes:
+            return self.lanes
+        return [each.lane for each in self.unhandled if each.accepts(event)]
+
+
+@dataclass(frozen=True, slots=True)
+class TypedEventBusDTO:
+    """A bus as it is now. A snapshot."""
+
+    name: str
+    handlers: tuple[HandlerDTO, ...]
+    #: threads that deliver now
+    threads: int
+    #: events in the history, and how many there may be (-1: any number)
+    recorded: int
+    capacity: int
+    #: observers of the monitor
+    monitors: int
+
+
+class TypedEventBus:
+    """A Typed Event Bus (157.5). Thread safe; also a context manager, sync or async, that closes it.
+
+    It registers itself and its monitor in ``services``, finds its handlers there, and goes on until it is closed.
+
+    Args:
+        services: where handlers are registered; by default the process's registry.
+        name: of the bus, in the log and as property ``event.bus.name``; made up if not given.
+        history: which events are kept: a policy for each topic filter, as ``configure_history_storage`` takes them.
+        history_capacity: how many events are kept in all; -1: any number, 0: none.
+        permissions: who may publish and subscribe to what; without it everybody may everything.
+        tolerance: when a handler that fails or does not return is blocked.
+        threads: how many threads deliver at most. There is one, unless handlers hold it up.
+
+    Raises:
+        ArgumentError, InvalidTopicError, HistoryFullError: what is said about the history is wrong.
+
+    Example::
+
+        with TypedEventBus() as bus:
+            @bus.on()
+            def handle(order: Order) -> None: ...
+
+            bus.deliver(Order(id=7))
+    """
+
+    def __init__(
+        self,
+        services: ServiceRegistry | None = None,
+        *,
+        name: str | None = None,
+        history: Mapping[str, RangePolicy] | None = None,
+        history_capacity: int = HISTORY_CAPACITY,
+        permissions: TopicPolicy | None = None,
+        tolerance: Tolerance | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.services = default_registry() if services is None else services
+        self.name = f"typed-events-{next(_numbers)}" if name is None else name
+        if not isinstance(self.name, str) or not self.name:
+            raise ArgumentError(f"the name of a bus must be a non-empty str, not {name!r:.80}")
+        self._tolerance = Tolerance() if tolerance is None else tolerance
+        self._pool = Pool() if threads is None else Pool(threads)
+        self._history = History(history_capacity)
+        self._dispatcher: Dispatcher[Receiver, Route] = Dispatcher(
+            f"the typed event bus {self.name!r}",
+            self.services,
+            (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
+            make=self._make,
+            change=self._change,
+            route=self._route,
+            policy=permissions,
+        )
+        #: history and stream of all events (157.6)
+        self.monitor = TypedEventMonitor(self._dispatcher, self._history, self._pool)
+        for topic_filter, policy in (history or {}).items():
+            self.monitor.configure_history_storage(topic_filter, policy)
+        self._properties = {
+            Names.TYPED_EVENT_BUS_NAME: self.name,
+            "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
+            "version": Names.TYPED_EVENT_SPECIFICATION_VERSION,
+        }
+        self._is_open = True
+        self._closing: Promise[None] | None = None
+        workers().hold()
+        _open.add(self)
+        self._dispatcher.open()
+        self._registrations = [
+            self.services.register(TypedEventBus, self, self._properties),
+            self.services.register(TypedEventMonitor, self.monitor, self._properties),
+        ]
+
+    # --- publishing (157.3)
+
+    def deliver(self, event: Any, topic: str | None = None, *, principal: Principal = None) -> None:
+        """Publish a typed event: it is delivered asynchronously, in the order of the calls of each thread (157.9.3.5).
+
+        Args:
+            event: an instance of a schema: a pydantic model, dataclass, ``NamedTuple``, msgspec struct, or any class
+                with annotated fields. A mapping is published as with :meth:`deliver_untyped`. It must not change any
+                more (157.2.4.1).
+            topic: where to; by default the one made of the name of its class, ``package/module/Class`` (157.3.2).
+            principal: who publishes.
+
+        Raises:
+            NullEventError: the event is ``None``.
+            InvalidTopicError: it is no topic, or none can be made of the name of the class.
+            InvalidEventError: the event has no schema.
+            PermissionDeniedError: the principal may not publish there.
+            ClosedError: the bus is closed.
+        """
+        if event is None:
+            raise NullEventError("an event is needed, not None")
+        if topic is None:
+            _check_event(event)
+            topic = topic_of(event.__class__)
+        route = self._route_of(topic)
+        if self._dispatcher.policy is not None:
+            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        if schema_of(event.__class__) is None:
+            _check_event(event, topic)
+            event = checked_copy(event)
+        self._publish(route, PublishedEvent(topic, event))
+
+    def deliver_untyped(self, topic: str, event: Mapping[str, Any], *, principal: Principal = None) -> None:
+        """Publish an untyped event; otherwise as :meth:`deliver` (157.9.3.6).
+
+        Args:
+            topic: where to.
+            event: a mapping with ``str`` keys; its values are simple, collections, or mappings like it: a tree
+                (157.2.2). It is copied.
+            principal: who publishes.
+
+        Raises:
+            NullEventError: the topic or the event is ``None``.
+            InvalidTopicError: it is no topic.
+            InvalidEventError: the event is not as described; says where.
+            PermissionDeniedError: the principal may not publish there.
+            ClosedError: the bus is closed.
+        """
+        if event is None:
+            raise NullEventError("an event is needed, not None")
+        route = self._route_of(topic)
+        if self._dispatcher.policy is not None:
+            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        self._publish(route, PublishedEvent(topic, _copied(event)))
+
+    def deliver_checked(self, topic: str, event: Any) -> None:
+        """``deliver`` for publishers, which have checked topic and permission."""
+        if event is None:
+            raise NullEventError("an event is needed, not None")
+        if schema_of(event.__class__) is None:
+            _check_event(event, topic)
+            event = checked_copy(event)
+        self._publish(self._route_of(topic), PublishedEvent(topic, event))
+
+    def deliver_untyped_checked(self, topic: str, event: Mapping[str, Any]) -> None:
+        """``deliver_untyped`` for publishers, which have checked topic and permission."""
+        if event is None:
+            raise NullEventError("an event is needed, not None")
+        self._publish(self._route_of(topic), PublishedEvent(topic, _copied(event)))
+
+    def _route_of(self, topic: str) -> Route:
+        try:
+            return self._dispatcher.routes[topic]
+        except (KeyError, TypeError):  # of what is no topic, say, and has no hash
+            return self._dispatcher.route(topic)
+
+    def _publish(self, route: Route, event: PublishedEvent) -> None:
+        if not self._is_open:
+            raise ClosedError(f"{self._dispatcher.name} is closed")
+        if route.is_recorded:
+            self._record(route, event)
+            return
+        for lane in route.lanes_for(event):
+            if lane.has_room():
+                lane.put(event)
+
+    def _record(self, route: Route, event: PublishedEvent) -> None:
+        """Publish to a topic that is recorded or watched, in one step with whoever joins or leaves."""
+        dispatcher = self._dispatcher
+        while True:
+            lanes = [lane for lane in route.lanes_for(event) if lane.has_room()]  # this may take time: without the lock
+            with dispatcher.lock:
+                if dispatcher.routes.get(event.topic) is route:
+                    event.time = time.time()
+                    self._history.append(event.copy(), route.policy)
+                    for lane in lanes:
+                        lane.put(event)
+                    for tap in self.monitor.taps:
+                        tap.put(event)
+                    return
+            dispatcher.refuse_closed()
+            route = dispatcher.route(event.topic)
+
+    @overload
+    def create_publisher(self, topic: str, *, principal: Principal = None) -> TypedEventPublisher[Any]: ...
+    @overload
+    def create_publisher(self, topic: type[T], *, principal: Principal = None) -> TypedEventPublisher[T]: ...
+    @overload
+    def create_publisher(
+        self, topic: str, event_type: type[T], *, principal: Principal = None
+    ) -> TypedEventPublisher[T]: ...
+    def create_publisher(
+        self, topic: str | type[Any], event_type: type[Any] | None = None, *, principal: Principal = None
+    ) -> TypedEventPublisher[Any]:
+        """A publisher for one topic, which is checked here and not with each event (157.3.4).
+
+        Args:
+            topic: the topic; or a class, for the topic that is made of its name (157.9.3.1 to 157.9.3.3).
+            event_type: of the events, for type checkers.
+            principal: who publishes.
+
+        Raises:
+            NullEventError: there is no topic.
+            InvalidTopicError: it is no topic, or none can be made of the name of the class.
+            ArgumentError: ``event_type`` is no class.
+            PermissionDeniedError: the principal may not publish there.
+            ClosedError: the bus is closed.
+        """
+        if event_type is not None and not isinstance(event_type, type):
+            raise ArgumentError(f"event_type must be a class, not {event_type!r:.80}")
+        if isinstance(topic, type):
+            topic = topic_of(topic)
+        check_topic(topic)
+        self._refuse_closed()
+        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        return TypedEventPublisher(self, topic, principal)
+
+    # --- handlers (157.4)
+
+    @overload
+    def on(
+        self, *topics: str | type[Any], handler: Callable[..., Any], **options: Unpack[HandlerOptions]
+    ) -> ServiceRegistration: ...
+    @overload
+    def on(self, *topics: str | type[Any], **options: Unpack[HandlerOptions]) -> Callable[[F], F]: ...
+    def on(
+        self,
+        *topics: Any,
+        handler: Callable[..., Any] | None = None,
+        type: Any = None,  # noqa: A002  # as the property is called
+        filter: str | None = None,  # noqa: A002
+        history: int = 0,
+        principal: Principal = None,
+        timeout: float | None = None,
+        ranking: int = 0,
+    ) -> Any:
+        """Have a function called with events, or the function below; only those of this bus.
+
+        Args:
+            *topics: filters of the topics; a class stands for the topic made of its name. Without any, it is that of
+                the class that the function wants.
+            handler: a function or coroutine function of the event, or of topic and event. What the event is annotated
+                with is what it gets; without annotation, or with ``dict`` or ``Mapping``, that is a nested dict.
+            type: what it gets, if the annotation does not say so.
+            filter: LDAP filter over the top level of the data; case-sensitive.
+            history: how many past events it gets first, at most.
+            principal: whose permissions count.
+            timeout: how long it may take for one event, seconds; 0: for ever.
+            ranking: ``service.ranking`` of the registration.
+
+        Returns:
+            The registration in ``services``, which ends it, or without ``handler`` a decorator.
+
+        Raises:
+            ArgumentError, InvalidTopicError, InvalidFilterError: one of these is not as described.
+            PermissionDeniedError: the principal may not subscribe to a topic that has no wildcard.
+            ClosedError: the bus is closed.
+
+        Example::
+
+            @bus.on("orders/+/placed", filter="(total>=100)")
+            def large(topic: str, order: Order) -> None: ...
+        """
+        if handler is None and len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], _TYPE):
+            return self.on()(topics[0])  # @bus.on, without parentheses
+        options = {
+            Names.TYPED_EVENT_TYPE: type,
+            Names.TYPED_EVENT_FILTER: filter,
+            Names.TYPED_EVENT_HISTORY: history,
+            Names.TYPED_EVENT_PRINCIPAL: principal,
+            Names.TYPED_EVENT_TIMEOUT: timeout,
+            "service.ranking": ranking,
+        }
+
+        def register(function: Callable[..., Any]) -> ServiceRegistration:
+            wanted = event_annotation(function) if type is None else type
+            untyped = is_untyped(wanted)
+            if not untyped:
+                options[Names.TYPED_EVENT_TYPE] = wanted
+            elif not topics:
+                raise ArgumentError("a handler that is not annotated with the type of its events needs a topic")
+            return self._register(UntypedEventHandler if untyped else TypedEventHandler, function, topics, options)
+
+        return _decorator(register) if handler is None else register(handler)
+
+    @overload
+    def on_unhandled(
+        self, *topics: str, handler: Callable[..., Any], **options: Unpack[UnhandledOptions]
+    ) -> ServiceRegistration: ...
+    @overload
+    def on_unhandled(self, *topics: str, **options: Unpack[UnhandledOptions]) -> Callable[[F], F]: ...
+    def on_unhandled(
+        self,
+        *topics: Any,
+        handler: Callable[..., Any] | None = None,
+        filter: str | None = None,  # noqa: A002
+        principal: Principal = None,
+        timeout: float | None = None,
+        ranking: int = 0,
+    ) -> Any:
+        """Have a function called with events that no other handler got (157.4.4); otherwise as :meth:`on`.
+
+        Args:
+            *topics: filters of the topics; without any, all of them.
+            handler: a function or coroutine function of the event, a nested dict, or of topic and event.
+            filter, principal, timeout, ranking: see :meth:`on`.
+        """
+        if handler is None and len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], _TYPE):
+            return self.on_unhandled()(topics[0])
+        options = {
+            Names.TYPED_EVENT_FILTER: filter,
+            Names.TYPED_EVENT_PRINCIPAL: principal,
+            Names.TYPED_EVENT_TIMEOUT: timeout,
+            "service.ranking": ranking,
+        }
+
+        def register(function: Callable[..., Any]) -> ServiceRegistration:
+            return self._register(UnhandledEventHandler, function, topics, options)
+
+        return _decorator(register) if handler is None else register(handler)
+
+    def _register(
+        self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> ServiceRegistration:
+        """Register a function; all that would make the bus ignore it is raised here."""
+        self._refuse_closed()
+        named = [topic_of(each) if isinstance(each, type) else each for each in topics]
+        properties = {
+            **{name: value for name, value in options.items() if value is not None},
+            Names.TYPED_EVENT_TARGET: f"({Names.TYPED_EVENT_BUS_NAME}={escaped(self.name)})",
+        }
+        if named:
+            properties[Names.TYPED_EVENT_TOPICS] = named
+        kind = interface_name(interface)
+        function_of(kind, function)
+        terms = read_terms(kind, function, properties)
+        for each in terms.topics or ():
+            if not each.has_wildcard:
+                self._dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
+        return self.services.register(interface, function, properties)
+
+    def _make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
+        if not self._is_meant(properties):
+            return None
+        service = self.services.get(reference)
+        if service is None:
+            return None
+        return make(
+            reference,
+            kind,
+            service,
+            properties,
+            replay=self._replay,
+            pool=self._pool,
+            tolerance=self._tolerance,
+            block=self._dispatcher.block,
+        )
+
+    def _change(self, receiver: Receiver, properties: ServiceProperties) -> Callable[[], object] | None:
+        return receiver.change(properties) if self._is_meant(properties) else None
+
+    def _is_meant(self, properties: ServiceProperties) -> bool:
+        target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
+        return target is None or target.matches(self._properties)
+
+    def _route(self, topic: str, handlers: list[Receiver]) -> Route:
+        with self._dispatcher.lock:
+            return Route(handlers, self._history.effective(topic), bool(self.monitor.taps))
+
+    def _replay(self, receiver: Receiver) -> list[PublishedEvent]:
+        """What the history has of the topics of a handler, with the lock."""
+        return [
+            event
+            for event in self._history.of(receiver.topics)
+            if self._dispatcher.may(receiver.terms.principal, TopicPermission.SUBSCRIBE, event.topic)
+        ]
+
+    # --- state
+
+    def get_dto(self) -> TypedEventBusDTO:
+        """What there is now: handlers, which of them are blocked and why, and how full it is."""
+        return TypedEventBusDTO(
+            name=self.name,
+            handlers=tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self._dispatcher.handlers()),
+            threads=self._pool.threads,
+            recorded=len(self._history),
+            capacity=self._history.capacity,
+            monitors=len(self.monitor.taps),
+        )
+
+    def flush(self) -> Promise[None]:
+        """Resolves when all handlers are through with what was published before this call."""
+        return when_all_done((each.lane for _, each in self._dispatcher.handlers()), f"flushing {self.name!r}")
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise ClosedError(f"{self._dispatcher.name} is closed")
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Take no more events, and wait until what was published is delivered; idempotent.
+
+        What is not delivered within ``timeout`` seconds is given up, and counted in the log. Monitors complete. On a
+        thread that runs an event loop, or in a handler, it does not wait: what was published is delivered in the
+        background. ``await aclose()`` waits.
+        """
+        closing, is_mine = self._begin_closing()
+        if not may_block() or self._pool.is_inside():
+            if is_mine:
+                workers().submit(lambda: self._finish(closing, timeout))
+        elif is_mine:
+            self._finish(closing, timeout)
+        else:
+            closing.result()
+
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """As :meth:`close`, for event loops."""
+        closing, is_mine = self._begin_closing()
+        if is_mine:
+            workers().submit(lambda: self._finish(closing, timeout))
+        await closing
+
+    def _begin_closing(self) -> tuple[Promise[None], bool]:
+        """Take no more events; whether this call has begun it."""
+        with self._dispatcher.lock:
+            if self._closing is not None:
+                return self._closing, False
+            self._closing = Promise(f"closing {self._dispatcher.name}")
+            self._is_open = False
+            return self._closing, True
+
+    def _finish(self, closing: Promise[None], timeout: float) -> None:
+        """Deliver what was published, and let go of everything. On a thread that may wait."""
+        try:
+            for registration in self._registrations:
+                registration.unregister()
+            with contextlib.suppress(DeadlineError):
+                self.flush().result(timeout)
+            left = self._dispatcher.close()
+            lost = sum(each.lane.close() for each in left)
+            if lost:
+                logger.error(
+                    "%s was closed before %d events were delivered that waited for its handlers",
+                    self._dispatcher.name,
+                    lost,
+                )
+            self.monitor.close()
+        finally:
+            _open.discard(self)
+            workers().release()
+            closing.resolve(None)
+
+    def __enter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
+
+
+#: the name is taken in the signatures above
+_TYPE: Final = type
+
+
+def _copied(event: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(event, Mapping):
+        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
+    return checked_copy(event)
+
+
+def _check_event(event: Any, topic: str | None = None) -> None:
+    """Refuse what is no event."""
+    if isinstance(event, Mapping):
+        if topic is None:
+            raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
+    elif schema_of(event.__class__) is None:
+        raise InvalidEventError(
+            f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
+        )
+
+
+def _decorator(register: Callable[[Callable[..., Any]], object]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        register(function)
+        return function
+
+    return decorate
+
+
+@atexit.register
+def _close_all() -> None:
+    """What was published is delivered, even if the program ends right after that."""
+    for bus in [*_open]:
+        bus.close()

@@ -1,0 +1,643 @@
+"""Event schemas: which fields a class has, and events as nested maps (157.2).
+
+A schema is a class whose instances have named public fields: a pydantic model, a dataclass, a ``NamedTuple``, a msgspec
+struct, an attrs class, or any other class with annotations, with ``__slots__``, or with instances that have attributes,
+as OSGi's DTOs are. Methods, properties, class variables and whatever begins with an underscore are no part of it
+(157.2.1). Classes that say themselves how pydantic is to read them, those of the standard library, exceptions and
+collections are no schemas unless they are one of the first five.
+
+An untyped event is a mapping with ``str`` keys whose values are simple (numbers, text, bytes, dates, enums, UUIDs,
+``None``), collections of such, or mappings of the same kind: a tree without instances of schemas in it (157.2.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import inspect
+import logging
+import numbers
+import pathlib
+import re
+import sys
+import types
+import typing
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter
+from typing import Any, ClassVar, Final, TypeAlias
+
+from pydantic import AliasChoices, BaseModel, RootModel
+
+from messaging.errors import InvalidEventError, NullEventError
+
+logger = logging.getLogger(__name__)
+
+#: event data in map form
+EventData: TypeAlias = dict[str, Any]
+
+MISSING: Final = object()
+
+#: by far the most common values, none of which can be changed; of others :func:`is_simple` knows
+COMMON: Final = frozenset({str, int, float, bool, type(None), bytes, datetime.datetime})
+_SIMPLE: Final = (
+    str,
+    bytes,
+    bytearray,
+    numbers.Number,
+    type(None),
+    enum.Enum,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    uuid.UUID,
+    pathlib.PurePath,
+    re.Pattern,
+    type,
+)
+_COLLECTIONS: Final = (list, tuple, set, frozenset, deque)
+#: others, of which a schema may be one
+_OTHER_COLLECTIONS: Final = (Sequence, Set)
+#: classes that are remembered
+_REMEMBERED: Final = 4096
+#: characters of a place in an event that an error shows
+_SHOWN: Final = 200
+
+
+def is_simple(value: Any) -> bool:
+    """Whether ``value`` has no parts that an event could be made of."""
+    return type(value) in COMMON or isinstance(value, _SIMPLE)
+
+
+def is_collection(value: Any) -> bool:
+    """Whether ``value`` is a collection of values without names."""
+    return isinstance(value, _COLLECTIONS) and not hasattr(value, "_fields")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a schema."""
+
+    name: str
+    #: what its values are; ``Any`` if that cannot be found out
+    annotation: Any
+    #: whether there is no instance without it
+    is_required: bool
+    #: the keyword of the constructor that sets it; ``None`` if it is set afterwards
+    keyword: str | None
+    #: what it may be called instead in data that is to become an instance
+    aliases: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schema:
+    """What a class says about its instances.
+
+    Attributes:
+        type: the class.
+        fields: the public ones.
+        make: makes an instance from keywords.
+        read: names and values of the fields of an instance. Raises what its attributes raise.
+        takes_more: whether instances may have other fields beside.
+        validate: makes an instance from data as it came; of pydantic models whose own validators want to see that.
+        is_root: whether the only field is the instance itself, as in a ``RootModel``.
+    """
+
+    type: type[Any]
+    fields: tuple[Field, ...]
+    make: Callable[..., Any]
+    read: Callable[[Any], dict[str, Any]]
+    takes_more: bool = False
+    validate: Callable[[Any], Any] | None = None
+    is_root: bool = False
+
+
+_schemas: dict[Any, Schema | None] = {}
+
+
+def schema_of(type_: Any) -> Schema | None:
+    """The schema of a class, or ``None`` if its instances have no fields. Classes are remembered; thread safe.
+
+    Of a generic class with its arguments (``Page[Item]``), the fields have those in their annotations.
+    """
+    if not isinstance(type_, type):
+        return _of_alias(type_)
+    known = _schemas.get(type_, MISSING)
+    if known is MISSING:
+        known = _of_type(type_)
+        if isinstance(type_, type(BaseModel)) and not getattr(type_, "__pydantic_complete__", True):
+            return known  # refers to what is not defined yet: next time it may be
+        if len(_schemas) >= _REMEMBERED:
+            _schemas.clear()
+        _schemas[type_] = known
+    return typing.cast("Schema | None", known)
+
+
+def _of_type(type_: type[Any]) -> Schema | None:
+    if issubclass(type_, (*_SIMPLE, Mapping)):
+        return None
+    if issubclass(type_, BaseModel):
+        return _of_model(type_)
+    if dataclasses.is_dataclass(type_):
+        return _of_pydantic_dataclass(type_) if hasattr(type_, "__pydantic_fields__") else _of_dataclass(type_)
+    if issubclass(type_, tuple):
+        return _of_named_tuple(type_) if hasattr(type_, "_fields") else None
+    if hasattr(type_, "__struct_fields__") and "msgspec" in sys.modules:
+        return _of_struct(type_)
+    if hasattr(type_, "__attrs_attrs__"):
+        return _of_attrs(type_)
+    if issubclass(type_, _NO_SCHEMAS) or hasattr(type_, "__get_pydantic_core_schema__"):
+        return None
+    if str(type_.__module__).partition(".")[0] in sys.stdlib_module_names:
+        return None
+    return _of_class(type_)
+
+
+_NO_SCHEMAS: Final = (Collection, Iterator, BaseException, types.ModuleType)
+
+
+def _public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+# --- annotations
+
+
+def hints_of(type_: Any) -> dict[str, Any]:
+    """The annotations of a class or function; of those that cannot be found out, ``Any``."""
+    try:
+        return typing.get_type_hints(type_, include_extras=True)
+    except Exception as error:  # noqa: BLE001  # names that are not there, or anything an annotation may do
+        logger.debug("of %r, annotations are unknown: %s", type_, type(error).__name__)
+        return dict(_hints_one_by_one(type_))
+
+
+def _hints_one_by_one(type_: Any) -> Iterator[tuple[str, Any]]:
+    for owner in reversed(type_.__mro__) if isinstance(type_, type) else (type_,):
+        module = sys.modules.get(getattr(owner, "__module__", None) or "", typing)
+        scope = {
+            **getattr(owner, "__dict__", {}),
+            **vars(module),
+            **{each.__name__: each for each in getattr(owner, "__type_params__", ())},
+            owner.__name__: owner,
+        }
+        for name, annotation in _annotations(owner).items():
+            # of a class, since only there ClassVar is understood
+            alone = type("alone", (), {"__annotations__": {name: annotation}})
+            try:
+                yield name, typing.get_type_hints(alone, scope, scope, include_extras=True)[name]
+            except Exception:  # noqa: BLE001
+                yield name, Any
+
+
+def _annotations(owner: Any) -> dict[str, Any]:
+    """Its own annotations, as they are written."""
+    try:
+        return inspect.get_annotations(owner)
+    except Exception:  # noqa: BLE001  # it has none, or those of another kind
+        return {}
+
+
+def _of_alias(alias: Any) -> Schema | None:
+    origin = typing.get_origin(alias)
+    schema = schema_of(origin) if isinstance(origin, type) else None
+    if schema is None:
+        return None
+    parameters = getattr(origin, "__parameters__", ())
+    given = dict(zip(parameters, typing.get_args(alias), strict=False))
+    if not given:
+        return schema
+    # what a base class calls by the same name has been replaced already, if it is something else
+    fields = (dataclasses.replace(each, annotation=bound(each.annotation, given)) for each in schema.fields)
+    return dataclasses.replace(schema, fields=tuple(fields))
+
+
+def bound(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
+    """The annotation with type variables replaced by arguments."""
+    if isinstance(annotation, typing.TypeVar):
+        return arguments.get(annotation, annotation)
+    parameters = () if isinstance(annotation, type) else getattr(annotation, "__parameters__", ())
+    if not any(each in arguments for each in parameters):
+        return annotation
+    try:
+        return annotation[tuple(arguments.get(each, each) for each in parameters)]
+    except TypeError:  # it is generic in another way than that
+        return annotation
+
+
+def _arguments_of_bases(type_: Any) -> dict[Any, dict[Any, Any]]:
+    """By base class: which arguments a class gives to the type variables of its bases."""
+    found: dict[Any, dict[Any, Any]] = {}
+    todo: list[tuple[Any, dict[Any, Any]]] = [(type_, {})]
+    while todo:
+        owner, given = todo.pop()
+        for base in owner.__dict__.get("__orig_bases__", owner.__bases__):
+            origin = typing.get_origin(base) or base
+            if origin in (typing.Generic, typing.Protocol) or not isinstance(origin, type) or origin in found:
+                continue
+            parameters = getattr(origin, "__parameters__", ())
+            arguments = [bound(each, given) for each in typing.get_args(base)]
+            found[origin] = dict(zip(parameters, arguments, strict=False))
+            todo.append((origin, found[origin]))
+    return found
+
+
+def _bound_hints(type_: Any) -> dict[str, Any]:
+    """The annotations of a class, with what it says of the type variables of its bases."""
+    hints = hints_of(type_)
+    by_base = _arguments_of_bases(type_)
+    if any(by_base.values()):
+        for owner in reversed(type_.__mro__):
+            arguments = by_base.get(owner)
+            for name in _annotations(owner):
+                if arguments and not any(
+                    name in _annotations(each) for each in type_.__mro__[: type_.__mro__.index(owner)]
+                ):
+                    hints[name] = bound(hints.get(name, Any), arguments)
+    return hints
+
+
+# --- kinds of schemas
+
+
+def _of_model(type_: type[BaseModel]) -> Schema:
+    if not type_.__pydantic_complete__:
+        type_.model_rebuild(raise_errors=False)
+    fields = tuple(_model_fields(type_.model_fields))
+    read_fields = _reader(fields)
+
+    def read(instance: Any) -> dict[str, Any]:
+        more = instance.__pydantic_extra__
+        data = read_fields(instance)
+        if more:
+            data |= {name: value for name, value in more.items() if _public(name)}
+        return data
+
+    return Schema(
+        type_,
+        fields,
+        _by_validator(type_.model_validate, fields),
+        read,
+        takes_more=type_.model_config.get("extra") == "allow",
+        validate=functools.partial(type_.model_validate, by_name=True) if _sees_data(type_) else None,
+        is_root=issubclass(type_, RootModel),
+    )
+
+
+def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
+    for name, info in infos.items():
+        if _public(name):
+            alias = info.validation_alias
+            choices = alias.choices if isinstance(alias, AliasChoices) else (alias,)
+            yield Field(
+                name,
+                # what else is said of it, the model checks
+                info.rebuild_annotation() if _sees_value(info.metadata) else info.annotation,
+                info.is_required(),
+                name if info.init is not False else None,
+                tuple(each for each in choices if isinstance(each, str)),
+            )
+
+
+def _by_validator(validate: Callable[..., Any], fields: Iterable[Field]) -> Callable[..., Any]:
+    """Makes instances of a model from its fields, by their names."""
+    options = {"by_name": True, "by_alias": False} if any(each.aliases for each in fields) else {}
+
+    def make(**values: Any) -> Any:
+        return validate(values, **options)
+
+    return make
+
+
+def _sees_value(metadata: Iterable[Any]) -> bool:
+    """Whether something in an annotation wants the value before it is converted."""
+    return any(type(each).__name__ in ("BeforeValidator", "WrapValidator", "PlainValidator") for each in metadata)
+
+
+def _sees_data(type_: Any) -> bool:
+    """Whether a model has validators that want the data before it is converted."""
+    found = getattr(type_, "__pydantic_decorators__", None)
+    return any(
+        each.info.mode in ("before", "wrap", "plain")
+        for group in ("field_validators", "model_validators")
+        for each in getattr(found, group, {}).values()
+    )
+
+
+def _of_pydantic_dataclass(type_: Any) -> Schema:
+    from pydantic import TypeAdapter
+
+    fields = tuple(_model_fields(type_.__pydantic_fields__))
+    validate = TypeAdapter(type_).validate_python
+    return Schema(
+        type_,
+        fields,
+        _by_validator(validate, fields),
+        _reader(fields),
+        validate=functools.partial(validate, by_name=True) if _sees_data(type_) else None,
+    )
+
+
+def _of_dataclass(type_: Any) -> Schema:
+    hints = _bound_hints(type_)
+    parameters = _parameters(type_)
+    return _schema(
+        type_,
+        (
+            Field(
+                each.name,
+                hints.get(each.name, Any),
+                _is_required(parameters.get(each.name)),
+                each.name if each.name in parameters else None,
+            )
+            for each in dataclasses.fields(type_)
+            if _public(each.name)
+        ),
+    )
+
+
+def _of_named_tuple(type_: Any) -> Schema:
+    hints = _bound_hints(type_)
+    defaults = getattr(type_, "_field_defaults", {})
+    return _schema(type_, (Field(name, hints.get(name, Any), name not in defaults, name) for name in type_._fields))
+
+
+def _of_struct(type_: Any) -> Schema:
+    hints = _bound_hints(type_)
+    return _schema(
+        type_,
+        (
+            Field(
+                each.name,
+                hints.get(each.name, Any),
+                each.required,
+                each.name,
+                () if each.encode_name == each.name else (each.encode_name,),
+            )
+            for each in sys.modules["msgspec"].structs.fields(type_)
+            if _public(each.name)
+        ),
+    )
+
+
+def _of_attrs(type_: Any) -> Schema:
+    hints = _bound_hints(type_)
+    parameters = _parameters(type_)
+    return _schema(
+        type_,
+        (
+            Field(
+                each.name,
+                hints.get(each.name, each.type or Any),
+                _is_required(parameters.get(each.alias)),
+                each.alias if each.alias in parameters else None,
+            )
+            for each in type_.__attrs_attrs__
+            if _public(each.name)
+        ),
+    )
+
+
+def _of_class(type_: type[Any]) -> Schema | None:
+    """A class like OSGi's DTOs: made without arguments, and its annotated fields set; or made with some of them."""
+    hints = {
+        name: annotation
+        for name, annotation in _bound_hints(type_).items()
+        if typing.get_origin(annotation) is not ClassVar and annotation is not ClassVar
+    }
+    for owner in type_.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        hints = dict.fromkeys((slots,) if isinstance(slots, str) else slots, Any) | hints
+    parameters = _parameters(type_)
+    annotated = hints_of(type_.__init__ if type_.__init__ is not object.__init__ else type_.__new__)  # type: ignore[misc]
+    hints = {name: annotated.get(name, Any) for name in parameters} | hints
+    fields = [
+        Field(name, annotation, _is_required(parameters.get(name)), name if name in parameters else None)
+        for name, annotation in hints.items()
+        if _public(name)
+    ]
+    has_attributes = type_.__dictoffset__ != 0
+    if not fields and not has_attributes:
+        return None
+    read_fields = _reader(fields)
+
+    def read(instance: Any) -> dict[str, Any]:
+        data = read_fields(instance)
+        for name, value in vars(instance).items():
+            if (
+                name not in data
+                and _public(name)
+                and not isinstance(getattr(type_, name, None), functools.cached_property)
+            ):
+                data[name] = value
+        return data
+
+    return Schema(type_, tuple(fields), type_, read if has_attributes else read_fields)
+
+
+def _parameters(type_: Any) -> dict[str, inspect.Parameter]:
+    """The keywords of a constructor."""
+    try:
+        found = inspect.signature(type_).parameters
+    except Exception:  # noqa: BLE001  # it has none that can be seen
+        return {}
+    return {name: each for name, each in found.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+
+
+def _is_required(parameter: inspect.Parameter | None) -> bool:
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def _schema(type_: Any, fields: Iterable[Field]) -> Schema:
+    known = tuple(fields)
+    return Schema(type_, known, type_, _reader(known))
+
+
+def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
+    """The function that reads these attributes, as far as they are there."""
+    names = [each.name for each in fields]
+
+    def read_one_by_one(instance: Any) -> dict[str, Any]:
+        found = ((name, getattr(instance, name, MISSING)) for name in names)
+        return {name: value for name, value in found if value is not MISSING}
+
+    if len(names) < 2 or not all(map(str.isidentifier, names)):
+        return read_one_by_one
+    get = attrgetter(*names)
+
+    def read(instance: Any) -> dict[str, Any]:
+        try:
+            return dict(zip(names, get(instance), strict=True))
+        except AttributeError:
+            return read_one_by_one(instance)
+
+    return read
+
+
+# --- events as maps
+
+
+def has_fields(value: Any) -> bool:
+    """Whether ``value`` is an instance of a schema."""
+    return schema_of(type(value)) is not None
+
+
+def fields_of(value: Any) -> Iterable[tuple[str, Any]]:
+    """Names and values of the public fields of an instance of a schema."""
+    schema = schema_of(type(value))
+    assert schema is not None  # noqa: S101  # whoever calls this has looked
+    return schema.read(value).items()
+
+
+def to_map(event: Any) -> EventData:
+    """A typed event as nested maps (157.4.2); of an untyped one, a copy.
+
+    Collections become lists (sets of simple values stay sets), and all of it is copied but simple values and what has
+    no fields. What is there twice is copied once.
+
+    Raises:
+        NullEventError: it is ``None``.
+        InvalidEventError: it has no fields, they cannot be read, or it is no tree: something is a part of itself.
+    """
+    schema = _schemas.get(type(event))
+    if schema is not None and not schema.is_root:
+        try:
+            data = schema.read(event)
+        except Exception:  # noqa: BLE001  # is told below, with its place
+            data = {"": schema}
+        if COMMON.issuperset(map(type, data.values())):
+            return data
+    copy = as_data(event)
+    if type(copy) is not dict:
+        if event is None:
+            raise NullEventError("an event is needed, not None")
+        raise InvalidEventError(f"an event has named fields, which a {type(event).__name__} has not")
+    return copy
+
+
+def checked_copy(event: Mapping[str, Any]) -> EventData:
+    """A copy of an untyped event that shares nothing with it which can be changed.
+
+    Raises:
+        NullEventError: it is ``None``.
+        InvalidEventError: it is not as the module says; told where.
+    """
+    if type(event) is not dict:
+        if event is None:
+            raise NullEventError("event data is needed, not None")
+        if not isinstance(event, Mapping):
+            raise InvalidEventError(f"an untyped event is a mapping, not a {type(event).__name__}")
+    data = dict(event)
+    if COMMON.issuperset(map(type, data.values())) and _STR.issuperset(map(type, data)):
+        return data
+    return typing.cast("EventData", _copied(data, is_untyped=True))
+
+
+_STR: Final = frozenset({str})
+
+
+def as_data(value: Any) -> Any:
+    """A value without schemas: a copy with maps in their place. Raises ``InvalidEventError`` as :func:`to_map`."""
+    return value if type(value) in COMMON else _copied(value, is_untyped=False)
+
+
+#: where a value is in an event: where its container is, and its key there; ``None`` for the event itself
+_Path: TypeAlias = tuple[Any, Any] | None
+
+
+class _Done:
+    """Goes on the stack below the parts of a container, so that it comes up when they are done."""
+
+    __slots__ = ("copy", "key", "source", "target")
+
+    def __init__(self, source: Any, copy: Any, target: Any, key: Any) -> None:
+        self.source = source
+        self.copy = copy
+        self.target = target
+        self.key = key
+
+
+def _copied(event: Any, *, is_untyped: bool) -> Any:
+    """Copy without recursion: there is no limit to the depth of events (157.2.1.1)."""
+    top: dict[str, Any] = {}
+    #: value, where its copy goes to, under which key, and where it is in the event
+    todo: list[Any] = [(event, top, "", None)]
+    #: by id: containers that are complete, and their copies; and those that are not
+    complete: dict[int, tuple[Any, Any]] = {}
+    above: set[int] = set()
+    while todo:
+        step = todo.pop()
+        if type(step) is _Done:
+            above.discard(id(step.source))
+            complete[id(step.source)] = step.source, step.copy  # the source too, so that its id stays its own
+            continue
+        value, target, key, path = step
+        if id(value) in above:
+            raise InvalidEventError(f"an event must be a tree: {_shown(path)} is a part of itself")
+        if id(value) in complete:
+            target[key] = complete[id(value)][1]
+            continue
+        copy = _shallow_copy(value, path, is_untyped)
+        target[key] = copy
+        items = copy.items() if type(copy) is dict else enumerate(copy) if type(copy) is list else ()
+        # the last goes on the stack first: what comes up is in order
+        parts = [(part, copy, name, (path, name)) for name, part in items if type(part) not in COMMON]
+        if parts:
+            above.add(id(value))
+            todo.append(_Done(value, copy, target, key))
+            todo.extend(reversed(parts))
+        elif copy is not value:
+            complete[id(value)] = value, copy
+    return top[""]
+
+
+def _shallow_copy(value: Any, path: _Path, is_untyped: bool) -> Any:
+    """A dict or a list with the parts of ``value``; or what it becomes, if it has none."""
+    if isinstance(value, Mapping):
+        return _checked_keys(dict(value), path) if is_untyped else dict(value)
+    if isinstance(value, (set, frozenset)):
+        parts = [*value]
+        return type(value)(parts) if all(map(is_simple, parts)) and type(value) in (set, frozenset) else parts
+    if is_collection(value):
+        return [*value]
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if is_simple(value):
+        return value
+    schema = schema_of(type(value))
+    if schema is not None:
+        if is_untyped:
+            raise InvalidEventError(
+                f"an untyped event has no instances of schemas in it: {_shown(path)} is a {type(value).__name__}"
+            )
+        try:
+            return schema.read(value)
+        except Exception as error:  # noqa: BLE001  # whatever a property raises
+            problem = f"the fields of {_shown(path)}, a {type(value).__name__}, raised {type(error).__name__}"
+        raise InvalidEventError(problem)
+    if isinstance(value, _OTHER_COLLECTIONS):
+        return [*value]
+    if is_untyped:
+        raise InvalidEventError(f"an event has nothing like this in it: {_shown(path)} is a {type(value).__name__}")
+    return value
+
+
+def _checked_keys(data: dict[Any, Any], path: _Path) -> dict[Any, Any]:
+    for key in data:
+        if not isinstance(key, str):
+            raise InvalidEventError(f"the keys of an event are str: in {_shown(path)} there is a {type(key).__name__}")
+    return data
+
+
+def _shown(path: _Path) -> str:
+    names: list[str] = []
+    while path is not None:
+        path, key = path
+        names.append(f".{key}" if isinstance(key, str) else f"[{key if type(key) is int else '...'}]")
+    return "".join(reversed(names)).removeprefix(".")[:_SHOWN] or "the event"
