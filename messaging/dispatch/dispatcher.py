@@ -173,7 +173,7 @@ class Dispatcher(Generic[H, R]):
                 self._displace(handler)
                 change()
                 if handler.blocked is not None:
-                    handler.change_lane(handler.new_lane())
+                    handler.unblock()
                 self._place(handler)
             return
 
@@ -187,7 +187,6 @@ class Dispatcher(Generic[H, R]):
                 return
             handler.is_registered = False
             self._displace(handler)
-        handler.lane.close()
         handler.removed()
 
     def _place(self, handler: H) -> None:
@@ -298,7 +297,7 @@ class Dispatcher(Generic[H, R]):
 def when_all_done(lanes: Iterable[Lane], what: str) -> Promise[None]:
     """Resolves when what is in the lanes now is done with, or given up."""
     promise: Promise[None] = Promise(what)
-    several = [each for each in lanes if len(each) or each.is_scheduled]
+    several = [each for each in {*lanes} if len(each) or each.is_scheduled]
     if not several:
         promise.resolve(None)
         return promise

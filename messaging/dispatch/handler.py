@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from messaging.coroutines import handlers_loop, is_coroutine, running_loop
 from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
 from messaging.dispatch.topics import TopicFilter, parse_filter
-from messaging.errors import ArgumentError
+from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.services.filter import LdapFilter
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
+
+#: how often somebody who waits for an event loop looks whether it is still there, seconds
+_LOOK: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,39 @@ def is_awaitable(found: Any) -> bool:
     return inspect.isawaitable(found)
 
 
+def run_elsewhere(found: Any, loop: asyncio.AbstractEventLoop, timeout: float = 0) -> Any:
+    """Await something on another thread's event loop, and wait for it.
+
+    Args:
+        found: an awaitable.
+        loop: where.
+        timeout: how long, seconds; 0: for ever. What is not done by then is cancelled.
+
+    Raises:
+        DeadlineError: ``timeout`` passed.
+        ClosedError: the loop is closed.
+        Exception: what it raised.
+    """
+    deadline = time.monotonic() + timeout if timeout else math.inf
+    try:
+        future = asyncio.run_coroutine_threadsafe(_awaited(found), loop)
+    except RuntimeError:
+        if inspect.iscoroutine(found):
+            found.close()  # nobody will await it
+        raise ClosedError("the event loop it ran on is closed") from None
+    while True:
+        try:
+            return future.result(max(0.0, min(_LOOK, deadline - time.monotonic())))
+        except TimeoutError:
+            if future.done():
+                raise  # its own
+            if loop.is_closed():
+                raise ClosedError("the event loop it ran on is closed") from None
+            if time.monotonic() >= deadline:
+                future.cancel()
+                raise DeadlineError(f"it took more than {timeout:g} s") from None
+
+
 def _nothing() -> None:
     """What is left to be done for most handlers."""
 
@@ -191,6 +228,11 @@ class Handler(abc.ABC, Generic[E]):
         return self.tolerance.timeout if self.terms.timeout is None else self.terms.timeout
 
     @property
+    def waiting(self) -> int:
+        """Events on their way to it."""
+        return len(self.lane)
+
+    @property
     def dropped(self) -> int:
         """Events that did not find room, or that were waiting when it was blocked."""
         return self._dropped_before + self.lane.dropped
@@ -208,8 +250,9 @@ class Handler(abc.ABC, Generic[E]):
         """
         return _nothing
 
-    def removed(self) -> None:  # most have nothing to do
-        """It is found no more."""
+    def removed(self) -> None:
+        """It is found no more: nothing that waits for it is delivered."""
+        self.lane.close()
 
     # --- its lane
 
@@ -236,15 +279,15 @@ class Handler(abc.ABC, Generic[E]):
             )
         return lane
 
-    def change_lane(self, lane: Lane) -> None:
-        """Get what is published from now on by another lane. With the lock of its dispatcher."""
+    def unblock(self) -> None:
+        """Give it what is published from now on; what was on its way has been given up. With the dispatcher's lock."""
         self._dropped_before += self.lane.dropped
-        self.lane = lane
+        self.lane = self.new_lane()
         self.blocked = None
         self.failures_in_a_row = 0
 
     def give_up(self, lane: Lane) -> int:
-        """Give up what waits in ``lane``; returns how much it was."""
+        """It is blocked: give up what waits in ``lane``. Returns how many events that were."""
         lost = lane.close()
         lane.dropped += lost
         return lost
@@ -272,8 +315,8 @@ class Handler(abc.ABC, Generic[E]):
         try:
             found = self.call(event)
             if found is not None and is_awaitable(found):
-                # a function that does what a coroutine function would have done
-                asyncio.run_coroutine_threadsafe(_awaited(found), handlers_loop()).result()
+                # of a function that does what a coroutine function would have done
+                run_elsewhere(found, self._loop or handlers_loop())
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises, the others get their events
             self._failed(event, error)
         else:
@@ -337,7 +380,7 @@ def dto_of(handler: Handler[Any], kind: str) -> HandlerDTO:
         topics=tuple(each.text for each in handler.topics),
         filter=None if handler.terms.filter is None else str(handler.terms.filter),
         principal=handler.terms.principal,
-        waiting=len(handler.lane),
+        waiting=handler.waiting,
         failures=handler.failures,
         dropped=handler.dropped,
         blocked=handler.blocked,

@@ -108,6 +108,11 @@ class LdapFilter:
             lookup, folded = properties.get, {}
         return self._match(lookup, properties, None if self._case_sensitive else folded)
 
+    def match_case(self, properties: Mapping[str, Any]) -> bool:
+        """As :meth:`matches`, but names count as they are written, whatever the filter says (RFC 97 5.7.1)."""
+        is_own = isinstance(properties, ServiceProperties)
+        return self._match(properties._written.get if is_own else properties.get, properties, None)  # type: ignore[attr-defined]
+
     @property
     def case_sensitive(self) -> bool:
         """Whether attribute names are case-sensitive."""

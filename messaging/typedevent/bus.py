@@ -15,25 +15,19 @@ with the lock of the bus, so that whoever joins gets every event once, from the 
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, overload
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
-from messaging.dispatch.dispatcher import Dispatcher, when_all_done
+from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
-from messaging.dispatch.lanes import Pool
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
+from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
-from messaging.engine import may_block
-from messaging.errors import ArgumentError, ClosedError, DeadlineError, InvalidEventError, NullEventError
-from messaging.promise import Promise
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry, escaped
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
@@ -46,7 +40,6 @@ from messaging.typedevent.publisher import TypedEventPublisher
 from messaging.typedevent.receivers import UNHANDLED, Receiver, function_of, make, read_terms
 from messaging.typedevent.reify import event_annotation, is_untyped, topic_of
 from messaging.typedevent.schema import checked_copy, schema_of
-from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
@@ -54,17 +47,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: what was not closed yet
-_open: WeakSet[TypedEventBus] = WeakSet()
-
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: events that the history of a bus holds, unless it is told otherwise
 HISTORY_CAPACITY: Final = 10_000
-#: how long closing waits for what was published, unless it is told otherwise, seconds
-CLOSE_TIMEOUT: Final = 5.0
-
 _numbers: Final = itertools.count(1)
 
 
@@ -130,10 +117,11 @@ class TypedEventBusDTO:
     monitors: int
 
 
-class TypedEventBus:
+class TypedEventBus(EventService):
     """A Typed Event Bus (157.5). Thread safe; also a context manager, sync or async, that closes it.
 
-    It registers itself and its monitor in ``services``, finds its handlers there, and goes on until it is closed.
+    It registers itself and its monitor in ``services``, finds its handlers there, and goes on until it is closed;
+    then monitors complete.
 
     Args:
         services: where handlers are registered; by default the process's registry.
@@ -156,6 +144,8 @@ class TypedEventBus:
             bus.deliver(Order(id=7))
     """
 
+    _dispatcher: Dispatcher[Receiver, Route]
+
     def __init__(
         self,
         services: ServiceRegistry | None = None,
@@ -167,14 +157,11 @@ class TypedEventBus:
         tolerance: Tolerance | None = None,
         threads: int | None = None,
     ) -> None:
+        super().__init__(f"typed-events-{next(_numbers)}" if name is None else name, threads)
         self.services = default_registry() if services is None else services
-        self.name = f"typed-events-{next(_numbers)}" if name is None else name
-        if not isinstance(self.name, str) or not self.name:
-            raise ArgumentError(f"the name of a bus must be a non-empty str, not {name!r:.80}")
         self._tolerance = Tolerance() if tolerance is None else tolerance
-        self._pool = Pool() if threads is None else Pool(threads)
         self._history = History(history_capacity)
-        self._dispatcher: Dispatcher[Receiver, Route] = Dispatcher(
+        self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
             f"the typed event bus {self.name!r}",
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
@@ -184,7 +171,7 @@ class TypedEventBus:
             policy=permissions,
         )
         #: history and stream of all events (157.6)
-        self.monitor = TypedEventMonitor(self._dispatcher, self._history, self._pool)
+        self.monitor = TypedEventMonitor(dispatcher, self._history, self._pool)
         for topic_filter, policy in (history or {}).items():
             self.monitor.configure_history_storage(topic_filter, policy)
         self._properties = {
@@ -192,15 +179,10 @@ class TypedEventBus:
             "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
             "version": Names.TYPED_EVENT_SPECIFICATION_VERSION,
         }
-        self._is_open = True
-        self._closing: Promise[None] | None = None
-        workers().hold()
-        _open.add(self)
-        self._dispatcher.open()
-        self._registrations = [
-            self.services.register(TypedEventBus, self, self._properties),
-            self.services.register(TypedEventMonitor, self.monitor, self._properties),
-        ]
+        self._open(
+            self._dispatcher,
+            [(TypedEventBus, self, self._properties), (TypedEventMonitor, self.monitor, self._properties)],
+        )
 
     # --- publishing (157.3)
 
@@ -487,6 +469,9 @@ class TypedEventBus:
         target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
         return target is None or target.matches(self._properties)
 
+    def _closed(self) -> None:
+        self.monitor.close()
+
     def _route(self, topic: str, handlers: list[Receiver]) -> Route:
         with self._dispatcher.lock:
             return Route(handlers, self._history.effective(topic), bool(self.monitor.taps))
@@ -511,85 +496,6 @@ class TypedEventBus:
             capacity=self._history.capacity,
             monitors=len(self.monitor.taps),
         )
-
-    def flush(self) -> Promise[None]:
-        """Resolves when all handlers are through with what was published before this call."""
-        return when_all_done((each.lane for _, each in self._dispatcher.handlers()), f"flushing {self.name!r}")
-
-    def _refuse_closed(self) -> None:
-        if not self._is_open:
-            raise ClosedError(f"{self._dispatcher.name} is closed")
-
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Take no more events, and wait until what was published is delivered; idempotent.
-
-        What is not delivered within ``timeout`` seconds is given up, and counted in the log. Monitors complete. On a
-        thread that runs an event loop, or in a handler, it does not wait: what was published is delivered in the
-        background. ``await aclose()`` waits.
-        """
-        closing, is_mine = self._begin_closing()
-        if not may_block() or self._pool.is_inside():
-            if is_mine:
-                workers().submit(lambda: self._finish(closing, timeout))
-        elif is_mine:
-            self._finish(closing, timeout)
-        else:
-            closing.result()
-
-    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """As :meth:`close`, for event loops."""
-        closing, is_mine = self._begin_closing()
-        if is_mine:
-            workers().submit(lambda: self._finish(closing, timeout))
-        await closing
-
-    def _begin_closing(self) -> tuple[Promise[None], bool]:
-        """Take no more events; whether this call has begun it."""
-        with self._dispatcher.lock:
-            if self._closing is not None:
-                return self._closing, False
-            self._closing = Promise(f"closing {self._dispatcher.name}")
-            self._is_open = False
-            return self._closing, True
-
-    def _finish(self, closing: Promise[None], timeout: float) -> None:
-        """Deliver what was published, and let go of everything. On a thread that may wait."""
-        try:
-            for registration in self._registrations:
-                registration.unregister()
-            with contextlib.suppress(DeadlineError):
-                self.flush().result(timeout)
-            left = self._dispatcher.close()
-            lost = sum(each.lane.close() for each in left)
-            if lost:
-                logger.error(
-                    "%s was closed before %d events were delivered that waited for its handlers",
-                    self._dispatcher.name,
-                    lost,
-                )
-            self.monitor.close()
-        finally:
-            _open.discard(self)
-            workers().release()
-            closing.resolve(None)
-
-    def __enter__(self) -> Self:
-        self._refuse_closed()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        self._refuse_closed()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
@@ -622,10 +528,3 @@ def _decorator(register: Callable[[Callable[..., Any]], object]) -> Callable[[F]
         return function
 
     return decorate
-
-
-@atexit.register
-def _close_all() -> None:
-    """What was published is delivered, even if the program ends right after that."""
-    for bus in [*_open]:
-        bus.close()

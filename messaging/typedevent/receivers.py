@@ -79,7 +79,7 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
     for name in _FORBIDDEN[kind]:
         if asked.get(name) is not None:
             logger.warning("%s is not for an %s: it is ignored", name, kind.rpartition(".")[2])
-    type_ = _read_type(service, asked.get(Names.TYPED_EVENT_TYPE)) if kind == TYPED else None
+    type_: Any = _read_type(service, asked.get(Names.TYPED_EVENT_TYPE)) if kind == TYPED else None
     topics = read_topics(asked.get(Names.TYPED_EVENT_TOPICS), Names.TYPED_EVENT_TOPICS)
     if topics is None and kind == UNHANDLED:
         topics = (parse_filter("*"),)

@@ -1,0 +1,164 @@
+"""What all event services are: they take events until they are closed, and deliver what they took."""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakSet
+
+from messaging.dispatch.dispatcher import when_all_done
+from messaging.dispatch.lanes import Pool
+from messaging.engine import may_block
+from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.promise import Promise
+from messaging.workers import workers
+
+if TYPE_CHECKING:
+    from messaging.dispatch.dispatcher import Dispatcher
+    from messaging.dispatch.lanes import Lane
+    from messaging.services import ServiceRegistration
+
+logger = logging.getLogger(__name__)
+
+#: how long closing waits for what was published, unless it is told otherwise, seconds
+CLOSE_TIMEOUT: Final = 5.0
+
+#: what was not closed yet
+_open: WeakSet[EventService] = WeakSet()
+
+
+class EventService(abc.ABC):
+    """An event service from opening to closing. Thread safe; a context manager, sync or async, that closes it.
+
+    Args:
+        name: of it, in the log and among its properties.
+        threads: how many threads deliver at most; ``None`` for as many as are usual.
+
+    Raises:
+        ArgumentError: the name is no non-empty str, or ``threads`` no int of at least 1.
+    """
+
+    _dispatcher: Dispatcher[Any, Any]
+
+    def __init__(self, name: str, threads: int | None) -> None:
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            raise ArgumentError(f"threads must be an int of at least 1, not {threads!r:.80}")
+        self.name = name
+        self._pool = Pool() if threads is None else Pool(threads)
+        self._is_open = False
+        self._closing: Promise[None] | None = None
+        self._registrations: list[ServiceRegistration] = []
+
+    def _open(
+        self, dispatcher: Dispatcher[Any, Any], services: Sequence[tuple[type[Any], Any, Mapping[str, Any]]]
+    ) -> None:
+        """Find handlers and take events from now on, and register what is offered: interface, service, properties."""
+        self._dispatcher = dispatcher
+        self._is_open = True
+        workers().hold()
+        _open.add(self)
+        dispatcher.open()
+        for interface, service, properties in services:
+            self._registrations.append(dispatcher.services.register(interface, service, properties))
+
+    def _lanes(self) -> list[Lane]:
+        """All lanes that events may wait in."""
+        return [each.lane for _, each in self._dispatcher.handlers()]
+
+    @abc.abstractmethod
+    def _closed(self) -> None:
+        """It is closed: what else there is has to be ended."""
+
+    def flush(self) -> Promise[None]:
+        """Resolves when all handlers are through with what was published before this call."""
+        return when_all_done(self._lanes(), f"flushing {self.name!r}")
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise ClosedError(f"{self._dispatcher.name} is closed")
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Take no more events, and wait until what was published is delivered; idempotent.
+
+        What is not delivered within ``timeout`` seconds is given up, and counted in the log. On a
+        thread that runs an event loop, or in a handler, it does not wait: what was published is delivered in the
+        background. ``await aclose()`` waits.
+        """
+        closing, is_mine = self._begin_closing()
+        if not may_block() or self._pool.is_inside():
+            if is_mine:
+                workers().submit(lambda: self._finish(closing, timeout))
+        elif is_mine:
+            self._finish(closing, timeout)
+        else:
+            closing.result()
+
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """As :meth:`close`, for event loops."""
+        closing, is_mine = self._begin_closing()
+        if is_mine:
+            workers().submit(lambda: self._finish(closing, timeout))
+        await closing
+
+    def _begin_closing(self) -> tuple[Promise[None], bool]:
+        """Take no more events; whether this call has begun it."""
+        with self._dispatcher.lock:
+            if self._closing is not None:
+                return self._closing, False
+            self._closing = Promise(f"closing {self._dispatcher.name}")
+            self._is_open = False
+            return self._closing, True
+
+    def _finish(self, closing: Promise[None], timeout: float) -> None:
+        """Deliver what was published, and let go of everything. On a thread that may wait."""
+        try:
+            for registration in self._registrations:
+                registration.unregister()
+            with contextlib.suppress(DeadlineError):
+                self.flush().result(timeout)
+            lanes = self._lanes()
+            self._dispatcher.close()
+            lost = sum(each.close() for each in lanes)
+            if lost:
+                logger.error(
+                    "%s was closed before %d events were delivered that waited for its handlers",
+                    self._dispatcher.name,
+                    lost,
+                )
+            self._closed()
+        finally:
+            _open.discard(self)
+            workers().release()
+            closing.resolve(None)
+
+    def __enter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What was published is delivered, even if the program ends right after that."""
+    for service in [*_open]:
+        service.close()
