@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import inspect
 import logging
 import math
@@ -121,6 +122,14 @@ def read_timeout(value: Any, name: str) -> float | None:
     return None if value is None else _check_seconds(name, value)
 
 
+def name_of(function: Any) -> str:
+    """How a function is called to people; an object like one is called by its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(getattr(function, "__func__", function), "__qualname__", None)
+    return name if isinstance(name, str) else type(function).__qualname__
+
+
 def is_awaitable(found: Any) -> bool:
     """Whether what a function returned has to be awaited."""
     return inspect.isawaitable(found)
@@ -183,6 +192,9 @@ class Handler(abc.ABC, Generic[E]):
         block: called with the handler, the lane and a reason when it has to be blocked.
     """
 
+    #: what is on its way to it
+    lane: Lane
+
     def __init__(
         self,
         reference: ServiceReference,
@@ -214,8 +226,7 @@ class Handler(abc.ABC, Generic[E]):
     @property
     def name(self) -> str:
         """How it is called in the log and to people: its service, and what it is."""
-        function = getattr(self.function, "__func__", self.function)
-        return f"{self.reference!r} ({getattr(function, '__qualname__', type(function).__name__)})"
+        return f"{self.reference!r} ({name_of(self.function)})"
 
     @property
     def topics(self) -> tuple[TopicFilter, ...]:
@@ -282,6 +293,8 @@ class Handler(abc.ABC, Generic[E]):
     def unblock(self) -> None:
         """Give it what is published from now on; what was on its way has been given up. With the dispatcher's lock."""
         self._dropped_before += self.lane.dropped
+        if self._loop is not None and self._loop.is_closed():
+            self._loop = running_loop() or handlers_loop()
         self.lane = self.new_lane()
         self.blocked = None
         self.failures_in_a_row = 0
@@ -333,6 +346,8 @@ class Handler(abc.ABC, Generic[E]):
             if task is not None and task.cancelling():
                 raise  # its loop ends, say: see LoopLane
             self._failed(event, error)  # of something that the handler awaited
+        except GeneratorExit:
+            raise  # its loop was closed on it: it is never to be awaited again
         except BaseException as error:  # noqa: BLE001
             self._failed(event, error)
         else:

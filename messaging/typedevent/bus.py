@@ -80,19 +80,25 @@ class Route:
         is_watched: whether somebody watches all events.
     """
 
-    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "unhandled")
+    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "relays", "unhandled")
 
     def __init__(self, handlers: list[Receiver], policy: RangePolicy, is_watched: bool) -> None:
-        meant = [each for each in handlers if each.kind != UNHANDLED]
+        meant = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
         #: of the handlers that want every event
         self.lanes: list[Lane] = [each.lane for each in meant if each.terms.filter is None]
         self.filtered = [each for each in meant if each.terms.filter is not None]
         self.unhandled = [each for each in handlers if each.kind == UNHANDLED]
+        self.relays = [each for each in handlers if each.is_relay]
         self.policy = policy
         self.is_recorded = is_watched or policy.maximum > 0
 
     def lanes_for(self, event: PublishedEvent) -> list[Lane]:
         """Of the handlers that the event is for; of those for unhandled events, if there is no other (157.4.4)."""
+        if self.relays:
+            return [*self._handlers_for(event), *(each.lane for each in self.relays if each.accepts(event))]
+        return self._handlers_for(event)
+
+    def _handlers_for(self, event: PublishedEvent) -> list[Lane]:
         if self.filtered:
             lanes = [*self.lanes, *(each.lane for each in self.filtered if each.accepts(event))]
             if lanes:
@@ -253,6 +259,16 @@ class TypedEventBus(EventService):
         if event is None:
             raise NullEventError("an event is needed, not None")
         self._publish(self._route_of(topic), PublishedEvent(topic, _copied(event)))
+
+    def deliver_relayed(
+        self, topic: str, data: Mapping[str, Any], passed: tuple[object, ...], *, principal: Principal = None
+    ) -> None:
+        """``deliver_untyped`` for an event that comes from other event services; see ``PublishedEvent.passed``."""
+        route = self._route_of(topic)
+        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        event = PublishedEvent(topic, _copied(data))
+        event.passed = passed
+        self._publish(route, event)
 
     def _route_of(self, topic: str) -> Route:
         try:

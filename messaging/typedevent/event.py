@@ -6,7 +6,6 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ConversionError, InvalidEventError
 from messaging.typedevent.schema import EventData, to_map
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class _Conversion:
 
     def __init__(self) -> None:
         self.value: Any = None
-        self.error: ConversionError | InvalidEventError | None = None
+        self.error: BaseException | None = None
         self.is_done = False
         self.lock = threading.Lock()
         self.lock.acquire()
@@ -31,7 +30,7 @@ class _Conversion:
     def run(self, convert: Converter, data: Any) -> None:
         try:
             self.value = convert(data)
-        except (ConversionError, InvalidEventError) as error:
+        except BaseException as error:  # noqa: BLE001  # a constructor may raise anything: so do all that wait for it
             self.error = error
         finally:
             self.is_done = True
@@ -52,15 +51,17 @@ class PublishedEvent:
         data: an instance of a schema, or the map of an untyped event, which nobody changes.
         sequence: its place in what the bus has recorded; 0 if it was not.
         time: when it was published, seconds since the epoch; 0 if it was not recorded.
+        passed: the event services that it came through, if it was not published here at first.
     """
 
-    __slots__ = ("_conversions", "data", "sequence", "time", "topic")
+    __slots__ = ("_conversions", "data", "passed", "sequence", "time", "topic")
 
     def __init__(self, topic: str, data: Any) -> None:
         self.topic = topic
         self.data = data
         self.sequence = 0
         self.time = 0.0
+        self.passed: tuple[object, ...] = ()
         self._conversions: dict[Converter, _Conversion] = {}
 
     def copy(self) -> PublishedEvent:
@@ -68,6 +69,7 @@ class PublishedEvent:
         copy = PublishedEvent(self.topic, self.data)
         copy.sequence = self.sequence
         copy.time = self.time
+        copy.passed = self.passed
         return copy
 
     def as_map(self) -> EventData:
@@ -85,6 +87,7 @@ class PublishedEvent:
 
         Raises:
             ConversionError, InvalidEventError: it cannot be made.
+            BaseException: whatever else making it raised.
         """
         mine = _Conversion()
         conversion = self._conversions.setdefault(convert, mine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from messaging.coroutines import is_coroutine
 from messaging.dispatch.handler import (
     Handler,
     Terms,
+    name_of,
     read_filter,
     read_principal,
     read_timeout,
@@ -30,7 +30,7 @@ from messaging.typedevent.handlers import (
     UntypedEventHandler,
     declared_properties,
 )
-from messaging.typedevent.reify import load_type, parameters_of, reified_type, topic_of
+from messaging.typedevent.reify import event_parameter, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
     from messaging.services import ServiceReference
@@ -43,12 +43,19 @@ UNHANDLED: Final = interface_name(UnhandledEventHandler)
 
 #: the method of each interface
 _METHODS: Final = {TYPED: "notify", UNTYPED: "notify_untyped", UNHANDLED: "notify_unhandled"}
-#: of each interface, the properties that are not for it (157.4.8)
-_FORBIDDEN: Final = {
-    TYPED: (),
-    UNTYPED: (Names.TYPED_EVENT_TYPE,),
-    UNHANDLED: (Names.TYPED_EVENT_TYPE, Names.TYPED_EVENT_HISTORY),
-}
+
+
+class Relay:
+    """Registered as an ``UntypedEventHandler``, passes events on to somewhere else.
+
+    It gets them as they were published, and does not count as a handler: what only relays get is unhandled here.
+
+    Args:
+        receive: called with each event.
+    """
+
+    def __init__(self, receive: Callable[[PublishedEvent], object]) -> None:
+        self.receive = receive
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +82,36 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
     Raises:
         ArgumentError: what is wrong with it (157.4.9).
     """
-    asked = {**declared_properties(service), **properties}
-    for name in _FORBIDDEN[kind]:
-        if asked.get(name) is not None:
-            logger.warning("%s is not for an %s: it is ignored", name, kind.rpartition(".")[2])
-    type_: Any = _read_type(service, asked.get(Names.TYPED_EVENT_TYPE)) if kind == TYPED else None
-    topics = read_topics(asked.get(Names.TYPED_EVENT_TOPICS), Names.TYPED_EVENT_TOPICS)
+    declared = declared_properties(service)
+
+    def asked(name: str) -> Any:
+        return properties.get(name, declared.get(name))  # in any case, if they are those of a registration
+
+    type_: Any = asked(Names.TYPED_EVENT_TYPE)
+    if kind == TYPED:
+        type_ = _read_type(service, type_)
+    elif type_ is not None:
+        type_ = None
+        logger.warning(
+            "%s is not for an %s: that of %s is ignored",
+            Names.TYPED_EVENT_TYPE,
+            kind.rpartition(".")[2],
+            name_of(function_of(kind, service)),
+        )
+    history = asked(Names.TYPED_EVENT_HISTORY)
+    if kind == UNHANDLED and history is not None:
+        raise ArgumentError(f"{Names.TYPED_EVENT_HISTORY} is not for an UnhandledEventHandler")
+    topics = read_topics(asked(Names.TYPED_EVENT_TOPICS), Names.TYPED_EVENT_TOPICS)
     if topics is None and kind == UNHANDLED:
         topics = (parse_filter("*"),)
     elif topics is None and kind == TYPED:
         topics = (parse_filter(topic_of(type_)),)
     return EventTerms(
         topics,
-        read_filter(asked.get(Names.TYPED_EVENT_FILTER)),
-        read_principal(asked.get(Names.TYPED_EVENT_PRINCIPAL), Names.TYPED_EVENT_PRINCIPAL),
-        read_timeout(asked.get(Names.TYPED_EVENT_TIMEOUT), Names.TYPED_EVENT_TIMEOUT),
-        0 if kind == UNHANDLED else _read_history(asked.get(Names.TYPED_EVENT_HISTORY)),
+        read_filter(asked(Names.TYPED_EVENT_FILTER)),
+        read_principal(asked(Names.TYPED_EVENT_PRINCIPAL), Names.TYPED_EVENT_PRINCIPAL),
+        read_timeout(asked(Names.TYPED_EVENT_TIMEOUT), Names.TYPED_EVENT_TIMEOUT),
+        _read_history(history),
         type_,
     )
 
@@ -121,31 +142,26 @@ def function_of(kind: str, service: Any) -> Callable[..., Any]:
     Raises:
         ArgumentError: it is neither, or it does not take them.
     """
+    if isinstance(service, Relay):
+        return service.receive
     method = getattr(service, _METHODS[kind], None)
     function = service if method is None else method
     if not callable(function):
         raise ArgumentError(f"a {type(service).__name__} is neither a function nor has {_METHODS[kind]}()")
-    required = len([each for each in parameters_of(function) if each.default is each.empty])
-    if required > 2 or not parameters_of(function):
-        raise ArgumentError(f"{_METHODS[kind]}() takes a topic and an event; this one takes {required} arguments")
-    takes_topic = required == 2 or any(each.kind is each.VAR_POSITIONAL for each in parameters_of(function))
+    takes_topic, _ = event_parameter(function, is_method=method is not None)
     return function if takes_topic else _without_topic(function)
 
 
 def _without_topic(function: Callable[..., Any]) -> Callable[..., Any]:
-    if is_coroutine(function):
+    async def call_async(_: str, event: Any) -> Any:
+        return await function(event)
 
-        @functools.wraps(function)
-        async def call_async(_: str, event: Any) -> Any:
-            return await function(event)
-
-        return call_async
-
-    @functools.wraps(function)
     def call(_: str, event: Any) -> Any:
         return function(event)
 
-    return call
+    wrapper: Any = call_async if is_coroutine(function) else call
+    wrapper.__qualname__ = name_of(function)
+    return wrapper  # type: ignore[no-any-return]
 
 
 class Receiver(Handler[PublishedEvent]):
@@ -174,6 +190,7 @@ class Receiver(Handler[PublishedEvent]):
     ) -> None:
         self.kind = kind
         self.service = service
+        self.is_relay = isinstance(service, Relay)
         self._replay = replay
         super().__init__(reference, function_of(kind, service), terms, **options)
 
@@ -206,10 +223,11 @@ class Receiver(Handler[PublishedEvent]):
 
     def accepts(self, event: PublishedEvent) -> bool:
         """Whether an event passes its filter (157.4.5). On the thread that publishes."""
-        if self.terms.filter is None:
+        wanted = self.terms.filter  # read once: an update may take it away meanwhile
+        if wanted is None:
             return True
         try:
-            return self.terms.filter.matches(event.as_map())
+            return wanted.matches(event.as_map())
         except InvalidEventError as error:
             self._miss(event, error)
         except Exception:
@@ -218,6 +236,8 @@ class Receiver(Handler[PublishedEvent]):
 
     def call(self, event: PublishedEvent) -> Any:
         """See ``Handler``."""
+        if self.is_relay:
+            return self.function(event)
         try:
             data = event.as_map()
         except InvalidEventError as error:

@@ -1,0 +1,168 @@
+"""A bridge between an EventAdmin and a TypedEventBus, both ways.
+
+An event that crosses a bridge remembers the services it came through, and is not taken back to any of them: whatever
+bridges there are, it is at most once at each service for each way it can take, and nothing goes round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from messaging.dispatch.topics import TopicFilter, parse_filter
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError
+from messaging.eventadmin.constants import EventConstants
+from messaging.eventadmin.event import Event
+from messaging.eventadmin.handlers import EventHandler
+from messaging.services import escaped
+from messaging.typedevent.constants import TypedEventConstants
+from messaging.typedevent.handlers import UntypedEventHandler
+from messaging.typedevent.receivers import Relay
+from messaging.typedevent.schema import checked_copy, is_simple
+
+if TYPE_CHECKING:
+    from messaging.dispatch.permission import Principal
+    from messaging.eventadmin.admin import EventAdmin
+    from messaging.services import ServiceRegistration
+    from messaging.typedevent.bus import TypedEventBus
+    from messaging.typedevent.event import PublishedEvent
+
+logger = logging.getLogger(__name__)
+
+
+class BridgedEvent(Event):
+    """An event that comes from other event services."""
+
+    __slots__ = ("passed",)
+
+    def __init__(self, topic: str, properties: Mapping[str, Any], passed: tuple[object, ...]) -> None:
+        super().__init__(topic, properties)
+        self.passed = passed
+
+
+class EventBridge:
+    """Takes events from an EventAdmin to a TypedEventBus, and back, until it is closed. Thread safe; a context manager.
+
+    To the bus, they are untyped events: the properties without the topic. Properties that no event of a bus can have
+    (the reference of a service, an exception) are left out silently, and the rest passes (5.5). To the EventAdmin they
+    are posted, with their data in map form as properties. On neither side the bridge counts as a handler: what nobody
+    else on the bus gets is unhandled there.
+
+    Args:
+        admin: one side.
+        bus: the other side.
+        topics: filters of the topics that cross.
+        to_bus, to_admin: in which directions.
+        principal: whose permissions count, on both sides.
+
+    Raises:
+        InvalidTopicError: one of the topics is no topic filter.
+        ArgumentError: nothing would cross.
+    """
+
+    def __init__(
+        self,
+        admin: EventAdmin,
+        bus: TypedEventBus,
+        topics: str | Iterable[str] = "*",
+        *,
+        to_bus: bool = True,
+        to_admin: bool = True,
+        principal: Principal = None,
+    ) -> None:
+        self._admin = admin
+        self._bus = bus
+        self._principal = principal
+        self._topics = [parse_filter(each) for each in ([topics] if isinstance(topics, str) else topics)]
+        if not self._topics or not (to_bus or to_admin):
+            raise ArgumentError("a bridge needs a topic, and a direction")
+        self._registrations: list[ServiceRegistration] = []
+        if to_bus:
+            self._registrations.append(
+                admin.services.register(
+                    EventHandler,
+                    self._from_admin,
+                    {
+                        EventConstants.EVENT_TOPIC: [_without_single_level(each) for each in self._topics],
+                        EventConstants.EVENT_TARGET: f"({EventConstants.EVENT_ADMIN_NAME}={escaped(admin.name)})",
+                        **self._principal_property(EventConstants.EVENT_PRINCIPAL),
+                    },
+                )
+            )
+        if to_admin:
+            self._registrations.append(
+                bus.services.register(
+                    UntypedEventHandler,
+                    Relay(self._from_bus),
+                    {
+                        TypedEventConstants.TYPED_EVENT_TOPICS: [each.text for each in self._topics],
+                        TypedEventConstants.TYPED_EVENT_TARGET: (
+                            f"({TypedEventConstants.TYPED_EVENT_BUS_NAME}={escaped(bus.name)})"
+                        ),
+                        **self._principal_property(TypedEventConstants.TYPED_EVENT_PRINCIPAL),
+                    },
+                )
+            )
+
+    def _principal_property(self, name: str) -> dict[str, Any]:
+        return {} if self._principal is None else {name: self._principal}
+
+    def _from_admin(self, event: Event) -> None:
+        passed = event.passed if isinstance(event, BridgedEvent) else ()
+        if self._bus in passed or not any(each.matches(event.topic) for each in self._topics):
+            return
+        try:
+            self._bus.deliver_relayed(event.topic, _data_of(event), (*passed, self._admin), principal=self._principal)
+        except MessagingError as error:
+            self._lost(event.topic, error)
+
+    def _from_bus(self, event: PublishedEvent) -> None:
+        if self._admin in event.passed:
+            return
+        try:
+            bridged = BridgedEvent(event.topic, event.as_map(), (*event.passed, self._bus))
+            self._admin.post_event(bridged, principal=self._principal)
+        except MessagingError as error:
+            self._lost(event.topic, error)
+
+    def _lost(self, topic: str, error: MessagingError) -> None:
+        if isinstance(error, ClosedError):
+            self.close()
+        else:
+            logger.error("an event on %r does not cross the bridge: %s", topic, error)
+
+    def close(self) -> None:
+        """Let nothing cross any more; idempotent."""
+        for registration in self._registrations:
+            registration.unregister()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _without_single_level(topic_filter: TopicFilter) -> str:
+    """A filter that Event Admin knows, and that matches at least as much: it has no ``+``."""
+    tokens = topic_filter.tokens
+    if "+" not in tokens:
+        return topic_filter.text
+    return "/".join((*tokens[: tokens.index("+")], "*"))
+
+
+def _data_of(event: Event) -> dict[str, Any]:
+    """The properties that an event of a bus can have."""
+    found = {}
+    for name, value in event.properties.items():
+        if name == EventConstants.EVENT_TOPIC:
+            continue
+        if is_simple(value) and not isinstance(value, type):
+            found[name] = value
+            continue
+        try:
+            found[name] = checked_copy({name: value})[name]
+        except InvalidEventError:
+            continue
+    return found

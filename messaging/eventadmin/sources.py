@@ -1,0 +1,277 @@
+"""Sources: what happens in the process, as events (RFC 97 5.6).
+
+============================  ===================================================================  =========  =======
+source                        topics                                                               delivered  section
+============================  ===================================================================  =========  =======
+:class:`ServiceEvents`        ``org/osgi/framework/ServiceEvent/REGISTERED`` and so on             sent       5.6.2.3
+:class:`LogEvents`            ``org/osgi/service/log/LogEntry``                                    posted     5.6.3
+:class:`ConfigurationEvents`  ``org/osgi/service/cm/ConfigurationEvent/CM_UPDATED``, ``…/CM_DELETED``  posted     5.6.4
+:class:`ConnectionEvents`     ``messaging/state/ConnectionState/CONNECTED`` and so on              posted     5.6.1
+============================  ===================================================================  =========  =======
+
+There are no bundles, users, wires or UPnP devices in a Python process, so there are no events of them. Each source goes
+on until it is closed, and is a context manager that closes it.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from messaging.errors import ArgumentError, ClosedError
+from messaging.eventadmin.admin import delivering
+from messaging.eventadmin.constants import EventConstants as Names
+from messaging.eventadmin.event import Event
+
+if TYPE_CHECKING:
+    from messaging.dispatch.permission import Principal
+    from messaging.eventadmin.admin import EventAdmin
+    from messaging.instance import Messaging
+    from messaging.services import ServiceEvent, ServiceReference, ServiceRegistry
+    from messaging.services.filter import LdapFilter
+    from messaging.state import ConnectionState
+
+SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
+LOG_TOPIC: Final = "org/osgi/service/log/LogEntry"
+CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"
+CONNECTION_TOPIC: Final = "messaging/state/ConnectionState"
+
+
+#: whether this context posts a log event: what is logged by that (of a filter that fails, say) is not posted
+_posting: contextvars.ContextVar[bool] = contextvars.ContextVar("posting", default=False)
+
+
+def exception_properties(error: BaseException | None) -> dict[str, Any]:
+    """The conventional properties of an exception; none for ``None`` (5.6.1)."""
+    if error is None:
+        return {}
+    found = {
+        Names.EXCEPTION: error,
+        Names.EXCEPTION_CLASS: f"{type(error).__module__}.{type(error).__qualname__}",
+    }
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  # of an exception that cannot even say what it is
+        message = ""
+    return found | ({Names.EXCEPTION_MESSAGE: message} if message else {})
+
+
+def service_properties(reference: ServiceReference | None) -> dict[str, Any]:
+    """The conventional properties of a service; none for ``None`` (5.6.1)."""
+    if reference is None:
+        return {}
+    found = {
+        Names.SERVICE: reference,
+        Names.SERVICE_ID: reference.id,
+        Names.SERVICE_OBJECTCLASS: reference.interfaces,
+    }
+    pid = reference.properties.get(Names.SERVICE_PID)
+    return found | ({Names.SERVICE_PID: pid} if pid is not None else {})
+
+
+class Source(abc.ABC):
+    """Has an EventAdmin publish what happens, until it is closed. Thread safe."""
+
+    def __init__(self, admin: EventAdmin, principal: Principal) -> None:
+        self._admin = admin
+        self._principal = principal
+
+    def _publish(self, publish: Callable[..., None], topic: str, properties: Mapping[str, Any]) -> None:
+        """Publish; once the EventAdmin is closed, so is this."""
+        try:
+            publish(Event(topic, properties), principal=self._principal)
+        except ClosedError:
+            self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Publish no more; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ServiceEvents(Source):
+    """What happens to the services of a registry, sent on the thread of whoever changes them (5.6.2.3).
+
+    Args:
+        admin: publishes.
+        services: the registry; by default the one of ``admin``.
+        filter: only services that match.
+        principal: who publishes.
+    """
+
+    def __init__(
+        self,
+        admin: EventAdmin,
+        services: ServiceRegistry | None = None,
+        filter: str | LdapFilter | None = None,  # noqa: A002
+        *,
+        principal: Principal = None,
+    ) -> None:
+        super().__init__(admin, principal)
+        self._watch = (services or admin.services).add_listener(self._tell, filter=filter)
+
+    def _tell(self, event: ServiceEvent) -> None:
+        properties = {**service_properties(event.reference), Names.EVENT: event}
+        self._publish(self._admin.send_event, f"{SERVICE_TOPIC}/{event.kind.name}", properties)
+
+    def close(self) -> None:
+        """See ``Source``."""
+        self._watch.remove()
+
+
+class LogEvents(Source, logging.Handler):
+    """A ``logging.Handler`` that posts what is logged (5.6.3); it is added to ``logger``, or to any by you.
+
+    What is logged while a log event is delivered is not posted: neither what a handler of log events logs, nor that it
+    failed. Otherwise it would go round for ever.
+
+    Args:
+        admin: publishes.
+        logger: to which it is added until it is closed; ``None``: to none.
+        level: records below it are not posted.
+        principal: who publishes.
+    """
+
+    #: Python's levels and those of OSGi
+    LEVELS: Final = ((logging.ERROR, 1), (logging.WARNING, 2), (logging.INFO, 3), (logging.NOTSET, 4))
+
+    def __init__(
+        self,
+        admin: EventAdmin,
+        logger: logging.Logger | None = None,
+        level: int | str = logging.NOTSET,
+        *,
+        principal: Principal = None,
+    ) -> None:
+        Source.__init__(self, admin, principal)
+        logging.Handler.__init__(self, level)
+        self._logger = logger
+        if logger is not None:
+            logger.addHandler(self)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Post a record, without the lock that handlers have: posting may have to wait for room."""
+        current = delivering.get()
+        if _posting.get() or (current is not None and current.topic == LOG_TOPIC):
+            return False
+        found: Any = self.filter(record)  # from Python 3.12 on, it may be another record
+        if not found:
+            return False
+        self.emit(found if isinstance(found, logging.LogRecord) else record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Post a record."""
+        token = _posting.set(True)
+        try:
+            error = record.exc_info[1] if record.exc_info else None
+            properties = {
+                **exception_properties(error),
+                "log.level": next((osgi for level, osgi in self.LEVELS if record.levelno >= level), 4),
+                "log.logger": record.name,
+                Names.MESSAGE: record.getMessage(),
+                Names.TIMESTAMP: int(record.created * 1000),
+                "log.entry": record,
+            }
+            self._publish(self._admin.post_event, LOG_TOPIC, properties)
+        except Exception:  # noqa: BLE001  # of a message with wrong arguments, say: logging has its way with those
+            self.handleError(record)
+        finally:
+            _posting.reset(token)
+
+    def close(self) -> None:
+        """See ``Source``."""
+        if self._logger is not None:
+            self._logger.removeHandler(self)
+        logging.Handler.close(self)
+
+
+class ConfigurationEvents(Source):
+    """Changes of configurations (5.6.4). There is no Configuration Admin in Python: whoever manages them tells.
+
+    Args:
+        admin: publishes.
+        manager: service of whoever manages configurations.
+        principal: who publishes.
+    """
+
+    def __init__(
+        self, admin: EventAdmin, manager: ServiceReference | None = None, *, principal: Principal = None
+    ) -> None:
+        super().__init__(admin, principal)
+        self._manager = manager
+        self._is_closed = False
+
+    def updated(self, pid: str, factory_pid: str | None = None) -> None:
+        """Post that a configuration was made or changed.
+
+        Args:
+            pid: of the configuration.
+            factory_pid: of the factory it belongs to.
+
+        Raises:
+            ArgumentError: one of them is no non-empty str.
+        """
+        self._tell("CM_UPDATED", pid, factory_pid)
+
+    def deleted(self, pid: str, factory_pid: str | None = None) -> None:
+        """Post that a configuration was deleted; arguments and errors as for :meth:`updated`."""
+        self._tell("CM_DELETED", pid, factory_pid)
+
+    def _tell(self, kind: str, pid: str, factory_pid: str | None) -> None:
+        for name, value in (("pid", pid), ("factory_pid", factory_pid)):
+            if (value is not None or name == "pid") and (not isinstance(value, str) or not value):
+                raise ArgumentError(f"{name} must be a non-empty str, not {value!r:.80}")
+        properties = {"cm.pid": pid, **service_properties(self._manager)}
+        if factory_pid is not None:
+            properties["cm.factoryPid"] = factory_pid
+        if not self._is_closed:
+            self._publish(self._admin.post_event, f"{CONFIGURATION_TOPIC}/{kind}", properties)
+
+    def close(self) -> None:
+        """See ``Source``."""
+        self._is_closed = True
+
+
+class ConnectionEvents(Source):
+    """The states of a messaging instance's connection, the present one first.
+
+    Properties beside the conventional ones: ``osgi.messaging.name`` and ``connection.state``. The exception is why it
+    is not as it should be.
+
+    Args:
+        admin: publishes.
+        instance: whose connection it is.
+        principal: who publishes.
+    """
+
+    def __init__(self, admin: EventAdmin, instance: Messaging, *, principal: Principal = None) -> None:
+        super().__init__(admin, principal)
+        self._name = instance.name
+        self._watch: Any = None
+        self._watch = instance.connection_state.subscribe(self._tell)
+
+    def _tell(self, state: ConnectionState) -> None:
+        properties = {
+            **exception_properties(state.cause),
+            "osgi.messaging.name": self._name,
+            "connection.state": state.name,
+            Names.EVENT: state,
+            Names.MESSAGE: str(state),
+            Names.TIMESTAMP: int((state.since or time.time()) * 1000),
+        }
+        self._publish(self._admin.post_event, f"{CONNECTION_TOPIC}/{state.name.upper()}", properties)
+
+    def close(self) -> None:
+        """See ``Source``."""
+        if self._watch is not None:  # it is told the present state before that
+            self._watch.dispose()
