@@ -13,6 +13,7 @@ BENCHMARKS = {
     "filter": "a million evaluations of an LDAP filter with three terms, against the same by hand",
     "mqtt": "publisher to subscriber through mosquitto, against other clients",
     "amqp": "publishing with confirms, consuming with acknowledgements, both, against other clients",
+    "events": "event buses within a process: dispatch and latency, against other buses",
     "latency": "from due to received, idle and under load, against other clients",
     "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",

@@ -158,9 +158,24 @@ REQUESTS_AMQP: Final = (
 )
 
 
+#: event buses within a process
+EVENTS: Final = (
+    Contender(OURS, "events", "messaging", "TypedEventBus.deliver: asynchronous, ordered", "typed"),
+    Contender("ours-post", "events", "messaging", "EventAdmin.post_event: asynchronous, ordered", "post"),
+    Contender("ours-send", "events", "messaging", "EventAdmin.send_event: synchronous", "send"),
+    Contender("blinker", "events", "blinker", "a signal for each topic: synchronous", "blinker"),
+    Contender("pypubsub", "events", "pubsub", "pub.sendMessage: synchronous", "pypubsub"),
+    Contender("pyee", "events", "pyee", "EventEmitter.emit: synchronous", "pyee"),
+    Contender("subject", "events", "reactivex", "a bare Subject for each topic: synchronous", "subject"),
+    Contender("bubus", "events", "bubus", "EventBus.dispatch, awaited: asynchronous, ordered", "bubus"),
+    Contender("ipopo-post", "events", "pelix", "EventAdmin.post, one thread: asynchronous, ordered", "ipopo-post"),
+    Contender("ipopo-send", "events", "pelix", "EventAdmin.send: synchronous", "ipopo-send"),
+)
+
+
 def names() -> set[str]:
     """Of everybody."""
-    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP)}
+    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS)}
 
 
 def choose(known: tuple[Contender, ...], names: list[str] | None) -> list[Contender]:

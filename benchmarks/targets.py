@@ -36,6 +36,10 @@ def _requests(protocol: str, concurrency: str, peer: str, factor: float, metric:
     return Target("requests", (("protocol", protocol), ("concurrency", concurrency)), peer, factor, metric)
 
 
+def _events(peer: str, factor: float) -> Target:
+    return Target("events", (("kind", "typed"), ("handlers", "1"), ("topics", "1")), peer, factor)
+
+
 _PAYLOAD: Final = ("payload", "100")
 TARGETS: Final = (
     *(_mqtt(qos, "paho", factor) for qos, factor in zip("012", (1.5, 2, 1.5), strict=True)),
@@ -60,6 +64,11 @@ TARGETS: Final = (
     _requests("AMQP", "100", "faststream", 15),
     *(_requests("MQTT 5", "1", peer, 1, "p50") for peer in ("paho", "paho-nodelay")),
     *(_requests("AMQP", "1", peer, 1, "p50") for peer in ("aio-pika-direct", "aio-pika-queue")),
+    _events("ipopo-post", 40),
+    _events("bubus", 150),
+    # asynchronous and ordered, at most four times what calling the handler through a signal costs
+    _events("blinker", 0.25),
+    Target("events", (("handlers", "1"), ("topics", "10000")), OURS, 1 / 1.3, beside=(("topics", "1"),)),
 )
 
 

@@ -29,7 +29,7 @@ REQUESTS: Final = "benchmark-requests"
 ROUTING_KEY: Final = "benchmark.messages"
 EXCHANGE: Final = "amq.topic"
 QUEUE: Final = "benchmark"
-ROLES: Final = ("publish", "subscribe", "consume", "request", "respond")
+ROLES: Final = ("publish", "subscribe", "consume", "request", "respond", "dispatch", "latency")
 #: bytes of the number or time in a payload
 STAMP: Final = 8
 #: the time is noted of every message whose number has none of these bits
@@ -61,6 +61,10 @@ class Job:
     style: str
     #: event loop, where there is one
     loop: str
+    #: of events within a process: how many handlers, and topics, and whether events are typed or untyped
+    handlers: int = 1
+    topics: int = 1
+    kind: str = "typed"
     #: seconds until the next payload is due, when ``payloads`` has none
     delay: float = 0.0
     _libraries: tuple[str, ...] = ()
@@ -86,7 +90,7 @@ class Job:
             "cpu_seconds": time.process_time() - cpu,
             "rss_ready": before,
             "rss_peak": memory("VmHWM"),
-            "libraries": {name: version(name) for name in self._libraries},
+            "libraries": {name: version(name) for name in self._libraries} | result.get("libraries", {}),
         }
         print(json.dumps(result), flush=True)
 
@@ -314,6 +318,9 @@ def run(roles: Mapping[str, Callable[[Job], None]], *libraries: str) -> None:
     parser.add_argument("--window", type=int, default=100)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--style", default="")
+    parser.add_argument("--handlers", type=int, default=1)
+    parser.add_argument("--topics", type=int, default=1)
+    parser.add_argument("--kind", default="typed", choices=["typed", "untyped"])
     parser.add_argument("--loop", default="asyncio", choices=["asyncio", "uvloop"])
     job = Job(**vars(parser.parse_args()), _libraries=libraries)
     roles[job.role](job)
