@@ -28,6 +28,8 @@ from messaging import (
 )
 from messaging.cli import options
 from messaging.cli.output import ExitCode, one_line, show
+from messaging.services import ServiceRegistry
+from messaging.typedevent import RangePolicy, TypedEventBus
 
 DEFAULT_URL: Final = "memory://demo"
 #: how long to wait for what must come, seconds
@@ -42,6 +44,14 @@ class Reading(BaseModel):
 
     sensor: str
     celsius: float
+
+
+class Alarm(BaseModel):
+    """What a handler wants to know of a reading; its fields are converted."""
+
+    sensor: str
+    celsius: int
+    level: str = "high"
 
 
 class Job(BaseModel):
@@ -270,6 +280,25 @@ def questions(stage: Stage) -> None:
     stage.check("countdown", [1000, 999, 998], counted)
 
 
+def events(stage: Stage) -> None:
+    """Typed events within the process: a handler that wants other fields, a late one with history, one for the rest."""
+    alarms: list[Alarm] = []
+    rest: list[str] = []
+    caught_up: list[float] = []
+    with TypedEventBus(ServiceRegistry(), history={"readings/*": RangePolicy.at_most(10)}) as bus:
+        bus.on("readings/+", handler=alarms.append, type=Alarm, filter="(celsius>=60)")
+        bus.on_unhandled(handler=lambda topic, _: rest.append(topic))
+        for sensor, celsius in (("boiler", 58.0), ("boiler", 71.5), ("attic", 21.0), ("oven", 180.0)):
+            bus.deliver(Reading(sensor=sensor, celsius=celsius), f"readings/{sensor}")
+        bus.on("readings/*", handler=lambda reading: caught_up.append(reading["celsius"]), history=3)
+        bus.flush().result(PATIENCE)
+        stage.say(f"alarms: {', '.join(f'{each.sensor} {each.celsius}' for each in alarms)}")
+        stage.say(f"nobody wanted: {', '.join(rest)}; a late handler caught up with {caught_up}")
+    stage.check("alarms", ["boiler", "oven"], [each.sensor for each in alarms])
+    stage.check("unhandled", ["readings/boiler", "readings/attic"], rest)
+    stage.check("sum of the last three, °C", 272.5, sum(caught_up))
+
+
 def _state(message: Message) -> str:
     # every message that was received has such a context
     return cast("AcknowledgeMessageContext", message.context).acknowledge_state.name
@@ -299,6 +328,7 @@ ACTS: Final = (
         (Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL),
     ),
     Act("Requests and replies", questions, (Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH)),
+    Act("Events within the process", events, ()),
 )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
@@ -28,22 +28,28 @@ from messaging.dispatch.permission import Principal, TopicPermission, TopicPolic
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError
-from messaging.services import ServiceRegistration, ServiceRegistry, default_registry, escaped
+from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
+from messaging.typedevent.handlers import (
+    TypedEventHandler,
+    UnhandledEventHandler,
+    UntypedEventHandler,
+    declared_properties,
+)
 from messaging.typedevent.history import History, RangePolicy
 from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.publisher import TypedEventPublisher
 from messaging.typedevent.receivers import UNHANDLED, Receiver, function_of, make, read_terms
-from messaging.typedevent.reify import event_annotation, is_untyped, topic_of
+from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
 from messaging.typedevent.schema import checked_copy, schema_of
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
     from messaging.services import ServiceProperties, ServiceReference
+    from messaging.typedevent.monitor import Tap
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +59,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: events that the history of a bus holds, unless it is told otherwise
 HISTORY_CAPACITY: Final = 10_000
 _numbers: Final = itertools.count(1)
+#: property of a bus that no other one in the process has the same of; names may be given twice
+_BUS_ID: Final = "event.bus.id"
 
 
 class UnhandledOptions(TypedDict, total=False):
@@ -77,12 +85,12 @@ class Route:
     Args:
         handlers: those that match it, with those for unhandled events.
         policy: which events of the topic are kept.
-        is_watched: whether somebody watches all events.
+        taps: observers of the monitor that may see them.
     """
 
-    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "relays", "unhandled")
+    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "relays", "taps", "unhandled")
 
-    def __init__(self, handlers: list[Receiver], policy: RangePolicy, is_watched: bool) -> None:
+    def __init__(self, handlers: list[Receiver], policy: RangePolicy, taps: list[Tap]) -> None:
         meant = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
         #: of the handlers that want every event
         self.lanes: list[Lane] = [each.lane for each in meant if each.terms.filter is None]
@@ -90,7 +98,8 @@ class Route:
         self.unhandled = [each for each in handlers if each.kind == UNHANDLED]
         self.relays = [each for each in handlers if each.is_relay]
         self.policy = policy
-        self.is_recorded = is_watched or policy.maximum > 0
+        self.taps = taps
+        self.is_recorded = bool(taps) or policy.maximum > 0
 
     def lanes_for(self, event: PublishedEvent) -> list[Lane]:
         """Of the handlers that the event is for; of those for unhandled events, if there is no other (157.4.4)."""
@@ -119,8 +128,9 @@ class TypedEventBusDTO:
     #: events in the history, and how many there may be (-1: any number)
     recorded: int
     capacity: int
-    #: observers of the monitor
+    #: observers of the monitor, and how many events they did not get since they were too slow
     monitors: int
+    missed: int
 
 
 class TypedEventBus(EventService):
@@ -163,7 +173,10 @@ class TypedEventBus(EventService):
         tolerance: Tolerance | None = None,
         threads: int | None = None,
     ) -> None:
-        super().__init__(f"typed-events-{next(_numbers)}" if name is None else name, threads)
+        number = next(_numbers)
+        super().__init__(f"typed-events-{number}" if name is None else name, threads)
+        if tolerance is not None and not isinstance(tolerance, Tolerance):
+            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
         self.services = default_registry() if services is None else services
         self._tolerance = Tolerance() if tolerance is None else tolerance
         self._history = History(history_capacity)
@@ -182,6 +195,7 @@ class TypedEventBus(EventService):
             self.monitor.configure_history_storage(topic_filter, policy)
         self._properties = {
             Names.TYPED_EVENT_BUS_NAME: self.name,
+            _BUS_ID: number,
             "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
             "version": Names.TYPED_EVENT_SPECIFICATION_VERSION,
         }
@@ -207,6 +221,7 @@ class TypedEventBus(EventService):
             InvalidTopicError: it is no topic, or none can be made of the name of the class.
             InvalidEventError: the event has no schema.
             PermissionDeniedError: the principal may not publish there.
+            ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
         if event is None:
@@ -215,7 +230,7 @@ class TypedEventBus(EventService):
             _check_event(event)
             topic = topic_of(event.__class__)
         route = self._route_of(topic)
-        if self._dispatcher.policy is not None:
+        if principal is not None or self._dispatcher.policy is not None:
             self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         if schema_of(event.__class__) is None:
             _check_event(event, topic)
@@ -236,12 +251,13 @@ class TypedEventBus(EventService):
             InvalidTopicError: it is no topic.
             InvalidEventError: the event is not as described; says where.
             PermissionDeniedError: the principal may not publish there.
+            ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
         if event is None:
             raise NullEventError("an event is needed, not None")
         route = self._route_of(topic)
-        if self._dispatcher.policy is not None:
+        if principal is not None or self._dispatcher.policy is not None:
             self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         self._publish(route, PublishedEvent(topic, _copied(event)))
 
@@ -294,10 +310,10 @@ class TypedEventBus(EventService):
             with dispatcher.lock:
                 if dispatcher.routes.get(event.topic) is route:
                     event.time = time.time()
-                    self._history.append(event.copy(), route.policy)
+                    dropped = self._history.append(event, route.policy)  # noqa: F841  # let go of without the lock
                     for lane in lanes:
                         lane.put(event)
-                    for tap in self.monitor.taps:
+                    for tap in route.taps:
                         tap.put(event)
                     return
             dispatcher.refuse_closed()
@@ -324,7 +340,7 @@ class TypedEventBus(EventService):
         Raises:
             NullEventError: there is no topic.
             InvalidTopicError: it is no topic, or none can be made of the name of the class.
-            ArgumentError: ``event_type`` is no class.
+            ArgumentError: ``event_type`` is no class, or the principal no str.
             PermissionDeniedError: the principal may not publish there.
             ClosedError: the bus is closed.
         """
@@ -345,6 +361,8 @@ class TypedEventBus(EventService):
     ) -> ServiceRegistration: ...
     @overload
     def on(self, *topics: str | type[Any], **options: Unpack[HandlerOptions]) -> Callable[[F], F]: ...
+    @overload
+    def on(self, function: F, /) -> F: ...
     def on(
         self,
         *topics: Any,
@@ -383,10 +401,8 @@ class TypedEventBus(EventService):
             @bus.on("orders/+/placed", filter="(total>=100)")
             def large(topic: str, order: Order) -> None: ...
         """
-        if handler is None and len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], _TYPE):
-            return self.on()(topics[0])  # @bus.on, without parentheses
+        topics, bare = _without_function(topics)
         options = {
-            Names.TYPED_EVENT_TYPE: type,
             Names.TYPED_EVENT_FILTER: filter,
             Names.TYPED_EVENT_HISTORY: history,
             Names.TYPED_EVENT_PRINCIPAL: principal,
@@ -395,15 +411,19 @@ class TypedEventBus(EventService):
         }
 
         def register(function: Callable[..., Any]) -> ServiceRegistration:
-            wanted = event_annotation(function) if type is None else type
-            untyped = is_untyped(wanted)
-            if not untyped:
-                options[Names.TYPED_EVENT_TYPE] = wanted
-            elif not topics:
+            declared = declared_properties(function)
+            wanted = declared.get(Names.TYPED_EVENT_TYPE) if type is None else type
+            if wanted is None:
+                wanted = reified_type(function)
+            elif isinstance(wanted, str) or not is_untyped(wanted):
+                wanted = load_type(wanted)
+            if not is_untyped(wanted):
+                return self._register(TypedEventHandler, function, topics, {**options, Names.TYPED_EVENT_TYPE: wanted})
+            if not topics and Names.TYPED_EVENT_TOPICS not in declared:
                 raise ArgumentError("a handler that is not annotated with the type of its events needs a topic")
-            return self._register(UntypedEventHandler if untyped else TypedEventHandler, function, topics, options)
+            return self._register(UntypedEventHandler, function, topics, options)
 
-        return _decorator(register) if handler is None else register(handler)
+        return _registered(register, bare if handler is None else handler, is_decorated=handler is None)
 
     @overload
     def on_unhandled(
@@ -411,6 +431,8 @@ class TypedEventBus(EventService):
     ) -> ServiceRegistration: ...
     @overload
     def on_unhandled(self, *topics: str, **options: Unpack[UnhandledOptions]) -> Callable[[F], F]: ...
+    @overload
+    def on_unhandled(self, function: F, /) -> F: ...
     def on_unhandled(
         self,
         *topics: Any,
@@ -427,8 +449,7 @@ class TypedEventBus(EventService):
             handler: a function or coroutine function of the event, a nested dict, or of topic and event.
             filter, principal, timeout, ranking: see :meth:`on`.
         """
-        if handler is None and len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], _TYPE):
-            return self.on_unhandled()(topics[0])
+        topics, bare = _without_function(topics)
         options = {
             Names.TYPED_EVENT_FILTER: filter,
             Names.TYPED_EVENT_PRINCIPAL: principal,
@@ -439,7 +460,7 @@ class TypedEventBus(EventService):
         def register(function: Callable[..., Any]) -> ServiceRegistration:
             return self._register(UnhandledEventHandler, function, topics, options)
 
-        return _decorator(register) if handler is None else register(handler)
+        return _registered(register, bare if handler is None else handler, is_decorated=handler is None)
 
     def _register(
         self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
@@ -449,7 +470,7 @@ class TypedEventBus(EventService):
         named = [topic_of(each) if isinstance(each, type) else each for each in topics]
         properties = {
             **{name: value for name, value in options.items() if value is not None},
-            Names.TYPED_EVENT_TARGET: f"({Names.TYPED_EVENT_BUS_NAME}={escaped(self.name)})",
+            Names.TYPED_EVENT_TARGET: f"({_BUS_ID}={self._properties[_BUS_ID]})",
         }
         if named:
             properties[Names.TYPED_EVENT_TOPICS] = named
@@ -466,6 +487,8 @@ class TypedEventBus(EventService):
             return None
         service = self.services.get(reference)
         if service is None:
+            if self.services.is_registered(reference):
+                raise ArgumentError("its factory made None")
             return None
         return make(
             reference,
@@ -489,16 +512,15 @@ class TypedEventBus(EventService):
         self.monitor.close()
 
     def _route(self, topic: str, handlers: list[Receiver]) -> Route:
+        taps = [each for each in self.monitor.taps if each.may_see(topic)]
         with self._dispatcher.lock:
-            return Route(handlers, self._history.effective(topic), bool(self.monitor.taps))
+            return Route(handlers, self._history.effective(topic), taps)
 
-    def _replay(self, receiver: Receiver) -> list[PublishedEvent]:
-        """What the history has of the topics of a handler, with the lock."""
-        return [
-            event
-            for event in self._history.of(receiver.topics)
-            if self._dispatcher.may(receiver.terms.principal, TopicPermission.SUBSCRIBE, event.topic)
-        ]
+    def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
+        """What the history has now of the topics of a handler, the newest first. With the lock; to be used without."""
+        past = self._history.of(receiver.topics)
+        principal = receiver.terms.principal
+        return (each for each in past if self._dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
 
     # --- state
 
@@ -511,14 +533,11 @@ class TypedEventBus(EventService):
             recorded=len(self._history),
             capacity=self._history.capacity,
             monitors=len(self.monitor.taps),
+            missed=self.monitor.missed,
         )
 
     def __repr__(self) -> str:
         return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
-
-
-#: the name is taken in the signatures above
-_TYPE: Final = type
 
 
 def _copied(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -538,9 +557,25 @@ def _check_event(event: Any, topic: str | None = None) -> None:
         )
 
 
-def _decorator(register: Callable[[Callable[..., Any]], object]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        register(function)
-        return function
+def _without_function(topics: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:
+    """The topics, and the function that stands there of ``@bus.on`` without parentheses."""
+    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
+        return (), topics[0]
+    return topics, None
 
-    return decorate
+
+def _registered(
+    register: Callable[[Callable[..., Any]], ServiceRegistration],
+    function: Callable[..., Any] | None,
+    *,
+    is_decorated: bool,
+) -> Any:
+    """The registration of a function, or what a decorator returns."""
+
+    def decorate(decorated: F) -> F:
+        register(decorated)
+        return decorated
+
+    if function is None:
+        return decorate
+    return decorate(function) if is_decorated else register(function)
