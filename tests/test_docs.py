@@ -36,16 +36,39 @@ def test_what_is_generated_is_what_the_code_says(name: str, row: str) -> None:
     assert part.replaced() == text, "run: python docs/generated.py --write"
 
 
-SAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def samples(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+SAMPLES = samples(ROOT / "README.md")
+SAMPLES_OF_EVENTS = samples(ROOT / "docs" / "events.md")
+
+
+def run_sample(sample: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", sample], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr
+
+
+def named_tests(page: Path) -> list[tuple[str, str]]:
+    """The tests that a page names, each of which exists."""
+    assert len(named_tests(ROOT / "docs" / "requirements.md")) > 25
+
+
+def test_every_requirement_of_the_event_services_names_a_test_that_exists() -> None:
+    assert len(named_tests(ROOT / "docs" / "event-requirements.md")) > 100
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLES)))
 def test_sample_of_the_readme_runs(number: int) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SAMPLES[number]], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert not result.stderr
+    run_sample(SAMPLES[number])
+
+
+@pytest.mark.parametrize("number", range(len(SAMPLES_OF_EVENTS)))
+def test_sample_of_the_page_on_events_runs(number: int) -> None:
+    run_sample(SAMPLES_OF_EVENTS[number])
 
 
 def test_links_of_the_documentation_lead_somewhere() -> None:
