@@ -9,7 +9,12 @@ of others are waiting for something, there is another one, up to ``threads``. A 
 receivers that do not return, while there is something to do. Receivers that are coroutine functions run on their event
 loop, one task for each lane that has something to do.
 
-**Putting** takes no lock unless the lane was idle. Lanes are bounded: see :class:`Lane`.
+**Putting** takes no lock unless the lane was idle. Lanes are bounded: see :class:`Lane`. Locks may be taken again by
+the thread that has them: signal handlers and finalizers may put and close, whatever they interrupt.
+
+**Forks.** What waits when a process forks is the parent's to deliver: the child gives it up, in all lanes, and calls
+nobody. Lanes on threads go on in the child with what is put there. Loops are the parent's: lanes on them are as if
+their loop was closed.
 """
 
 from __future__ import annotations
@@ -17,16 +22,18 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import Any, Final, cast
 
-from messaging.engine import mailbox, may_block
+from messaging.engine import Mailbox, mailbox, may_block
 from messaging.workers import workers
 
 logger = logging.getLogger(__name__)
@@ -39,8 +46,8 @@ _BATCH: Final = 64
 _GROW_AFTER: Final = 0.005
 #: how often the supervisor looks while nothing waits, seconds
 _LOOK: Final = 0.1
-#: looks without anything to do before the supervisor leaves
-_IDLE_LOOKS: Final = 5
+#: how long the supervisor stays when there is nothing to do, seconds
+_STAY: Final = 1.0
 #: pause of a lane whose task somebody has cancelled, seconds
 _AFTER_CANCELLED: Final = 0.1
 #: what a lane may hold before publishers wait
@@ -50,24 +57,64 @@ _HARD: Final = 10
 #: how long publishers wait for room, seconds
 _PATIENCE: Final = 30.0
 
+#: of threads that run receivers
+_here: Final = threading.local()
+
 
 class _Marker:
-    """An item that is no receiver's: tells when all that was put before it is done with."""
+    """An item that is no receiver's: tells when all that was put before it is done with. Thread safe."""
 
-    __slots__ = ("reached",)
+    __slots__ = ("_once",)
 
     def __init__(self, reached: Callable[[], object]) -> None:
-        self.reached = reached
+        self._once = [reached]
+
+    def reach(self) -> None:
+        """Tell, unless that was done."""
+        try:
+            reached = self._once.pop()
+        except IndexError:
+            return
+        try:
+            reached()
+        except BaseException:
+            logger.exception("what was to be called after an event raised")
+
+
+class _Progress:
+    """How far somebody who runs receivers has come, and for how long it has come no further."""
+
+    __slots__ = ("begun", "is_known", "seen", "spent")
+
+    def __init__(self) -> None:
+        #: grows with each item
+        self.begun = 0
+        # --- the supervisor's: ``begun`` when it looked, the seconds that count since then, and whether that was late
+        self.seen = -1
+        self.spent = 0.0
+        self.is_known = False
+
+    def is_late(self, timeout: float, step: float) -> bool:
+        """Whether an item is late after ``step`` more seconds; once for each."""
+        if self.seen != self.begun:
+            self.seen, self.spent, self.is_known = self.begun, 0.0, False
+            return False
+        self.spent += step
+        if self.is_known or not timeout or self.spent <= timeout:
+            return False
+        self.is_known = True
+        return True
 
 
 class Lane(abc.ABC):
-    """What waits for one receiver.
+    """What waits for one receiver. Thread safe.
 
     Args:
         pool: whose threads deliver.
         name: of the receiver, for the log.
         timeout: how long one item may take, seconds; 0: for ever.
-        stalled: called on a worker thread if one takes longer; this lane goes on only if it is restarted.
+        stalled: called on a worker thread if one takes longer, or if its event loop is closed. What becomes of the
+            lane is up to it: see the subclasses; or else it is closed.
         limit: what it may hold. A publisher that finds so much waits until half of it is gone; one that must not wait
             (on an event loop, in a receiver) goes on up to ten times as much. After that, or after thirty seconds,
             what is put is dropped, counted and logged.
@@ -91,13 +138,21 @@ class Lane(abc.ABC):
         self.dropped = 0
         #: whether somebody comes for what is put; while it is held, that is whoever releases it
         self.is_scheduled = is_held
+        #: its receiver was given up, and nobody has said what is to become of the rest
+        self.is_stalled = False
         self.is_closed = False
+        self._is_held = is_held
         self._pool = pool
         self._limit = limit
+        #: once it is closed, another one, that keeps nothing
         self._items: deque[Any] = deque()
-        self._room = threading.Condition(threading.Lock())  # guards _waiting
-        self._waiting = 0
+        #: markers that outlived it: to be reached when its receiver has returned
+        self._left: deque[_Marker] = deque()
+        self._room = threading.Condition()  # guards dropped and the following
+        #: somebody found it full, and it is not yet half empty again
+        self._is_crowded = False
         self._is_overflowing = False
+        _lanes.add(self)
 
     def __len__(self) -> int:
         """How many items wait."""
@@ -122,126 +177,210 @@ class Lane(abc.ABC):
     def put_newest(self, item: Any) -> None:
         """Put an item without waiting; in a full lane, in the place of the oldest one. Not from several threads."""
         if len(self._items) >= self._limit:
-            with contextlib.suppress(IndexError):  # all was taken just now
-                self._items.popleft()
-                self.dropped += 1
+            self._drop_oldest()
         self.put(item)
 
     def release(self, first: list[Any]) -> None:
-        """Begin with ``first``, and go on with what was put since the lane was made; once, if it was made held."""
+        """Begin with ``first``, and go on with what was put since the lane was made. Once, if it was made held.
+
+        Raises:
+            RuntimeError: it is not held.
+        """
+        if not self._is_held:
+            raise RuntimeError(f"{self.name} is not held")
+        self._is_held = False
         self._limit += len(first)
         self._items.extendleft(reversed(first))  # in one step, too
-        self.is_scheduled = False
-        if self._items:
-            self._wake()
-
-    @abc.abstractmethod
-    def _wake(self) -> None:
-        """Something was put, and nobody is coming for it."""
+        self._unschedule()
 
     def when_done(self, reached: Callable[[], object]) -> None:
-        """Call ``reached`` on a delivery thread when all that was put before is done with, or given up."""
-        self.put(_Marker(reached))
+        """Call ``reached`` when all that was put before is done with, or given up.
+
+        On a delivery thread or the receiver's event loop, or on the one that closes the lane. It must not raise.
+        """
+        marker = _Marker(reached)
+        self.put(marker)
+        if self.is_closed:  # then it may be where nobody looks
+            self._left.append(marker)
+            self._settle()
 
     def close(self) -> int:
         """Give up what waits, and take no more: whatever is put from now on is not delivered.
 
         Returns:
-            How many items were given up.
+            How many items were given up; the one that the receiver has got is not among them, and goes on.
         """
         self.is_closed = True
-        return self._give_up()
-
-    def _give_up(self) -> int:
-        lost = 0
-        while self._items:
-            try:
-                item = self._items.popleft()
-            except IndexError:
-                break
-            if item.__class__ is _Marker:
-                item.reached()
-            else:
-                lost += 1
-        self._tell_of_room()
+        items, self._items = self._items, deque(maxlen=0)
+        lost = self._give_up(items)
+        self._withdraw()
+        self._settle()
+        with self._room:
+            self._room.notify_all()
         return lost
 
-    def _wait_for_room(self) -> bool:
-        if self._pool.is_inside() or not may_block():
-            fits = len(self._items) < _HARD * self._limit
-        else:
+    # --- for subclasses and the pool
+
+    @abc.abstractmethod
+    def _wake(self) -> None:
+        """Something was put, and nobody is coming for it."""
+
+    @abc.abstractmethod
+    def _withdraw(self) -> None:
+        """It was closed: nobody need come, if nobody is here."""
+
+    @abc.abstractmethod
+    def _is_at_rest(self) -> bool:
+        """Whether its receiver, since it was closed, has returned or was given up."""
+
+    def _unschedule(self) -> None:
+        """Whoever was to come does not, or no more."""
+        self.is_scheduled = False
+        if self._items:  # put just now, by somebody who saw that it was scheduled
+            self._wake()
+        if self._left:
+            self._settle()
+
+    def _tell_stalled(self) -> None:
+        try:
+            self.stalled()
+        finally:
+            self._settle()
+
+    def _give_up(self, items: deque[Any]) -> int:
+        lost = 0
+        with contextlib.suppress(IndexError):
+            while True:
+                item = items.popleft()
+                if type(item) is _Marker:
+                    self._left.append(item)
+                else:
+                    lost += 1
+        return lost
+
+    def _settle(self) -> None:
+        with contextlib.suppress(IndexError):  # of two at a time each gets some
+            while self._left and self._is_at_rest():
+                self._left.popleft().reach()
+
+    def _drop_oldest(self) -> None:
+        items = self._items
+        markers: list[_Marker] = []
+        with contextlib.suppress(IndexError):  # all was taken just now
+            while type(oldest := items.popleft()) is _Marker:
+                markers.append(oldest)
             with self._room:
-                self._waiting += 1
-                try:
-                    fits = self._room.wait_for(lambda: len(self._items) <= self._limit // 2, _PATIENCE)
-                finally:
-                    self._waiting -= 1
-        if fits:
-            self._is_overflowing = False
-            return True
-        self.dropped += 1
-        if not self._is_overflowing:
-            self._is_overflowing = True
+                self.dropped += 1
+        # what was put before them may be in the receiver's hands still
+        items.extendleft(reversed(markers))
+        if self.is_closed:
+            self._give_up(items)
+            self._settle()
+
+    # --- bounds
+
+    def _wait_for_room(self) -> bool:
+        may_wait = may_block() and not self._pool.is_inside()
+        with self._room:
+            if self._has_emptied():
+                return True
+            if may_wait:
+                fits = self._room.wait_for(self._has_emptied, _PATIENCE)
+            else:
+                fits = len(self._items) < _HARD * self._limit
+            if fits:
+                return True
+            self.dropped += 1
+            is_first, self._is_overflowing = not self._is_overflowing, True
+        if is_first:
             logger.error("%s does not keep up: of %d events that wait, newer ones are dropped", self.name, len(self))
         return False
 
+    def _has_emptied(self) -> bool:
+        """Whether half is gone; if not, this is told as soon as it is. With the lock."""
+        self._is_crowded = True  # before it is looked: who takes something looks the other way round
+        return self._is_half_empty()
+
+    def _is_half_empty(self) -> bool:
+        return len(self._items) <= self._limit // 2
+
     def _tell_of_room(self) -> None:
-        if self._waiting and len(self._items) <= self._limit // 2:
-            with self._room:
+        if not self._is_half_empty():
+            return
+        with self._room:
+            if self._is_half_empty():
+                self._is_crowded = self._is_overflowing = False
                 self._room.notify_all()
+
+    # --- forks
+
+    def _after_fork(self) -> None:
+        self._items.clear()
+        self._left.clear()
+        self._room = threading.Condition()
+        self._is_crowded = self._is_overflowing = False
+        self.is_stalled = False
+        self.is_scheduled = self._is_held
 
 
 class ThreadLane(Lane):
     """Gives its items to a function, on the threads of its pool.
 
+    If it does not return in time, the lane goes on only if it is restarted.
+
     Args:
         receive: called with each item; must not raise.
-        pool, name, timeout, stalled, limit: see :class:`Lane`.
+        pool, name, timeout, stalled, limit, is_held: see :class:`Lane`.
     """
 
     def __init__(self, receive: Callable[[Any], object], pool: Pool, name: str, **options: Any) -> None:
         super().__init__(pool, name, **options)
         self._receive = receive
 
-    def _wake(self) -> None:
-        self._pool.schedule(self)
-
     def restart(self) -> None:
         """Go on after a receiver that did not return; the thread that it is on comes back no more."""
-        self.is_scheduled = False
-        if self._items:
-            self._wake()
+        if self._pool.resume(self):
+            self._unschedule()
 
     def run(self, server: _Server) -> None:
         """Give out some of what waits. On a delivery thread."""
-        items, receive = self._items, self._receive
-        for _ in range(_BATCH):
-            if self.is_closed:
-                self._give_up()
+        take, receive = self._items.popleft, self._receive
+        first = server.begun + 1
+        # it goes up after each item, and before it is looked whether the thread was given up: see Pool._stalled
+        for server.begun in range(first, first + _BATCH):
+            if server.is_abandoned:  # perhaps
                 return
             try:
-                item = items.popleft()
+                item = take()
             except IndexError:
-                break
-            if item.__class__ is _Marker:
-                item.reached()
-                continue
-            receive(item)
-            # in this order: see Pool._stalled
-            server.begun += 1
-            if server.is_abandoned:
                 return
-        if self._waiting:
-            self._tell_of_room()
+            if self._is_crowded:
+                self._tell_of_room()
+            if type(item) is _Marker:
+                item.reach()
+            else:
+                receive(item)
+
+    def _wake(self) -> None:
+        self._pool.schedule(self)
+
+    def _withdraw(self) -> None:
+        self._pool.withdraw(self)
+
+    def _is_at_rest(self) -> bool:
+        return not self.is_scheduled or self.is_stalled or self._is_held
 
 
 class LoopLane(Lane):
     """Gives its items to a coroutine function, in a task on an event loop.
 
+    If it does not return in time, the lane goes on when it does, or is cancelled; if the loop is closed, it does not.
+    Receivers have the context variables of whoever made the lane, not those of a publisher.
+
     Args:
         receive: called with each item, and awaited; must not raise anything but ``CancelledError``.
         loop: where.
-        pool, name, timeout, stalled, limit: see :class:`Lane`.
+        pool, name, timeout, stalled, limit, is_held: see :class:`Lane`.
     """
 
     def __init__(
@@ -253,91 +392,178 @@ class LoopLane(Lane):
         **options: Any,
     ) -> None:
         super().__init__(pool, name, **options)
+        self.loop = loop
+        self.progress = _Progress()
+        #: whether it has the loop; one that is waiting for it is not to blame
+        self.is_busy = False
         self._receive = receive
-        self._loop = loop
         self._box = mailbox(loop)
+        self._context = contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
-        #: see ``_Server``
-        self.begun = 0
-        self.seen = -1
-        self.since = 0.0
+        self._work: Coroutine[Any, Any, None] | None = None
+        self._is_parents = False
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its loop is closed: nothing is delivered any more."""
-        return self._loop.is_closed()
+        """Whether its loop is closed, or another process's: nothing is delivered any more."""
+        return self._is_parents or self.loop.is_closed()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether it has the loop; one that is waiting for it is not to blame."""
-        return self._task is not None
-
-    def _wake(self) -> None:
-        if self._pool.adopt(self):
-            self._box.post(self._start)
-
-    def _start(self) -> None:
-        self.begun += 1
-        self._task = self._loop.create_task(self._run(), name=f"events for {self.name}")
-        self._task.add_done_callback(self._ended)
-
-    async def _run(self) -> None:
-        items, receive = self._items, self._receive
-        count = 0
-        while items and not self.is_closed:
-            item = items.popleft()
-            if item.__class__ is _Marker:
-                item.reached()
-                continue
-            await receive(item)
-            self.begun += 1
-            count += 1
-            if count % _BATCH == 0:
-                self._tell_of_room()
-                await asyncio.sleep(0)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if self.is_closed:
-            self._give_up()
-        self._tell_of_room()
-        if task.cancelled() and self._items:
-            # most likely the loop is about to end: then the supervisor finds out
-            self._loop.call_later(_AFTER_CANCELLED, self._start)
-            return
-        self._pool.disown(self)
-        self.is_scheduled = False
-        if self._items:  # put just now, by somebody who saw that it was running
-            self._wake()
+    def has_the_turn(self) -> bool:
+        """Whether it is what its loop runs now. From any thread."""
+        task = self._task
+        return task is not None and asyncio.current_task(self.loop) is task
 
     def cancel(self) -> None:
         """Cancel the item in progress. From any thread."""
+        begun = self.progress.begun
 
-        def cancel() -> None:
-            if self._task is not None:
-                self._task.cancel()
+        def cancel(lane: LoopLane) -> None:
+            if lane._task is not None and lane.progress.begun == begun:
+                lane._task.cancel()
 
-        self._box.post(cancel)
+        self._post(cancel)
+
+    def _post(self, call: Callable[[LoopLane], object]) -> None:
+        # weakly: what a mailbox holds when its loop is closed stays there, and would hold the loop
+        lane = weakref.ref(self)
+
+        def do() -> None:
+            if (found := lane()) is not None:
+                call(found)
+
+        self._box.post(do)
+
+    def _wake(self) -> None:
+        if not self.is_closed and self._pool.adopt(self):
+            self._post(LoopLane._start)
+
+    def _withdraw(self) -> None:
+        if not self.is_busy:
+            self._pool.disown(self)
+
+    def _is_at_rest(self) -> bool:
+        return not self.is_busy
+
+    def _start(self) -> None:
+        self.is_busy = True  # before it is looked whether it is closed: see _is_at_rest
+        if not self._items:
+            self._rest()
+            return
+        self.progress.begun += 1
+        self._context.run(self._create_task)  # tasks have a copy of it
+
+    def _create_task(self) -> None:
+        self._work = self._run()
+        self._task = self.loop.create_task(self._work, name=f"events for {self.name}")
+        self._task.add_done_callback(self._ended)
+
+    async def _run(self) -> None:
+        take, receive, progress = self._items.popleft, self._receive, self.progress
+        count = 0
+        while True:
+            try:
+                item = take()
+            except IndexError:
+                return
+            if self._is_crowded:
+                self._tell_of_room()
+            if type(item) is _Marker:
+                item.reach()
+            else:
+                await receive(item)
+            progress.begun += 1
+            count += 1
+            if count % _BATCH == 0:
+                await asyncio.sleep(0)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = self._work = None
+        if task.cancelled():
+            if self._items:
+                # most likely the loop is about to end: then the supervisor finds out
+                self.is_busy = False
+                self.loop.call_later(_AFTER_CANCELLED, self._start)
+                return
+        elif (error := task.exception()) is not None:
+            logger.error("the receiver of %s raised", self.name, exc_info=error)
+        self._rest()
+
+    def lose(self) -> bool:
+        """It is orphaned: whether anybody has to be told. With the pool's lock."""
+        task = self._task
+        was_busy = self.is_busy and (task is None or not task.done())
+        if task is not None and self._work is not None and getcoroutinestate(self._work) == CORO_CREATED:
+            # nothing of it was done, and all is still there: no reason for Python to complain of a lost task
+            self._work.close()
+            cast("Any", task)._log_destroy_pending = False
+        self.is_busy = False
+        self.is_scheduled = False  # before it is looked what waits: who puts something looks the other way round
+        self.is_scheduled = self.is_stalled = not self.is_closed and (was_busy or bool(self._items))
+        return self.is_stalled
+
+    def _rest(self) -> None:
+        self._pool.disown(self)
+        self.is_busy = False
+        self._unschedule()
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._is_parents = True
+        self._task = self._work = None
+        self.is_busy = False
 
 
-class _Server:
+class _Server(_Progress):
     """What one delivery thread does; shared with the supervisor."""
 
-    __slots__ = ("begun", "is_abandoned", "lane", "seen", "since")
+    __slots__ = ("is_abandoned", "lane")
 
     def __init__(self) -> None:
+        super().__init__()
+        #: the one it runs
         self.lane: ThreadLane | None = None
-        #: grows with each item, and each lane
-        self.begun = 0
-        #: the receiver did not return in time: this thread is the pool's no more
+        #: the receiver did not return in time: this thread is the pool's no more. Sure only with the pool's lock
         self.is_abandoned = False
-        # --- the supervisor's: ``begun`` when it looked, and since when it is that
-        self.seen = -1
-        self.since = 0.0
+
+    def is_still_at(self, lane: ThreadLane) -> bool:
+        """Whether it has not moved since the supervisor looked."""
+        return self.lane is lane and self.begun == self.seen
+
+
+class _Beat:
+    """Whether an event loop turns."""
+
+    __slots__ = ("_box", "_is_heard")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._box: Mailbox = mailbox(loop)
+        self._is_heard = True
+
+    def ask(self) -> bool:
+        """Whether it has turned since it was asked last."""
+        if not self._is_heard:
+            return False
+        self._is_heard = False
+        self._box.post(self._answer)
+        return True
+
+    def _answer(self) -> None:
+        self._is_heard = True
+
+
+def _taken_lock() -> threading.Lock:
+    """Acquiring it again is waiting until somebody else releases it; unlike with an event, nobody has it meanwhile."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
 
 
 class Pool:
     """The threads that deliver. Thread safe.
+
+    Where no thread can be started, the one that somebody has kept with ``workers().hold()`` does everything; or else
+    that is logged, and what waits goes on when something is put for which one can be.
 
     Args:
         threads: how many at most; those whose receivers do not return in time do not count.
@@ -345,17 +571,19 @@ class Pool:
 
     def __init__(self, threads: int = THREADS) -> None:
         self._limit = threads
-        self._lock = threading.Lock()  # guards the following, and what becomes scheduled
-        self._ready: deque[ThreadLane] = deque()
+        self._lock = threading.RLock()  # guards the following, and what becomes scheduled
+        #: as a queue; each once
+        self._ready: OrderedDict[ThreadLane, None] = OrderedDict()
         self._servers: set[_Server] = set()
         self._adopted: set[LoopLane] = set()
         #: lanes that threads came to
         self._taken = 0
+        #: no thread could be started for it
+        self._is_starved = False
         self._is_supervised = False
         self._is_hurried = False
-        self._hurry = threading.Event()
-        #: of threads that run receivers
-        self._here = threading.local()
+        self._hurry = _taken_lock()
+        self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Beat] = weakref.WeakKeyDictionary()
         _pools.add(self)
 
     @property
@@ -364,24 +592,38 @@ class Pool:
         return len(self._servers)
 
     def is_inside(self) -> bool:
-        """Whether the calling thread runs a receiver."""
-        return getattr(self._here, "is_inside", False)
+        """Whether the calling thread runs a receiver, of this pool or another one."""
+        return getattr(_here, "is_inside", False)
 
     # --- lanes
 
     def schedule(self, lane: ThreadLane) -> None:
         """Have a thread come to a lane."""
         with self._lock:
-            if lane.is_scheduled:
+            if lane.is_scheduled or lane.is_closed:
                 return
             lane.is_scheduled = True
-            self._ready.append(lane)
-            if self._servers:
+            self._ready[lane] = None
+            server = None if self._servers else self._add_server()
+            if server is None:
                 self._has_backlog()
-                return
-            server = self._add_server()
-        self._supervise()
-        self._start(server)
+        if server is not None:
+            self._start(server)
+        else:
+            self._supervise()
+
+    def withdraw(self, lane: ThreadLane) -> None:
+        """Have no thread come to it, if none is there."""
+        with self._lock:
+            if lane in self._ready:
+                del self._ready[lane]
+                lane.is_scheduled = False
+
+    def resume(self, lane: ThreadLane) -> bool:
+        """Take back that a lane is stalled; ``False`` if it is not."""
+        with self._lock:
+            was_stalled, lane.is_stalled = lane.is_stalled, False
+            return was_stalled
 
     def adopt(self, lane: LoopLane) -> bool:
         """Watch over a lane that is about to run on its loop; ``False`` if it is already."""
@@ -400,52 +642,71 @@ class Pool:
 
     # --- delivery threads
 
+    def has_given_up(self, server: _Server) -> bool:
+        """Whether a thread is the pool's no more; the last word, unlike ``server.is_abandoned`` alone."""
+        with self._lock:
+            return server.is_abandoned
+
     def _add_server(self) -> _Server:
         server = _Server()
         self._servers.add(server)
         return server
 
     def _start(self, server: _Server) -> None:
-        workers().submit(lambda: self._serve(server))
+        try:
+            workers().submit(lambda: self._serve(server))
+        except RuntimeError as error:
+            with self._lock:
+                self._servers.discard(server)
+                if self._servers:
+                    return
+                for lane in self._ready:
+                    lane.is_scheduled = False  # whoever puts something tries again
+                is_first, self._is_starved = not self._is_starved, True
+            if is_first:
+                logger.error("nobody delivers events: %s", error)
+        else:
+            self._is_starved = False
 
     def _serve(self, server: _Server) -> None:
         """Go from lane to lane until none has anything left."""
-        self._here.is_inside = True
+        _here.is_inside = True
         try:
+            self._supervise()
             lane = self._take(server)
             while lane is not None:
-                lane.run(server)
-                if server.is_abandoned:
+                try:
+                    lane.run(server)
+                except BaseException:  # receivers guard themselves: this is a defect
+                    logger.exception("the receiver of %s raised", lane.name)
+                server.lane = None  # from now on it is late no more; before it is asked whether it was
+                if server.is_abandoned and self.has_given_up(server):
                     return
-                server.lane = None
                 if lane._items:
                     lane = self._take(server, lane)
                 else:
-                    lane.is_scheduled = False
-                    if lane._items:  # put just now, by somebody who saw that a thread was here
-                        lane._wake()
+                    lane._unschedule()
                     lane = self._take(server)
         finally:
-            self._here.is_inside = False
-            with self._lock:
-                self._servers.discard(server)
-                left = None if server.is_abandoned else server.lane
-            if left is not None:  # it returned while it was being given up
-                left.restart()
+            _here.is_inside = False
 
     def _take(self, server: _Server, unfinished: ThreadLane | None = None) -> ThreadLane | None:
         with self._lock:
             if unfinished is not None:
-                self._ready.append(unfinished)
+                self._ready[unfinished] = None
             if not self._ready:
                 self._servers.discard(server)  # with the lock: whoever schedules from now on starts another one
-                return None
+                if not self._ready:  # still: a finalizer may have put something
+                    return None
+                self._servers.add(server)
+            lane, _ = self._ready.popitem(last=False)
+            lane.is_scheduled = True
             server.begun += 1
-            server.lane = self._ready.popleft()
+            server.lane = lane
             self._taken += 1
             if self._ready:
                 self._has_backlog()
-            return server.lane
+            return lane
 
     # --- the supervisor
 
@@ -453,41 +714,65 @@ class Pool:
         """Lanes wait while threads are busy. With the lock."""
         if not self._is_hurried:
             self._is_hurried = True
-            self._hurry.set()
+            self._hurry.release()
 
     def _supervise(self) -> None:
         """See to it that somebody looks."""
-        if self._is_supervised:
-            return
         with self._lock:
-            if self._is_supervised:
-                return
-            self._is_supervised = True
-        workers().submit(self._watch)
+            was_supervised, self._is_supervised = self._is_supervised, True
+        if was_supervised:
+            return
+        # no worker: the last one there is has to deliver
+        thread = threading.Thread(target=self._watch, name="messaging-supervisor", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._is_supervised = False  # not now
 
     def _watch(self) -> None:
+        try:
+            self._look_on()
+        except BaseException:
+            logger.exception("nobody looks after the receivers of events now")
+            self._is_supervised = False
+
+    def _look_on(self) -> None:
+        """Until there has been nothing to do for some time."""
         taken = -1
-        idle = 0
-        while idle < _IDLE_LOOKS:
-            self._hurry.wait(_LOOK)
+        looked = needed = time.monotonic()
+        to_do: deque[Callable[[], object]] = deque()
+        while True:
+            self._hurry.acquire(timeout=_LOOK)
             if self._is_hurried:
                 time.sleep(_GROW_AFTER)
             now = time.monotonic()
             with self._lock:
-                self._hurry.clear()
+                self._hurry.acquire(blocking=False)
                 self._is_hurried = False
                 more = self._missing(taken)
                 taken = self._taken
                 if self._ready:
                     self._has_backlog()
-                stalled = self._stalled(now)
-                idle = 0 if self._servers or self._adopted else idle + 1
-                if idle == _IDLE_LOOKS:
+                if now - looked >= _LOOK:
+                    # if it was kept from looking for longer, so were receivers from going on
+                    to_do += self._stalled(min(now - looked, 2 * _LOOK))
+                    looked = now
+                if to_do or self._is_needed():
+                    needed = now
+                elif now - needed > _STAY:
                     self._is_supervised = False
+                    if not self._is_needed():  # still: a finalizer may have put something
+                        return
+                    self._is_supervised = True
             for server in more:
                 self._start(server)
-            for lane in stalled:
-                workers().submit(lane.stalled)
+            with contextlib.suppress(RuntimeError):  # no thread can be started: after the next look
+                while to_do:
+                    workers().submit(to_do[0])
+                    to_do.popleft()
+
+    def _is_needed(self) -> bool:
+        return bool(self._servers or self._adopted or self._ready)
 
     def _missing(self, taken: int) -> list[_Server]:
         """Further threads, if something waits and nobody has come to anything since the last look."""
@@ -496,47 +781,62 @@ class Pool:
         count = min(len(self._ready), max(1, len(self._servers)), self._limit - len(self._servers))
         return [self._add_server() for _ in range(count)]
 
-    def _stalled(self, now: float) -> list[Lane]:
-        """Lanes whose receivers have not returned in time; their threads are given up."""
-        found: list[Lane] = []
+    def _stalled(self, step: float) -> list[Callable[[], object]]:
+        """Give up the threads of receivers that have not returned in time; returns what their lanes have to do."""
+        found: list[Callable[[], object]] = []
         for server in [*self._servers]:
             lane = server.lane
-            if lane is not None and self._is_late(server, lane.timeout, now):
-                # a receiver that returns now either counts before the next line, or sees this one
-                server.is_abandoned = True
-                if server.begun != server.seen:
-                    server.is_abandoned = False
-                    continue
+            if lane is None or not server.is_late(lane.timeout, step):
+                continue
+            # It says that it has moved, and then looks whether it was given up; here it is the other way round. So
+            # either it is seen that it has moved, or it sees that it may have been given up, and waits for the lock.
+            server.is_abandoned = True
+            if server.is_still_at(lane):
                 self._servers.discard(server)
-                found.append(lane)
+                lane.is_stalled = True
+                found.append(lane._tell_stalled)
+            else:
+                server.is_abandoned = False
+        heard: dict[asyncio.AbstractEventLoop, bool] = {}
         for each in [*self._adopted]:
-            if each.is_orphaned or (each.is_busy and self._is_late(each, each.timeout, now)):
+            if each.is_closed and not each.is_busy:
                 self._adopted.discard(each)
-                found.append(each)
+            elif each.is_orphaned:
+                self._adopted.discard(each)
+                found.append(each._tell_stalled if each.lose() else each._settle)
+            elif each.is_busy and each.timeout and self._is_late(each, step, heard):
+                found.append(each._tell_stalled)
         return found
 
-    @staticmethod
-    def _is_late(watched: _Server | LoopLane, timeout: float, now: float) -> bool:
-        if watched.seen != watched.begun:
-            watched.seen, watched.since = watched.begun, now
-            return False
-        return bool(timeout) and now - watched.since > timeout
+    def _is_late(self, lane: LoopLane, step: float, heard: dict[asyncio.AbstractEventLoop, bool]) -> bool:
+        loop = lane.loop
+        if loop not in heard:
+            beat = self._beats.get(loop)
+            if beat is None:
+                beat = self._beats[loop] = _Beat(loop)
+            heard[loop] = beat.ask()
+        # what counts is the time in which it could go on, or kept the others from it
+        return lane.progress.is_late(lane.timeout, step if heard[loop] or lane.has_the_turn else 0.0)
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Threads do not survive a fork: what waited goes on with the next item that is put."""
+    """Threads do not survive a fork. A receiver that forked returns to a thread that was given up."""
     for pool in [*_pools]:
-        pool._lock = threading.Lock()
-        pool._hurry = threading.Event()
+        pool._lock = threading.RLock()
+        pool._hurry = _taken_lock()
+        for server in pool._servers:
+            server.is_abandoned = True
         pool._servers.clear()
         pool._adopted.clear()
-        pool._is_supervised = pool._is_hurried = False
-        for lane in pool._ready:
-            lane.is_scheduled = False
         pool._ready.clear()
+        pool._beats = weakref.WeakKeyDictionary()
+        pool._is_supervised = pool._is_hurried = pool._is_starved = False
+    for lane in [*_lanes]:
+        lane._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

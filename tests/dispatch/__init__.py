@@ -1,0 +1,1 @@
+"""The core of the event services: topics, permissions, lanes and handlers."""
