@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from messaging.dispatch.topics import TopicFilter
+from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class TopicPermission:
     __slots__ = ("_actions", "_filter")
 
     def __init__(self, name: str, actions: str) -> None:
-        self._filter = TopicFilter(name)
+        self._filter = parse_filter(name)
         self._actions = _parse_actions(actions)
 
     @property
@@ -111,7 +111,7 @@ class TopicPermissionCollection:
         if not isinstance(permission, TopicPermission):
             raise ArgumentError(f"a TopicPermission is needed, not {type(permission).__name__}")
 
-    def implies(self, permission: TopicPermission) -> bool:
+    def implies(self, permission: object) -> bool:
         """Whether these permissions imply ``permission``; each of its actions may come from another one of them."""
         if not isinstance(permission, TopicPermission):
             return False

@@ -195,7 +195,8 @@ class _Node(Generic[T]):
 class TopicTrie(Generic[T]):
     """Values by topic filter, found by topic; the cost does not depend on how many filters there are.
 
-    Changes are made by one thread at a time; :meth:`match` may run meanwhile on any other, and takes no lock.
+    Changes are made by one thread at a time; whoever looks may do so meanwhile on any other thread, without a lock, and
+    sees each change or does not. Of several changes, it may see a later one and not one before it.
     """
 
     def __init__(self) -> None:
@@ -209,8 +210,8 @@ class TopicTrie(Generic[T]):
         """Remove a value that was added with that filter, and what is empty without it; if there is none, nothing."""
         path = self._path(topic_filter)
         self._place(path[-1], topic_filter).pop(value, None)
-        levels = topic_filter.tokens[: len(path) - 1]
-        for token, parent, node in reversed([*zip(levels, path, path[1:], strict=True)]):
+        steps = zip(topic_filter.tokens, path, path[1:], strict=False)  # a multi-level wildcard has no node of its own
+        for token, parent, node in reversed([*steps]):
             if not node.is_empty:
                 return
             del parent.children[token]

@@ -1,0 +1,524 @@
+"""Topics and topic filters, against naive readings of 157.3.1, 157.4.3 and 157.6.2.1."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messaging.dispatch.topics import TopicFilter, TopicTrie, check_topic, is_topic, parse_filter
+from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
+
+TOPICS = [
+    "a",
+    "org/osgi/example/ExampleEvent",
+    "fully/qualified/package/ClassName/ACTION",
+    "foo-bar/x",
+    "-",
+    "_",
+    "$",
+    "0/1/2",
+    "Outer$Inner/_private/1st",
+    "A/a",
+    "über/Straße/日本語",
+    "क्षेत्र/ไทย",
+    "€/Ⅷ",
+]
+NEITHER = [
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    "a b",
+    " a",
+    "a\n",
+    "a.b",
+    "org.osgi/service/upnp",
+    "a:b",
+    "a#",
+    "#",
+    "a\\b",
+    "a/\x00",
+    "a\u200bb",
+    "a\u00adb",
+    "a\ud800",
+    "a·b",
+    "é/",
+    "²",
+    "a/**",
+    "**",
+    "foo*",
+    "foo*/bar",
+    "foo+/bar",
+    "foo/+bar",
+    "++",
+    "*/a",
+    "a/*/b",
+    "*/*",
+    "*+",
+    "pkg/mod/function/<locals>/Inner",
+]
+FILTERS = ["*", "+", "a/*", "a/+", "+/*", "+/+", "+/a", "a/+/b/*", "foo/+/foobar", "com/+/*", "日本/+/*"]
+
+
+class Topic(enum.StrEnum):
+    PLACED = "orders/placed"
+    ALL = "orders/*"
+
+
+# --- grammar
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_is_a_filter_for_itself_only(topic: str) -> None:
+    check_topic(topic)
+    assert is_topic(topic)
+    exact = TopicFilter(topic)
+    assert not exact.has_wildcard
+    assert exact.matches(topic)
+    assert not any(exact.matches(other) for other in TOPICS if other != topic)
+
+
+@pytest.mark.parametrize("text", NEITHER)
+def test_what_breaks_the_grammar_is_neither_topic_nor_filter(text: str) -> None:
+    """Scenarios 2 and 5 of the bus, 1 of Event Admin; 157.3.1, 157.4.3."""
+    assert not is_topic(text)
+    with pytest.raises(InvalidTopicError) as caught:
+        check_topic(text)
+    assert type(caught.value) is InvalidTopicError
+    assert isinstance(caught.value, ArgumentError)
+    assert caught.value.topic == text
+    for single_level in (True, False):
+        with pytest.raises(InvalidTopicError):
+            TopicFilter(text, single_level=single_level)
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_wildcards_are_for_handlers(text: str) -> None:
+    """Scenario 4."""
+    assert TopicFilter(text).has_wildcard
+    assert not is_topic(text)
+    with pytest.raises(InvalidTopicError, match="wildcards are for handlers"):
+        check_topic(text)
+
+
+@pytest.mark.parametrize("text", [*FILTERS, *TOPICS])
+def test_event_admin_has_no_single_level_wildcard(text: str) -> None:
+    """RFC 97, 5.1.2."""
+    if "+" in text:
+        for parse in (TopicFilter, parse_filter):
+            with pytest.raises(InvalidTopicError, match="Event Admin"):
+                parse(text, single_level=False)
+    else:
+        assert TopicFilter(text, single_level=False) == TopicFilter(text)
+
+
+@pytest.mark.parametrize("call", [check_topic, TopicFilter, parse_filter])
+@pytest.mark.parametrize("value", [None, 5, b"a", ["a"], {}, object()])
+def test_none_is_no_topic_and_neither_is_what_is_no_text(call: Any, value: Any) -> None:
+    """Scenario 1; 157.5.1. What has no hash is no ``TypeError``."""
+    with pytest.raises(NullEventError if value is None else InvalidTopicError):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "an empty token at position 0"),
+        ("/a", "an empty token at position 0"),
+        ("a//b", "an empty token at position 2"),
+        ("a/b/", "an empty token at position 4"),
+        ("a/b c", "' ' at position 3"),
+        ("é/é\n", r"'\\n' at position 3"),
+        ("a/*", r"'\*' at position 2; wildcards are for handlers"),
+        ("+", r"'\+' at position 0; wildcards are for handlers"),
+    ],
+)
+def test_the_error_of_a_topic_says_what_is_wrong_and_where(text: str, told: str) -> None:
+    with pytest.raises(InvalidTopicError, match=f"{told}$"):
+        check_topic(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a//b", "level 2 of 'a//b' is empty"),
+        ("", "level 1 of '' is empty"),
+        ("*/a", r"level 1 of '\*/a' is '\*', which may only be the last one"),
+        ("a/b*", r"level 2 of 'a/b\*' is 'b\*': a wildcard stands alone between solidi"),
+        ("a.b/c", "level 1 of 'a.b/c' is 'a.b': only letters, digits, '_', '\\$' and '-' are allowed"),
+    ],
+)
+def test_the_error_of_a_filter_says_what_is_wrong_and_where(text: str, told: str) -> None:
+    with pytest.raises(InvalidTopicError, match=told):
+        TopicFilter(text)
+
+
+def test_errors_of_long_texts_are_short() -> None:
+    for call in (check_topic, TopicFilter):
+        with pytest.raises(InvalidTopicError) as caught:
+            call("x" * 100_000 + ".")
+        assert len(str(caught.value)) < 400
+
+
+@given(st.text(max_size=8) | st.text("ab/+*$ é\n", max_size=8))
+def test_the_grammar_agrees_with_a_naive_reading(text: str) -> None:
+    def is_token(token: str) -> bool:
+        return token != "" and all(char in "-_$" or (char + "x").isidentifier() or char.isdecimal() for char in token)
+
+    tokens = text.split("/")
+    if text.isascii():
+        assert is_topic(text) is all(map(is_token, tokens))
+    levels = tokens[:-1] if tokens[-1] == "*" else tokens
+    expected = all(level == "+" or is_topic(level) for level in levels)
+    try:
+        TopicFilter(text)
+    except InvalidTopicError:
+        assert not expected
+    else:
+        assert expected
+
+
+# --- what matches what
+
+
+TOKENS = st.sampled_from(["a", "b", "ab", "$", "-", "é", "A"])
+PATHS = st.lists(TOKENS, min_size=1, max_size=5).map("/".join)
+WILD = st.builds(
+    lambda levels, tail: "/".join([*levels, *tail]),
+    st.lists(TOKENS | st.just("+"), max_size=4),
+    st.sampled_from([[], ["*"]]),
+).filter(bool)
+
+
+def naive(wanted: list[str], topic: list[str]) -> bool:
+    """157.4.3, token by token."""
+    if not wanted or not topic:
+        return wanted == topic
+    if wanted == ["*"]:
+        return True
+    return wanted[0] in ("+", topic[0]) and naive(wanted[1:], topic[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "matching", "others"),
+    [
+        ("foo/*", ["foo/bar", "foo/baz", "foo/bar/baz"], ["foo", "foo-bar/fizzbuzz", "foobar", "FOO/bar"]),
+        ("foo/+/foobar", ["foo/bar/foobar", "foo/baz/foobar"], ["foo/foobar", "foo/bar/foobar/baz", "foo/a/b/foobar"]),
+        ("+", ["a", "b-c"], ["a/b"]),
+        ("*", ["a", "a/b/c"], []),
+        ("+/*", ["a/b", "a/b/c"], ["a"]),
+        ("a/+/*", ["a/b/c", "a/b/c/d"], ["a/b", "b/b/c"]),
+        ("a$/+", ["a$/b"], ["a/b"]),
+        ("Foo", ["Foo"], ["foo"]),
+    ],
+)
+def test_what_matches_what(text: str, matching: list[str], others: list[str]) -> None:
+    """Scenario 44; 157.4.3.1, 157.4.3.2."""
+    wanted = TopicFilter(text)
+    assert [topic for topic in [*matching, *others] if wanted.matches(topic)] == matching
+
+
+@given(WILD, PATHS)
+def test_matching_agrees_with_a_naive_reading(text: str, topic: str) -> None:
+    assert TopicFilter(text).matches(topic) is naive(text.split("/"), topic.split("/"))
+
+
+def test_a_filter_is_its_text() -> None:
+    wanted = TopicFilter("a/+/*")
+    assert wanted == TopicFilter("a/+/*") == parse_filter("a/+/*")
+    assert wanted != TopicFilter("a/*")
+    assert wanted != "a/+/*"
+    assert len({wanted, TopicFilter("a/+/*"), TopicFilter("a")}) == 2
+    assert repr(wanted) == "TopicFilter('a/+/*')"
+    assert (wanted.text, wanted.tokens) == ("a/+/*", ("a", "+", "*"))
+
+
+def test_a_filter_of_a_kind_of_text_is_one_of_plain_text() -> None:
+    check_topic(Topic.PLACED)
+    wanted = TopicFilter(Topic.ALL)
+    assert type(wanted.text) is str
+    assert wanted == TopicFilter("orders/*")
+    assert wanted.matches(Topic.PLACED)
+    assert parse_filter(Topic.ALL) == wanted
+
+
+def test_parsed_filters_are_remembered_and_errors_are_not() -> None:
+    assert parse_filter("x/+/y") is parse_filter("x/+/y", single_level=True)
+    with pytest.raises(InvalidTopicError):
+        parse_filter("x/+/y", single_level=False)
+    assert parse_filter("x/+/y").has_wildcard
+
+
+def test_filters_of_a_thousand_levels_match_in_linear_time() -> None:
+    tokens = ["x"] * 1_000
+    wanted = TopicFilter("/".join(["+"] * 999) + "/*")
+    started = time.perf_counter()
+    assert wanted.matches("/".join(tokens))
+    assert not wanted.matches("/".join(tokens[1:]))
+    assert not wanted.matches("/".join(tokens[:-1]) + "/")
+    assert time.perf_counter() - started < 1
+
+
+# --- what implies what
+
+
+#: every topic that there is of these tokens; filters are made of all but one of them, which stands for any other
+ALL_TOPICS = ["/".join(tokens) for length in range(1, 5) for tokens in itertools.product("abc", repeat=length)]
+ALL_FILTERS = [
+    "/".join([*levels, *tail])
+    for length in range(4)
+    for levels in itertools.product("ab+", repeat=length)
+    for tail in ([], ["*"])
+    if levels or tail
+]
+
+
+def test_one_filter_implies_another_if_it_matches_all_that_the_other_does() -> None:
+    """Every pair of filters with up to three levels, against every topic that tells them apart."""
+    matched = {
+        text: {topic for topic in ALL_TOPICS if naive(text.split("/"), topic.split("/"))} for text in ALL_FILTERS
+    }
+    parsed = {text: TopicFilter(text) for text in ALL_FILTERS}
+    for mine, theirs in itertools.product(ALL_FILTERS, repeat=2):
+        assert parsed[mine].implies(parsed[theirs]) is (matched[mine] >= matched[theirs]), (mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        ("x/y/*", "x/y/z", True),
+        ("x/y/*", "x/y", False),
+        ("x/y", "x/y/z", False),
+        ("*", "+/*", True),
+        ("com/+/*", "com/foo/x", True),
+        ("com/+/service3", "com/+/+", False),
+        ("com/+/+", "com/+/service3", True),
+        ("a/*", "a/+/*", True),
+        ("a/+/*", "a/*", False),
+        ("+", "*", False),
+    ],
+)
+def test_what_implies_what(mine: str, theirs: str, expected: bool) -> None:
+    """Scenarios 85 and 87; 157.8.1."""
+    assert TopicFilter(mine).implies(TopicFilter(theirs)) is expected
+
+
+# --- the trie
+
+
+def most_specific(filters: list[str], topic: str) -> str | None:
+    """The algorithm of 157.6.2.1, step by step."""
+    retained = [(text.split("/"), text) for text in filters if naive(text.split("/"), topic.split("/"))]
+    for token in topic.split("/"):
+        for preferred in (token, "+", "*"):
+            kept = [(tokens, text) for tokens, text in retained if tokens[:1] == [preferred]]
+            if kept:
+                break
+        else:
+            return None
+        if preferred == "*":
+            return kept[0][1]
+        retained = [(tokens[1:], text) for tokens, text in kept]
+    return retained[0][1] if retained else None
+
+
+@given(st.lists(WILD, unique=True, max_size=12), PATHS)
+def test_the_trie_finds_what_a_naive_search_finds(filters: list[str], topic: str) -> None:
+    """Scenarios 42 and 43: overlapping filters, and those with the same literal prefix."""
+    trie: TopicTrie[str] = TopicTrie()
+    for text in filters:
+        trie.add(TopicFilter(text), text)
+    expected = [text for text in filters if naive(text.split("/"), topic.split("/"))]
+    assert sorted(trie.match(topic)) == sorted(expected)
+    assert trie.preferred(topic) == most_specific(filters, topic)
+    in_order = sorted(map(TopicFilter, filters), key=lambda each: each.order)
+    assert next((each.text for each in in_order if each.matches(topic)), None) == trie.preferred(topic)
+
+
+@given(st.lists(st.tuples(st.booleans(), WILD, st.integers(0, 2)), max_size=40), PATHS)
+def test_the_trie_is_what_was_added_and_not_removed(steps: list[tuple[bool, str, int]], topic: str) -> None:
+    trie: TopicTrie[int] = TopicTrie()
+    held: set[tuple[str, int]] = set()
+    for is_added, text, value in steps:
+        if is_added:
+            trie.add(TopicFilter(text), value)
+            held.add((text, value))
+        else:
+            trie.remove(TopicFilter(text), value)
+            held.discard((text, value))
+    expected = {value for text, value in held if naive(text.split("/"), topic.split("/"))}
+    found = trie.match(topic)
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    for text, value in held:
+        trie.remove(TopicFilter(text), value)
+    assert len(trie) == 0
+
+
+def test_overlapping_filters_of_one_value_find_it_once() -> None:
+    """Scenario 42; 15 of Event Admin."""
+    trie: TopicTrie[str] = TopicTrie()
+    for text in ("foo/bar", "foo/*", "foo/+", "*", "+/bar", "+/*"):
+        trie.add(TopicFilter(text), "handler")
+    assert trie.match("foo/bar") == ["handler"]
+
+
+def test_filters_with_the_same_prefix_do_not_hide_each_other() -> None:
+    """Scenario 43."""
+    trie: TopicTrie[str] = TopicTrie()
+    for text in ("foo/+/a", "foo/+/b", "foo/*"):
+        trie.add(TopicFilter(text), text)
+    assert set(trie.match("foo/x/a")) == {"foo/+/a", "foo/*"}
+    assert set(trie.match("foo/x/b")) == {"foo/+/b", "foo/*"}
+    trie.remove(TopicFilter("foo/+/a"), "foo/+/a")
+    assert trie.match("foo/x/a") == ["foo/*"]
+    assert set(trie.match("foo/x/b")) == {"foo/+/b", "foo/*"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "first", "second"),
+    [
+        ("org/osgi/test/Event0", True, True),
+        ("org/Event1", True, False),
+        ("org/osgi1/Event2", True, False),
+        ("org/osgi1/test/Event3", True, False),
+        ("org/osgi/newtest1/Event4", True, False),
+        ("org/osgi/newtest2/Event5", False, False),
+        ("org/osgi2/test/Event6", False, True),
+    ],
+)
+def test_the_routing_table_of_the_compatibility_kit(topic: str, first: bool, second: bool) -> None:
+    """Scenarios 12 and 18 of Event Admin."""
+    trie: TopicTrie[int] = TopicTrie()
+    # as the kit has it: newtest1 is below org/osgi here, as in the topic that it sends
+    for text in ("org/osgi/test/*", "org/osgi/newtest1/*", "org/osgi1/*", "org/Event1"):
+        trie.add(TopicFilter(text, single_level=False), 1)
+    for text in ("org/osgi/test/*", "org/osgi/newtest1/newtest2/*", "org/osgi2/*"):
+        trie.add(TopicFilter(text, single_level=False), 2)
+    assert sorted(trie.match(topic)) == [number for number, meant in ((1, first), (2, second)) if meant]
+
+
+def test_values_of_one_filter_come_in_the_order_they_were_added() -> None:
+    trie: TopicTrie[int] = TopicTrie()
+    for text in ("a/b", "a/+", "a/*", "*"):
+        for value in (3, 1, 2, 1):
+            trie.add(TopicFilter(text), value)
+        assert trie.match("a/b") == [3, 1, 2]
+        for value in (1, 2, 3):
+            trie.remove(TopicFilter(text), value)
+        assert trie.match("a/b") == []
+        assert len(trie) == 0
+
+
+def test_nothing_stays_of_what_is_removed() -> None:
+    """Scenario 46: rounds of wildcard handlers."""
+    chosen = random.Random(46)
+    filters = ["/".join(chosen.choices("abcdefgh+", k=chosen.randint(1, 5))) for _ in range(2_000)]
+    filters = list(dict.fromkeys([*filters, *(f"{text}/*" for text in filters), "*"]))
+    trie: TopicTrie[str] = TopicTrie()
+    for _ in range(2):
+        for text in filters:
+            trie.add(TopicFilter(text), text)
+        assert len(trie) > 1_000
+        chosen.shuffle(filters)
+        for text in filters:
+            trie.remove(TopicFilter(text), text)
+        assert len(trie) == 0
+
+
+def test_what_was_not_added_is_removed_without_a_trace() -> None:
+    trie: TopicTrie[int] = TopicTrie()
+    trie.add(TopicFilter("a/b"), 1)
+    for text, value in (("a/b", 2), ("a/b/c/d", 1), ("x/y/*", 1), ("a/*", 1), ("*", 1), ("a", 1)):
+        trie.remove(TopicFilter(text), value)
+    assert len(trie) == 2
+    assert trie.match("a/b") == [1]
+
+
+def test_the_filter_of_a_topic_is_preferred_to_wildcards() -> None:
+    """157.6.2.1: from left to right, exact before ``+`` before ``*``."""
+    trie: TopicTrie[str] = TopicTrie()
+    order = ["a/b/c", "a/b/+", "a/b/*", "a/+/c", "a/+/+", "a/+/*", "a/*", "+/b/c", "+/b/*", "+/+/+", "+/*", "*"]
+    for text in reversed(order):
+        trie.add(TopicFilter(text), text)
+    for number, text in enumerate(order):
+        assert trie.preferred("a/b/c") == text
+        assert sorted(map(TopicFilter, order[number:]), key=lambda each: each.order)[0].text == text
+        trie.remove(TopicFilter(text), text)
+    assert trie.preferred("a/b/c") is None
+
+
+def test_the_preferred_filter_is_found_though_a_more_specific_beginning_leads_nowhere() -> None:
+    trie: TopicTrie[str] = TopicTrie()
+    for text in ("a/b/x", "a/b/x/*", "a/+/c/d", "a/+/c/d/*", "+/b/c", "a/b/c/*"):
+        trie.add(TopicFilter(text), text)
+    assert trie.preferred("a/b/c") == "+/b/c"
+
+
+def test_finding_a_topic_does_not_take_longer_with_thousands_of_filters() -> None:
+    few: TopicTrie[int] = TopicTrie()
+    many: TopicTrie[int] = TopicTrie()
+    for number in range(2_000):
+        for trie in (few, many)[number >= 10 :]:
+            trie.add(TopicFilter(f"shop/{number}/*"), number)
+            trie.add(TopicFilter(f"+/{number}/sold"), -number)
+
+    def seconds(trie: TopicTrie[int]) -> float:
+        started = time.perf_counter()
+        for _ in range(200):
+            assert trie.match("shop/5/sold") == [5, -5]
+        return time.perf_counter() - started
+
+    # in turns; the best of many
+    times = [(seconds(few), seconds(many)) for _ in range(20)]
+    assert min(slow for _, slow in times) < 5 * min(quick for quick, _ in times)
+
+
+def test_other_threads_may_look_while_it_changes() -> None:
+    trie: TopicTrie[int] = TopicTrie()
+    for text in ("a/b/c", "a/+/c", "*"):
+        trie.add(TopicFilter(text), -1)
+    filters = [TopicFilter(text) for text in ("a/b/c", "a/b/*", "a/*", "*", "+/b/c", "+/+/c", "a/b/+", "+/*")]
+    failures: list[BaseException] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        try:
+            while not is_over.is_set():
+                assert -1 in trie.match("a/b/c")
+                assert trie.preferred("a/b/c") is not None
+                assert len(trie) > 0
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + 1
+        while time.monotonic() < ends and not failures:
+            for value in range(50):
+                for each in filters:
+                    trie.add(each, value)
+            for value in range(50):
+                for each in filters:
+                    trie.remove(each, value)
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert len(trie) == 5
