@@ -3,54 +3,99 @@
 ==================  ================================================================================================
 to                  from
 ==================  ================================================================================================
-a schema            a mapping, or an instance of any schema: field by field, by name. Missing fields take their
-                    defaults, unknown ones are ignored
+a schema            a mapping, or an instance of any schema: field by field, by name or alias. Missing fields take
+                    their defaults, unknown ones are ignored
 a mapping           a mapping, or an instance of a schema; keys and values are converted
 a collection        any collection, element by element; a single value becomes the only element, ``None`` none at all
 a single value      a collection: its first element
-``bool``            a number: whether it is not 0; text: ``true false yes no on off 1 0``
+``bool``            a number: whether it is not 0; text: ``true false yes no on off 1 0``, and none is false
 a number            any number (``int`` drops the fraction), text, a date (milliseconds since 1970), a timedelta
-                    (seconds); ``None`` is 0
-``str``             any simple value; of an enum its name, of a date ISO 8601
-an enum             its member, its value, its name in any case, its position; a member of another enum by its name
-a date or a time    ISO 8601; a number (milliseconds since 1970)
-``X | Y``           what fits without conversion, else the first that it can be converted to
+                    (seconds), an enum (its value)
+``str``             any simple value but ``None`` and classes; of a date ISO 8601, of an enum its name, unless it is
+                    text itself
+``bytes``           text, as UTF-8, and the reverse; a collection of numbers from 0 to 255
+an enum             its member, its value, its name in any case, its position unless its values are numbers; a member
+                    of another enum by its name, or else by its value
+a date or a time    ISO 8601; a number (milliseconds since 1970, UTC). A timedelta: ISO 8601; a number (seconds)
+``X | Y``           what fits without conversion, else the first that it can be converted to; of several schemas
+                    first the one that has most of the fields
+``Annotated``       as without, and then held against the rest by pydantic. Where that wants to see the value before it
+                    is converted, it does
+``Any``             anything; instances of schemas become maps, and what can be changed is copied
+anything else       what it is an instance of already, or what pydantic makes such a one of
 ==================  ================================================================================================
 
-What is an instance of the type already is passed on as it is. Types are compiled once. All of it is thread safe.
+``None`` is ``False`` to ``bool``, 0 to numbers and nothing to collections, as in OSGi. To whatever has no ``None``
+otherwise, it is as if there were nothing: a field takes its default, and if it must have a value that is an error.
+
+What is an instance of the type already is passed on as it is. Annotations that cannot be resolved ask for ``Any``.
+Types are compiled once. All of it is thread safe.
 """
 
 from __future__ import annotations
 
-import collections.abc
+import collections
 import datetime
 import decimal
 import enum
-import math
+import numbers
 import pathlib
 import re
+import threading
 import types
 import typing
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Reversible,
+    Sequence,
+    Set,
+)
 from typing import Any, Final, Literal, TypeAlias, Union
 
-from pydantic import TypeAdapter, ValidationError
+import typing_extensions
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core.core_schema import ErrorType
 
-from messaging.codecs.models import describe
-from messaging.errors import ConversionError
-from messaging.typedevent.schema import Field, Schema, fields_of, has_fields, is_simple, schema_of, to_map
+from messaging.errors import ConversionError, InvalidEventError
+from messaging.typedevent.schema import (
+    COMMON,
+    MISSING,
+    Field,
+    Schema,
+    as_data,
+    bound,
+    has_fields,
+    hints_of,
+    is_collection,
+    is_simple,
+    schema_of,
+    sees_value,
+)
 
 Converter: TypeAlias = Callable[[Any], Any]
 
 #: types whose converters are kept
-_REMEMBERED: Final = 1024
+_REMEMBERED: Final = 4096
+#: characters that errors show: of a path, of a key in it, of a type
+_SHOWN_PATH: Final = 300
+_SHOWN_KEY: Final = 80
+_SHOWN_TYPE: Final = 80
+#: of pydantic's errors with more problems than this, only their number is told: describing each costs memory
+_MANY_PROBLEMS: Final = 1000
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0", ""})
-
-_converters: dict[Any, Converter] = {}
+_NONE: Final = frozenset({type(None)})
 
 
 def convert(value: Any, target: Any) -> Any:
@@ -67,83 +112,213 @@ def convert(value: Any, target: Any) -> Any:
 
 
 def converter_to(target: Any) -> Converter:
-    """The function that converts to ``target``. It raises ``ConversionError``."""
-    try:
-        known = _converters.get(target)
-    except TypeError:  # an annotation that has no hash
-        return _compile(target)
-    if known is None:
-        known = _compile(target)
-        if len(_converters) >= _REMEMBERED:
-            _converters.clear()
-        _converters[target] = known
-    return known
+    """The function that converts to ``target``: always the same one. It raises nothing but ``ConversionError``."""
+    return _target(target).guarded
 
 
 # --- compiling
 
 
-def _compile(target: Any) -> Converter:
-    if target is Any or target is object or isinstance(target, typing.TypeVar):
-        return _as_data
-    if target is None or target is type(None):
-        return _to_none
-    if isinstance(target, str):  # an annotation that nobody could resolve
-        return _as_data
-    if isinstance(target, typing.NewType):
-        return converter_to(target.__supertype__)
-    if hasattr(target, "__value__") and not isinstance(target, type):  # type X = ...
-        return converter_to(target.__value__)
-    origin, arguments = typing.get_origin(target), typing.get_args(target)
+class _Target:
+    """A type that values are converted to.
+
+    Args:
+        convert: for values that are not passed on. Raises ``ConversionError``, or what code in data and types raises.
+        family: what its values are like, to choose among several types.
+        passes: instances of exactly these classes are passed on as they are.
+        schema: if it is one.
+    """
+
+    __slots__ = ("convert", "family", "guarded", "passes", "schema")
+
+    def __init__(
+        self, convert: Converter, family: str, passes: frozenset[type[Any]] = frozenset(), schema: Schema | None = None
+    ) -> None:
+        self.convert = convert
+        self.family = family
+        self.passes = passes
+        self.schema = schema
+
+        def guarded(value: Any) -> Any:
+            if type(value) in passes:
+                return value
+            try:
+                return convert(value)
+            except ConversionError:
+                raise
+            except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
+                problem = _as_conversion_error(error)
+            raise problem
+
+        self.guarded = guarded
+
+
+#: classes by themselves; others with how they are written: ``X | Y`` and ``Y | X`` are equal, but not the same here
+_targets: dict[Any, _Target] = {}
+
+
+def _target(type_: Any) -> _Target:
+    try:
+        key = type_ if isinstance(type_, type) else (type_, repr(type_))
+        known = _targets.get(key)
+    except Exception:  # noqa: BLE001  # metadata without a hash, say
+        return _compile(type_)
+    if known is None:
+        if len(_targets) >= _REMEMBERED:
+            _targets.clear()
+        known = _targets.setdefault(key, _compile(type_))
+    return known
+
+
+def _compile(type_: Any) -> _Target:
+    origin, arguments = typing.get_origin(type_), typing.get_args(type_)
+    if type_ is Any or type_ is object or type_ in _QUALIFIERS or isinstance(type_, _NAMES):
+        return _ANY
+    if type_ is None or type_ is type(None):
+        return _Target(_to_none, "none", _NONE)
+    if isinstance(type_, typing.TypeVar):
+        return _union(type_.__constraints__) if type_.__constraints__ else _target(type_.__bound__ or Any)
+    if isinstance(type_, typing.NewType):
+        return _target(type_.__supertype__)
     if origin is typing.Annotated:
-        return _annotated(target, arguments[0])
-    if origin in (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar):
-        return converter_to(arguments[0])
+        return _annotated(type_, arguments[0], type_.__metadata__)
+    if hasattr(type_, "__value__") and not isinstance(type_, type):
+        return _alias(type_, arguments)
+    if origin in _QUALIFIERS:
+        return _target(arguments[0])
     if origin is Literal:
         return _literal(arguments)
     if origin is Union or origin is types.UnionType:
         return _union(arguments)
-    if typing.is_typeddict(target):
-        return _typed_dict(target)
-    schema = schema_of(origin if origin is not None and schema_of(target) is None else target)
+    if typing_extensions.is_typeddict(origin or type_):
+        return _typed_dict(type_)
+    schema = schema_of(type_)
     if schema is not None:
-        return _to_schema(schema)
-    concrete = origin or target
-    if isinstance(concrete, type):
-        found = _simple(concrete)
-        if found is not None:
-            return _first_of_collection(found)
-        if issubclass(concrete, (str, bytes)):
-            return _by_pydantic(target, concrete)
-        if issubclass(concrete, Mapping):
-            return _mapping(concrete, arguments)
-        if issubclass(concrete, tuple):
-            return _tuple(concrete, arguments)
-        if issubclass(concrete, collections.abc.Iterable) and concrete.__module__ in _OF_COLLECTIONS:
-            return _collection(concrete, arguments)
-        return _by_pydantic(target, concrete)
-    return _by_pydantic(target, None)
+        return _of_schema(schema) if schema.is_complete else _incomplete(type_, schema)
+    class_ = origin or type_
+    if isinstance(class_, type):
+        return _class(type_, class_, arguments)
+    return _Target(_by_pydantic(type_, None), "")
 
 
-#: modules whose iterables are collections
-_OF_COLLECTIONS: Final = ("builtins", "collections", "collections.abc", "typing")
+def _of_schema(schema: Schema) -> _Target:
+    return _root(schema) if schema.is_root else _schema(schema)
 
 
-def _simple(type_: type[Any]) -> Converter | None:
-    """For types without parts."""
-    if issubclass(type_, enum.Enum):
-        return _enum(type_)
-    return _SIMPLE.get(type_)
+def _incomplete(type_: Any, schema: Schema) -> _Target:
+    """A model that refers to what is not defined yet, but may be when the first event comes."""
+    target: _Target | None = None
+
+    def converter(value: Any) -> Any:
+        nonlocal target
+        if target is None:
+            found = schema_of(type_)
+            if found is None or not found.is_complete:
+                raise ConversionError("", f"{schema.type.__name__} refers to a class that is not defined")
+            target = _of_schema(found)
+        return target.convert(value)
+
+    return _Target(converter, "record", schema=schema)
+
+
+def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+    """A class that is no schema."""
+    if class_ in _SIMPLE:
+        convert_it, family = _SIMPLE[class_]
+        return _Target(convert_it, family, frozenset({class_}))
+    if hasattr(class_, "__get_pydantic_core_schema__"):
+        return _Target(_by_pydantic(type_, class_), "")
+    if issubclass(class_, enum.Enum):
+        return _Target(_enum(class_), "enum", frozenset({class_}))
+    for base in class_.__mro__:
+        if base in _SIMPLE:
+            return _Target(_subclass(class_, _SIMPLE[base][0]), _SIMPLE[base][1], frozenset({class_}))
+    if issubclass(class_, Mapping):
+        return _mapping(class_, arguments)
+    if issubclass(class_, tuple):
+        return _tuple(type_, class_, arguments)
+    if class_ in _MADE_BY or issubclass(class_, _COLLECTIONS):
+        return _collection(class_, arguments)
+    return _Target(_by_pydantic(type_, class_), "")
+
+
+#: what an annotation may have around a type, and what may stand for one that is not known
+_QUALIFIERS: Final = tuple(
+    getattr(module, name)
+    for module in (typing, typing_extensions)
+    for name in ("Required", "NotRequired", "ReadOnly", "Final", "ClassVar")
+    if hasattr(module, name)
+)
+_NAMES: Final = (str, typing.ForwardRef, typing.ParamSpec, typing.TypeVarTuple)
+
+
+def _alias(alias: Any, arguments: tuple[Any, ...]) -> _Target:
+    """``type X = ...``, which may refer to itself."""
+
+    def converter(value: Any) -> Any:
+        meant = alias.__value__
+        target = _target(meant[arguments] if arguments else meant)
+        return value if type(value) in target.passes else target.convert(value)
+
+    return _Target(converter, "")
+
+
+def _instance_check(type_: type[Any]) -> Callable[[Any], bool]:
+    try:
+        isinstance(None, type_)
+    except Exception:  # noqa: BLE001  # a protocol that is not to be checked, say
+        return lambda _: False
+    return lambda value: isinstance(value, type_)
+
+
+# --- errors
 
 
 def _fail(value: Any, wanted: str) -> ConversionError:
-    return ConversionError("", f"a {type(value).__name__} that does not become {wanted}")
+    return ConversionError("", f"{_a(type(value))} that does not become {wanted}")
 
 
-def _at(place: str, error: ConversionError) -> ConversionError:
+def _a(type_: type[Any]) -> str:
+    return f"{'an' if type_.__name__[:1] in 'AEIOUaeiou' else 'a'} {type_.__name__}"
+
+
+def _at(place: str, error: Exception) -> ConversionError:
     """The same error, seen from the container."""
-    joint = "" if not error.path or error.path.startswith("[") else "."
-    return ConversionError(f"{place}{joint}{error.path}", error.reason)
+    seen = error if isinstance(error, ConversionError) else _as_conversion_error(error)
+    joint = "" if not seen.path or seen.path.startswith("[") else "."
+    return ConversionError(f"{place}{joint}{seen.path}"[:_SHOWN_PATH], seen.reason)
+
+
+def _as_conversion_error(error: Exception) -> ConversionError:
+    """What is told of an error: not its text, which may have the value in it."""
+    if isinstance(error, ValidationError):
+        return _refused(error)
+    if isinstance(error, RecursionError):
+        return ConversionError("", "is nested too deeply, or a part of itself")
+    return ConversionError("", f"converting it raised {type(error).__name__}")
+
+
+def _refused(error: ValidationError) -> ConversionError:
+    count = error.error_count()
+    if count > _MANY_PROBLEMS:
+        return ConversionError("", f"{count} problems with {error.title}")
+    try:
+        problem = error.errors(include_url=False, include_input=False)[0]
+    except Exception:  # noqa: BLE001  # what is said of text that is no Unicode, say
+        return ConversionError("", f"is refused by {error.title}")
+    reason = problem["msg"]
+    if problem["type"] not in _TELLING or _QUOTES & problem.get("ctx", {}).keys():
+        reason = f"is refused by a validator ({problem['type']})"
+    path = ""
+    for part in problem["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN_KEY]}"
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return ConversionError(path.removeprefix(".")[:_SHOWN_PATH], reason + more)
+
+
+#: kinds of pydantic's own errors, and what in them may quote the value
+_TELLING: Final = frozenset(typing.get_args(ErrorType))
+_QUOTES: Final = frozenset({"error", "encoding_error", "tag", "tz_actual", "attribute"})
 
 
 # --- simple values
@@ -151,29 +326,46 @@ def _at(place: str, error: ConversionError) -> ConversionError:
 
 def _as_data(value: Any) -> Any:
     """No type is asked for: data without schemas."""
-    if is_simple(value):
-        return value
-    return to_map({"": value})[""]
+    try:
+        return as_data(value)
+    except InvalidEventError as error:
+        problem = ConversionError("", str(error))
+    raise problem
+
+
+_ANY: Final = _Target(_as_data, "", COMMON)
 
 
 def _to_none(value: Any) -> None:
-    if value is not None:
-        raise _fail(value, "None")
+    raise _fail(value, "None")
 
 
-def _first_of_collection(convert_one: Converter) -> Converter:
+def _single(convert_one: Converter) -> Converter:
+    """For values without parts: of a collection, the first element."""
+
     def converter(value: Any) -> Any:
-        if isinstance(value, (list, tuple, set, frozenset, deque)) and not hasattr(value, "_fields"):
-            value = next(iter(value), None)
+        if type(value) not in COMMON:
+            value = _unwrapped(value)
+            if is_collection(value):
+                value = next(iter(value), None)
         return convert_one(value)
 
     return converter
 
 
+def _unwrapped(value: Any) -> Any:
+    """What is in a ``RootModel``, or the value itself."""
+    if not is_simple(value):
+        schema = schema_of(type(value))
+        if schema is not None and schema.is_root:
+            return _unwrapped(value.root)
+    return value
+
+
 def _to_bool(value: Any) -> bool:
     if value is None:
         return False
-    if isinstance(value, (bool, int, float, decimal.Decimal)):
+    if isinstance(value, numbers.Number):
         return bool(value)
     text = value.strip().lower() if isinstance(value, str) else None
     if text in _TRUE or text in _FALSE:
@@ -183,30 +375,26 @@ def _to_bool(value: Any) -> bool:
 
 def _milliseconds(value: datetime.date) -> float:
     if not isinstance(value, datetime.datetime):
-        value = datetime.datetime.combine(value, datetime.time(), datetime.UTC)
-    elif value.tzinfo is None:
+        value = datetime.datetime.combine(value, datetime.time())
+    if value.tzinfo is None:
         value = value.replace(tzinfo=datetime.UTC)
     return (value - _EPOCH) / datetime.timedelta(milliseconds=1)
 
 
-def _to_number(type_: type[Any], parse: Callable[[str], Any]) -> Converter:
-    wanted = f"a{'n' if type_ is int else ''} {type_.__name__}"
-
+def _to_number(type_: Callable[[Any], Any], wanted: str) -> Converter:
     def converter(value: Any) -> Any:
+        if isinstance(value, enum.Enum) and not isinstance(value, numbers.Number):
+            value = value.value
         try:
             if value is None:
                 return type_(0)
             if isinstance(value, str):
-                return parse(value.strip())
-            if isinstance(value, enum.Enum) and not isinstance(value, (int, float)):
-                return converter(value.value)
+                return type_(value.strip())
             if isinstance(value, datetime.date):
                 return type_(_milliseconds(value))
             if isinstance(value, datetime.timedelta):
                 return type_(value.total_seconds())
-            if isinstance(value, float) and type_ is decimal.Decimal:
-                return decimal.Decimal(repr(value))
-            if not isinstance(value, (bytes, bytearray)) and not has_fields(value):
+            if isinstance(value, numbers.Number) and not _is_vast(value):
                 return type_(value)
         except (ValueError, TypeError, ArithmeticError):
             pass
@@ -215,39 +403,54 @@ def _to_number(type_: type[Any], parse: Callable[[str], Any]) -> Converter:
     return converter
 
 
+def _is_vast(value: Any) -> bool:
+    """Whether a number is short to write, but takes very long to be made an ``int``."""
+    return isinstance(value, decimal.Decimal) and value.adjusted() > _DIGITS
+
+
+#: as many as ``int`` takes of a text
+_DIGITS: Final = 4300
+
+
+def _decimal(value: Any) -> decimal.Decimal:
+    return decimal.Decimal(repr(float(value)) if isinstance(value, float) else value)
+
+
 def _to_str(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return value.value if isinstance(value, str) else value.name
     if isinstance(value, str):
-        return str(value)
+        return str.__str__(value.value if isinstance(value, enum.Enum) else value)
+    if isinstance(value, enum.Enum):
+        return value.name
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if isinstance(value, (bytes, bytearray)):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise _fail(value, "text") from None
-    if isinstance(value, re.Pattern):
-        return str(value.pattern)
     if isinstance(value, datetime.timedelta):
-        return str(TypeAdapter(datetime.timedelta).dump_python(value, mode="json"))
-    if value is None or not is_simple(value) or isinstance(value, type):
-        raise _fail(value, "a str")
-    return str(value)
+        return _TIMEDELTA.dump_python(value, mode="json")  # type: ignore[no-any-return]
+    if isinstance(value, re.Pattern):
+        value = value.pattern
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            value = b""
+    elif is_simple(value) and value is not None and not isinstance(value, type):
+        return str(value)
+    raise _fail(value, "a str")
 
 
 def _to_bytes(value: Any) -> bytes:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (list, tuple)):
-        try:
+    value = _unwrapped(value)
+    try:
+        if is_collection(value):
+            parts = [*value]
+            return bytes(parts) if all(isinstance(each, int) for each in parts) else _to_bytes(parts[0])
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, (bytes, bytearray, memoryview)):
             return bytes(value)
-        except (TypeError, ValueError):
-            pass
+    except ValueError:
+        value = ""
     raise _fail(value, "bytes")
 
 
@@ -259,8 +462,8 @@ def _to_datetime(value: Any) -> datetime.datetime:
     try:
         if isinstance(value, str):
             return datetime.datetime.fromisoformat(value.strip())
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return _EPOCH + datetime.timedelta(milliseconds=value)
+        if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+            return _EPOCH + datetime.timedelta(milliseconds=float(value))
     except (ValueError, OverflowError):
         pass
     raise _fail(value, "a datetime")
@@ -275,14 +478,15 @@ def _to_date(value: Any) -> datetime.date:
 def _to_time(value: Any) -> datetime.time:
     if isinstance(value, datetime.time):
         return value
-    if isinstance(value, datetime.datetime):
-        return value.timetz()
     if isinstance(value, str):
         try:
             return datetime.time.fromisoformat(value.strip())
         except ValueError:
             pass
-    raise _fail(value, "a time")
+    return _to_datetime(value).timetz()
+
+
+_TIMEDELTA: Final = TypeAdapter(datetime.timedelta)
 
 
 def _to_timedelta(value: Any) -> datetime.timedelta:
@@ -290,9 +494,9 @@ def _to_timedelta(value: Any) -> datetime.timedelta:
         return value
     try:
         if isinstance(value, str):
-            return TypeAdapter(datetime.timedelta).validate_python(value.strip())
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return datetime.timedelta(seconds=value)
+            return _TIMEDELTA.validate_python(value.strip())
+        if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+            return datetime.timedelta(seconds=float(value))
     except (ValueError, OverflowError):
         pass
     raise _fail(value, "a timedelta")
@@ -314,16 +518,18 @@ def _to_uuid(value: Any) -> uuid.UUID:
 def _to_pattern(value: Any) -> re.Pattern[Any]:
     if isinstance(value, re.Pattern):
         return value
-    try:
-        if isinstance(value, (str, bytes)):
+    if isinstance(value, (str, bytes)):
+        try:
             return re.compile(value)
-    except re.error:
-        pass
+        except Exception:  # noqa: BLE001, S110  # re.error, OverflowError, and warnings that are errors
+            pass
     raise _fail(value, "a regular expression")
 
 
 def _to_path(type_: type[pathlib.PurePath]) -> Converter:
     def converter(value: Any) -> pathlib.PurePath:
+        if isinstance(value, type_):
+            return value
         if isinstance(value, (str, pathlib.PurePath)):
             return type_(value)
         raise _fail(value, "a path")
@@ -331,310 +537,549 @@ def _to_path(type_: type[pathlib.PurePath]) -> Converter:
     return converter
 
 
-_SIMPLE: Final[dict[type[Any], Converter]] = {
-    bool: _to_bool,
-    int: _to_number(int, int),
-    float: _to_number(float, float),
-    complex: _to_number(complex, complex),
-    decimal.Decimal: _to_number(decimal.Decimal, decimal.Decimal),
-    str: _to_str,
-    bytes: _to_bytes,
-    bytearray: lambda value: bytearray(_to_bytes(value)),
-    datetime.datetime: _to_datetime,
-    datetime.date: _to_date,
-    datetime.time: _to_time,
-    datetime.timedelta: _to_timedelta,
-    uuid.UUID: _to_uuid,
-    re.Pattern: _to_pattern,
-    pathlib.Path: _to_path(pathlib.Path),
-    pathlib.PurePath: _to_path(pathlib.PurePath),
-    pathlib.PurePosixPath: _to_path(pathlib.PurePosixPath),
-    pathlib.PureWindowsPath: _to_path(pathlib.PureWindowsPath),
+_SIMPLE: Final[dict[type[Any], tuple[Converter, str]]] = {
+    bool: (_single(_to_bool), "bool"),
+    int: (_single(_to_number(int, "an int")), "number"),
+    float: (_single(_to_number(float, "a float")), "number"),
+    complex: (_single(_to_number(complex, "a complex")), "number"),
+    decimal.Decimal: (_single(_to_number(_decimal, "a Decimal")), "number"),
+    str: (_single(_to_str), "text"),
+    bytes: (_to_bytes, "bytes"),
+    bytearray: (lambda value: bytearray(_to_bytes(value)), "bytes"),
+    memoryview: (lambda value: memoryview(_to_bytes(value)), "bytes"),
+    datetime.datetime: (_single(_to_datetime), "time"),
+    datetime.date: (_single(_to_date), "time"),
+    datetime.time: (_single(_to_time), "time"),
+    datetime.timedelta: (_single(_to_timedelta), "time"),
+    uuid.UUID: (_single(_to_uuid), "other"),
+    re.Pattern: (_single(_to_pattern), "other"),
+    pathlib.Path: (_single(_to_path(pathlib.Path)), "other"),
+    pathlib.PurePath: (_single(_to_path(pathlib.PurePath)), "other"),
+    pathlib.PurePosixPath: (_single(_to_path(pathlib.PurePosixPath)), "other"),
+    pathlib.PureWindowsPath: (_single(_to_path(pathlib.PureWindowsPath)), "other"),
 }
 
 
+def _subclass(type_: type[Any], convert_to_base: Converter) -> Converter:
+    """Of one of these types."""
+    is_instance = _instance_check(type_)
+    return lambda value: value if is_instance(value) else type_(convert_to_base(value))
+
+
 def _enum(type_: type[enum.Enum]) -> Converter:
-    names = {name.lower(): member for name, member in type_.__members__.items()}
-    members = [*type_]
+    by_name = type_.__members__
+    by_text = {str(each.value): each for each in reversed([*type_]) if isinstance(each.value, (str, int, float))}
+    by_text |= {name.casefold(): each for name, each in by_name.items() if name.casefold() not in by_text}
+    by_position = [] if any(isinstance(each.value, numbers.Number) for each in type_) else [*type_]
 
     def converter(value: Any) -> Any:
         if isinstance(value, type_):
             return value
-        by_name = value.name if isinstance(value, enum.Enum) else value
+        if isinstance(value, enum.Enum):
+            if value.name in by_name:
+                return by_name[value.name]
+            value = value.value
         try:
-            return type_(value.value if isinstance(value, enum.Enum) and by_name not in type_.__members__ else value)
-        except (ValueError, TypeError):
+            return type_(value)
+        except Exception:  # noqa: BLE001, S110  # of its _missing_, too
             pass
-        if isinstance(by_name, str):
-            if by_name in type_.__members__:
-                return type_[by_name]
-            if by_name.strip().lower() in names:
-                return names[by_name.strip().lower()]
-        for member in members:  # "3" for 3, and 3 for "3"
-            if by_name is not None and str(member.value) == str(by_name):
-                return member
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(members):
-            return members[value]
+        if isinstance(value, str):
+            if value in by_name:
+                return by_name[value]
+            for text in (value.strip(), value.strip().casefold()):
+                if text in by_text:
+                    return by_text[text]
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            if str(value) in by_text:
+                return by_text[str(value)]
+            if value in range(len(by_position)):
+                return by_position[int(value)]
         raise _fail(value, f"a member of {type_.__name__}")
 
-    return converter
+    def of_first(value: Any) -> Any:
+        try:
+            return converter(value)  # the value of a member may be a collection
+        except ConversionError:
+            if not is_collection(value) or not value:
+                raise
+        return converter(next(iter(value)))
+
+    return of_first
 
 
-def _literal(values: tuple[Any, ...]) -> Converter:
+def _literal(values: tuple[Any, ...]) -> _Target:
     def converter(value: Any) -> Any:
         for each in values:
-            if each == value and type(each) is type(value):
+            if type(each) is type(value) and each == value:
                 return each
-        for each in values:
-            try:
-                if converter_to(type(each))(value) == each:
-                    return each
-            except ConversionError:
-                continue
+        if value is not None:
+            for each in values:
+                try:
+                    if _target(type(each)).guarded(value) == each:
+                        return each
+                except ConversionError:
+                    continue
         raise _fail(value, f"one of {', '.join(map(repr, values))}")
 
-    return converter
+    return _Target(converter, "")
 
 
 # --- combinations
 
 
-def _union(members: tuple[Any, ...]) -> Converter:
-    exact = {each for each in members if isinstance(each, type)}
-    may_be_none = type(None) in exact
-    converters: list[tuple[Any, Converter]] | None = None
+class _Attempts(threading.local):
+    """What conversions to one of several types came to, while an outer one is going on.
+
+    An outer attempt that fails would have all that is within it tried again, and so would each within that one.
+    """
+
+    #: by value and types, which are kept so that their ids stay their own: what it came to, or the error
+    known: dict[tuple[int, int], tuple[Any, Any, Any, ConversionError | None]] | None = None
+
+
+_attempts: Final = _Attempts()
+
+
+def _union(members: tuple[Any, ...]) -> _Target:
+    given = [(each, _target(each)) for each in members if each is not None and each is not type(None)]
+    passes: frozenset[type[Any]] = frozenset().union(*(target.passes for _, target in given))
+    if len(given) < len(members):
+        passes |= _NONE
+    if len(given) == 1:
+        only = given[0][1]
+        return _Target(only.convert, only.family, passes, only.schema)
+    wanted = " or ".join(each.__name__ if isinstance(each, type) else str(each)[:_SHOWN_TYPE] for each, _ in given)
+    candidates = [(target, _instance_check(each) if isinstance(each, type) else None) for each, target in given]
 
     def converter(value: Any) -> Any:
-        nonlocal converters
-        if value is None and may_be_none:
-            return None
-        if value.__class__ in exact:
-            return value
-        for each in exact:
-            if isinstance(value, each) and not (isinstance(value, bool) and each is not bool):
-                return value
-        if converters is None:  # not before: one of them may be the schema that this is a part of
-            converters = [(each, converter_to(each)) for each in members if each is not type(None)]
-        for _, convert_to_it in sorted(converters, key=lambda pair: not _is_like(value, pair[0])):
-            try:
-                return convert_to_it(value)
-            except ConversionError as error:
-                last = error
-        raise last if len(converters) == 1 else _fail(value, " or ".join(_named(each) for each, _ in converters))
+        known = outer = _attempts.known
+        if known is None:
+            known = _attempts.known = {}
+        try:
+            attempt = known.get((id(value), id(candidates)))
+            if attempt is None:
+                errors: list[tuple[str, Exception]] = []
+                for target, _ in _sorted(candidates, value):
+                    try:
+                        attempt = value, candidates, target.convert(value), None
+                        break
+                    except Exception as error:  # noqa: BLE001  # then it is to be another one
+                        errors.append((target.family, error))
+                else:
+                    attempt = value, candidates, None, _of_attempts(errors, value, wanted)
+                known[id(value), id(candidates)] = attempt
+        finally:
+            _attempts.known = outer
+        if attempt[3] is not None:
+            raise attempt[3]
+        return attempt[2]
 
-    return converter
-
-
-def _is_like(value: Any, target: Any) -> bool:
-    """Whether value and target are alike: both mappings or schemas, both collections, both neither."""
-    concrete = typing.get_origin(target) or target
-    if not isinstance(concrete, type):
-        return False
-    if isinstance(value, Mapping) or has_fields(value):
-        return schema_of(concrete) is not None or issubclass(concrete, Mapping) or typing.is_typeddict(concrete)
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return concrete not in _SIMPLE and schema_of(concrete) is None and not issubclass(concrete, Mapping)
-    if isinstance(value, (int, float, decimal.Decimal)):
-        return concrete in (int, float, decimal.Decimal) and (concrete is not int or value == int(value))
-    return concrete in _SIMPLE
+    return _Target(converter, "", passes)
 
 
-def _named(target: Any) -> str:
-    return target.__name__ if isinstance(target, type) else str(target)
+def _of_attempts(errors: list[tuple[str, Exception]], value: Any, wanted: str) -> ConversionError:
+    """What is told if none succeeds: of the only one that it could have been, what went wrong."""
+    family = _family(value)
+    alike = [error for each, error in errors if each == family]
+    if len(alike) != 1:
+        return _fail(value, wanted)
+    return alike[0] if isinstance(alike[0], ConversionError) else _as_conversion_error(alike[0])
+
+
+_Candidate: TypeAlias = tuple[_Target, Callable[[Any], bool] | None]
+
+
+def _sorted(candidates: list[_Candidate], value: Any) -> list[_Candidate]:
+    """In the order in which they are tried."""
+    family = _family(value)
+    names = _record(value, "").keys() if family == "record" else ()
+
+    def distance(candidate: _Candidate) -> tuple[int, int]:
+        target, is_instance = candidate
+        if is_instance is not None and is_instance(value):
+            return 0, 0
+        if int in target.passes and family == "number" and _has_fraction(value):
+            return 3, 0
+        known = [each for each in target.schema.fields if each.name in names] if target.schema is not None else ()
+        return 1 if family == target.family else 2, -len(known)
+
+    return sorted(candidates, key=distance)
+
+
+def _has_fraction(value: Any) -> bool:
+    """Whether something of a number would be lost if it became an ``int``."""
+    try:
+        return _is_vast(value) or bool(int(value) != value)
+    except (ValueError, TypeError, ArithmeticError):
+        return True
+
+
+def _family(value: Any) -> str:
+    value = _unwrapped(value)
+    for types_, family in _FAMILIES:
+        if isinstance(value, types_):
+            return family
+    if has_fields(value):
+        return "record"
+    return "collection" if is_collection(value) else ""
+
+
+_FAMILIES: Final[tuple[tuple[Any, str], ...]] = (
+    (bool, "bool"),
+    (enum.Enum, "enum"),
+    (numbers.Number, "number"),
+    (str, "text"),
+    ((bytes, bytearray, memoryview), "bytes"),
+    ((datetime.date, datetime.time, datetime.timedelta), "time"),
+    (Mapping, "record"),
+)
 
 
 def _elements(value: Any) -> Iterable[Any]:
     if value is None:
         return ()
-    if isinstance(value, (list, tuple, set, frozenset, deque)) and not hasattr(value, "_fields"):
+    if is_collection(value):
+        return value  # type: ignore[no-any-return]
+    value = _unwrapped(value)
+    if is_collection(value):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, (Sequence, Set)) and not is_simple(value) and not has_fields(value):
         return value
-    if isinstance(value, collections.abc.Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
-        return value if not is_simple(value) and not has_fields(value) else (value,)
     return (value,)
 
 
-def _converted(values: Iterable[Any], convert_one: Converter) -> list[Any]:
-    found = []
-    for index, value in enumerate(values):
+def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
+    """A collection that ``make`` makes of a list."""
+    passes, convert_one = element.passes, element.convert
+
+    def converter(value: Any) -> Any:
+        made = [*_elements(value)]
+        if not passes.issuperset(map(type, made)):
+            for index, each in enumerate(made):
+                if type(each) in passes:
+                    continue
+                try:
+                    made[index] = convert_one(each)
+                except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
+                    problem = _at(f"[{index}]", error)
+                else:
+                    continue
+                raise problem
+        if make is list:
+            return made
         try:
-            found.append(convert_one(value))
-        except ConversionError as error:
-            raise _at(f"[{index}]", error) from None
-    return found
+            return make(made)
+        except TypeError as error:
+            problem = _as_conversion_error(error)
+            if make in (set, frozenset):
+                problem = ConversionError("", "has elements that no set can have")
+        raise problem
+
+    return _Target(converter, "collection")
 
 
-#: what makes a collection of an abstract type
-_MADE_BY: Final[dict[type[Any], Callable[[Any], Any]]] = {
-    collections.abc.Set: frozenset,
-    collections.abc.MutableSet: set,
-    set: set,
-    frozenset: frozenset,
-    deque: deque,
+_COLLECTIONS: Final = (list, set, frozenset, deque, collections.UserList)
+#: what makes a collection of a type from a list; other types are called
+_MADE_BY: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {
+    list: list,
+    Collection: list,
+    Container: list,
+    Iterable: list,
+    Iterator: iter,
+    MutableSequence: list,
+    Reversible: list,
+    Sequence: list,
+    Set: frozenset,
+    MutableSet: set,
 }
 
 
-def _collection(type_: type[Any], arguments: tuple[Any, ...]) -> Converter:
-    make = _MADE_BY.get(type_, list)
-    element = arguments[0] if arguments else Any
-
-    def converter(value: Any) -> Any:
-        found = _converted(_elements(value), converter_to(element))
-        if make is list:
-            return found
-        try:
-            return make(found)
-        except TypeError:
-            raise _fail(value, f"a {type_.__name__}: its elements have no hash") from None
-
-    return converter
+def _collection(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+    return _each(_target(arguments[0] if arguments else Any), _MADE_BY.get(class_, class_))
 
 
-def _tuple(type_: type[Any], arguments: tuple[Any, ...]) -> Converter:
-    if not arguments or arguments[-1] is Ellipsis:
-        element = arguments[0] if arguments else Any
-        return lambda value: tuple(_converted(_elements(value), converter_to(element)))
+def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+    if type_ is class_:
+        return _each(_ANY, class_)
+    flat = [part for each in arguments for part in _unpacked(each)]
+    # at most one of them stands for any number of elements
+    at = flat.index(...) - 1 if ... in flat else len(flat)
+    targets = [_target(each) for each in flat if each is not ...]
+    first, last = targets[:at], targets[at + 1 :]
+    more = targets[at : at + 1]
+    if more and not first and not last:
+        return _each(more[0], class_)
 
     def converter(value: Any) -> Any:
         values = [*_elements(value)]
-        if len(values) != len(arguments):
-            raise ConversionError("", f"{len(values)} elements where {len(arguments)} are wanted")
-        found = []
-        for index, (each, target) in enumerate(zip(values, arguments, strict=True)):
+        wanted = [*first, *more * (len(values) - len(first) - len(last)), *last]
+        if len(values) != len(wanted):
+            raise ConversionError("", f"{len(values)} elements where {len(wanted)} are wanted")
+        for index, target in enumerate(wanted):
             try:
-                found.append(converter_to(target)(each))
+                values[index] = target.guarded(values[index])
             except ConversionError as error:
                 raise _at(f"[{index}]", error) from None
-        return tuple(found)
+        return class_(values)
 
-    return converter
+    return _Target(converter, "collection")
 
 
-def _items(value: Any, wanted: str) -> Iterable[tuple[Any, Any]]:
+def _unpacked(argument: Any) -> tuple[Any, ...]:
+    """The arguments that ``*tuple[int, ...]`` or ``Unpack[tuple[int, ...]]`` stand for."""
+    if typing.get_origin(argument) is typing_extensions.Unpack:
+        return typing.get_args(typing.get_args(argument)[0])
+    return typing.get_args(argument) if getattr(argument, "__unpacked__", False) else (argument,)
+
+
+def _record(value: Any, wanted: str) -> dict[Any, Any]:
     """Keys and values, or names and values of fields."""
     if isinstance(value, Mapping):
-        return value.items()
-    if isinstance(value, (list, tuple, set, frozenset, deque)) and not hasattr(value, "_fields") and value:
-        value = next(iter(value))
-        return _items(value, wanted)
-    if value is None or is_simple(value) or not has_fields(value):
-        raise _fail(value, wanted)
-    return fields_of(value)
+        return dict(value)
+    schema = None if is_simple(value) else schema_of(type(value))
+    if schema is not None:
+        return _record(value.root, wanted) if schema.is_root else schema.read(value)
+    if is_collection(value):
+        first = next(iter(value), None)
+        if isinstance(first, Mapping) or has_fields(first):
+            return _record(first, wanted)
+    raise _fail(value, wanted)
 
 
-def _mapping(type_: type[Any], arguments: tuple[Any, ...]) -> Converter:
+def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+    if class_ is collections.Counter:
+        arguments = (*arguments[:1], int)
     key_type, value_type = arguments if len(arguments) == 2 else (Any, Any)
-    make = type_ if type_.__module__ == "collections" and type_ is not collections.defaultdict else dict
+    keys, values = _target(key_type), _target(value_type)
+    make: Callable[[Any], Any] = dict if class_ in (dict, Mapping, MutableMapping) else class_
+    if class_ is collections.defaultdict:
+        factory = typing.get_origin(value_type) or value_type
+        make = lambda found: collections.defaultdict(factory if factory in _FACTORIES else None, found)  # noqa: E731
 
     def converter(value: Any) -> Any:
-        convert_key, convert_value = converter_to(key_type), converter_to(value_type)
-        found = {}
-        for key, each in _items(value, "a mapping"):
-            try:
-                found[convert_key(key)] = convert_value(each)
-            except ConversionError as error:
-                raise _at(f"[{str(key)[:80]!r}]" if isinstance(key, str) else "[...]", error) from None
-        return found if make is dict else make(found)
-
-    return converter
-
-
-def _typed_dict(type_: Any) -> Converter:
-    hints = typing.get_type_hints(type_)
-    required: frozenset[str] = type_.__required_keys__
-
-    def converter(value: Any) -> Any:
-        given = dict(_items(value, f"a {type_.__name__}"))
-        found = {}
-        for name, target in hints.items():
-            if name in given:
+        given = _record(value, "a mapping")
+        if not (keys.passes.issuperset(map(type, given)) and values.passes.issuperset(map(type, given.values()))):
+            found = {}
+            for key, each in given.items():
                 try:
-                    found[name] = converter_to(target)(given[name])
+                    found[keys.guarded(key)] = values.guarded(each)
+                except Exception as error:  # noqa: BLE001  # a key without a hash
+                    problem = _at(f"[{key[:_SHOWN_KEY]!r}]" if isinstance(key, str) else "[...]", error)
+                else:
+                    continue
+                raise problem
+            given = found
+        return given if make is dict else make(given)
+
+    return _Target(converter, "record")
+
+
+_FACTORIES: Final = (int, float, str, bool, list, dict, set)
+
+
+def _typed_dict(type_: Any) -> _Target:
+    class_ = typing.get_origin(type_) or type_
+    given = dict(zip(getattr(class_, "__parameters__", ()), typing.get_args(type_), strict=False))
+    fields: list[tuple[str, bool, _Target]] | None = None
+
+    def converter(value: Any) -> Any:
+        nonlocal fields
+        if fields is None:  # not before: it may be a part of itself
+            fields = [
+                (name, _must_be(each, name in class_.__required_keys__), _target(bound(each, given)))
+                for name, each in hints_of(class_).items()
+            ]
+        data = _record(value, _a(class_))
+        found = {}
+        for name, is_required, target in fields:
+            if name in data:
+                try:
+                    found[name] = target.guarded(data[name])
                 except ConversionError as error:
-                    raise _at(name, error) from None
-            elif name in required:
+                    if data[name] is not None or is_required:
+                        raise _at(name, error) from None
+            elif is_required:
                 raise ConversionError(name, "is missing")
         return found
 
-    return converter
+    return _Target(converter, "record")
 
 
-def _to_schema(schema: Schema) -> Converter:
-    type_ = schema.type
-    wanted = f"a {type_.__name__}"
-    names = frozenset(each.name for each in schema.fields)
-    arguments = [each for each in schema.fields if each.keyword is not None]
-    others = [each for each in schema.fields if each.keyword is None]
+def _must_be(annotation: Any, is_required: bool) -> bool:
+    """Whether a key must be there; what it is annotated with counts, which the class cannot tell if that is text."""
+    while typing.get_origin(annotation) in _QUALIFIERS:
+        if typing.get_origin(annotation) is typing.NotRequired:
+            return False
+        is_required = is_required or typing.get_origin(annotation) is typing.Required
+        annotation = typing.get_args(annotation)[0]
+    return is_required
 
+
+# --- schemas
+
+
+#: name, aliases, keyword, classes of which instances are passed on, converter, whether it must be there
+_Plan: TypeAlias = list[tuple[str, tuple[str, ...], str, frozenset[type[Any]], Converter, bool]]
+
+
+def _planned(fields: Iterable[Field]) -> _Plan:
+    return [
+        (each.name, each.aliases[::-1], each.keyword or each.name, target.passes, target.convert, each.is_required)
+        for each in fields
+        for target in (_target(each.annotation),)
+    ]
+
+
+def _schema(schema: Schema) -> _Target:
+    type_, make, validate = schema.type, schema.make, schema.validate
+    wanted = _a(type_)
+    names = frozenset(name for each in schema.fields for name in (each.name, *each.aliases))
+    set_afterwards = [each.name for each in schema.fields if each.keyword is None]
+    is_instance = _instance_check(type_)
+    plan: _Plan | None = None
+
+    # all in one function, since each level of an event takes the frames of one
     def converter(value: Any) -> Any:
-        if isinstance(value, type_):
+        nonlocal plan
+        if type(value) is dict:
+            given = value
+        elif is_instance(value):
             return value
-        given = dict(_items(value, wanted))
-        keywords: dict[str, Any] = {}
-        for field in arguments:
-            if field.name in given:
-                keywords[field.keyword] = _field(given, field)  # type: ignore[index]  # it is not None
-            elif field.is_required:
-                raise ConversionError(field.name, "is missing, and has no default")
+        else:
+            of_value = schema_of(type(value))
+            given = _record(value, wanted) if of_value is None or of_value.is_root else of_value.read(value)
+        if plan is None:  # not before: it may be a part of itself
+            plan = _planned(schema.fields)
+        if validate is not None:
+            try:
+                return validate(_as_data(given))
+            except Exception:  # noqa: BLE001, S110  # then it is to be converted first
+                pass
+        values: dict[str, Any] = {}
+        get = given.get
+        for name, aliases, keyword, passes, convert_it, is_required in plan:
+            part = get(name, MISSING)
+            if type(part) in passes:
+                values[keyword] = part
+                continue
+            if part is MISSING:
+                for alias in aliases:
+                    part = get(alias, part)
+            if part is not MISSING:
+                try:
+                    values[keyword] = part if type(part) in passes else convert_it(part)
+                    continue
+                except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
+                    if part is None and not is_required:
+                        continue
+                    problem = _at(name, error)
+            elif is_required:
+                problem = ConversionError(name, "is missing, and has no default")
+            else:
+                continue
+            raise problem
         if schema.takes_more:
-            keywords |= {key: each for key, each in given.items() if key not in names and isinstance(key, str)}
+            values |= {
+                key: _as_data(each)
+                for key, each in given.items()
+                if isinstance(key, str) and key not in names and not key.startswith("_")
+            }
+        afterwards = {name: values.pop(name, MISSING) for name in set_afterwards} if set_afterwards else None
         try:
-            made = schema.make(**keywords)
-        except ValidationError as error:
-            raise ConversionError("", describe(error)) from None
+            made = make(**values)
+        except (ValidationError, RecursionError) as error:
+            problem = _as_conversion_error(error)
         except Exception as error:  # noqa: BLE001  # a constructor may raise anything
-            raise ConversionError("", f"{type_.__name__}() raised {type(error).__name__}") from None
-        for field in others:
-            if field.name in given:
-                _set(made, field.name, _field(given, field))
-            elif not hasattr(made, field.name):  # a DTO's fields are null unless it says otherwise
-                _set(made, field.name, None)
-        return made
+            problem = ConversionError("", f"{type_.__name__}() raised {type(error).__name__}")
+        else:
+            if afterwards is not None:
+                _set(made, afterwards)
+            return made
+        raise problem
 
-    return converter
-
-
-def _field(given: Mapping[Any, Any], field: Field) -> Any:
-    try:
-        return converter_to(field.annotation)(given[field.name])
-    except ConversionError as error:
-        raise _at(field.name, error) from None
+    return _Target(converter, "record", frozenset({type_}), schema)
 
 
-def _set(made: Any, name: str, value: Any) -> None:
-    try:
-        setattr(made, name, value)
-    except AttributeError:
-        pass  # what cannot be set is no field: a property, say
+def _set(made: Any, values: Mapping[str, Any]) -> None:
+    """Set the fields that the constructor does not."""
+    for name, value in values.items():
+        try:
+            if value is not MISSING:
+                setattr(made, name, value)
+            elif not hasattr(made, name):  # a DTO's fields are null unless it says otherwise
+                setattr(made, name, None)
+            continue
+        except AttributeError:  # it is no field, but computed: a property, or in a frozen dataclass
+            continue
+        except Exception as error:  # noqa: BLE001  # a setter may raise anything
+            problem = ConversionError(name, f"setting it raised {type(error).__name__}")
+        raise problem
 
 
-def _annotated(target: Any, plain: Any) -> Converter:
+def _root(schema: Schema) -> _Target:
+    """A ``RootModel``: from what is in it."""
+    is_instance = _instance_check(schema.type)
+
+    def converter(value: Any) -> Any:
+        if is_instance(value):
+            return value
+        if schema.validate is not None:
+            try:
+                return schema.validate(_as_data(value))
+            except Exception:  # noqa: BLE001, S110  # then it is to be converted first
+                pass
+        return schema.make(root=_target(schema.fields[0].annotation).guarded(value))
+
+    return _Target(converter, "", frozenset({schema.type}))
+
+
+# --- pydantic
+
+
+def _validator(type_: Any) -> Converter | None:
+    """What makes pydantic validate; ``None`` if it cannot."""
+    for config in (None, ConfigDict(arbitrary_types_allowed=True)):
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(type_, config=config)
+            if not adapter.pydantic_complete:
+                adapter.rebuild(raise_errors=True)
+        except Exception:  # noqa: BLE001, S112  # pydantic raises this and that
+            continue
+        return adapter.validate_python
+    return None
+
+
+def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
     """Converted to the plain type, and then held against what else is said about it."""
-    check = _by_pydantic(target, None)
+    target = _target(plain)
+    check = None if all(isinstance(each, str) for each in metadata) else _validator(type_)
+    if check is None:
+        return target
+    convert_it = target.guarded
 
     def converter(value: Any) -> Any:
-        return check(converter_to(plain)(value))
+        return check(convert_it(value))
 
-    return converter
+    def after_raw(value: Any) -> Any:
+        try:
+            return check(value)
+        except Exception:  # noqa: BLE001  # then it is to be converted first
+            return converter(value)
+
+    return _Target(after_raw if sees_value(metadata) else converter, target.family)
 
 
-def _by_pydantic(target: Any, type_: type[Any] | None) -> Converter:
+def _by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
     """For types that this module knows nothing of."""
-    validate: Callable[[Any], Any] | None
-    try:
-        validate = TypeAdapter(target).validate_python
-    except Exception:  # noqa: BLE001  # pydantic raises this and that
-        validate = None
+    is_instance = None if class_ is None else _instance_check(class_)
+    validate = _validator(type_)
+    wanted = _a(class_) if class_ is not None else str(type_)[:_SHOWN_TYPE]
 
     def converter(value: Any) -> Any:
-        if type_ is not None and isinstance(value, type_):
+        if is_instance is not None and is_instance(value):
             return value
         if validate is None:
-            raise _fail(value, _named(target))
-        try:
-            return validate(value)
-        except ValidationError as error:
-            raise ConversionError("", describe(error)) from None
-        except Exception as error:  # noqa: BLE001
-            raise ConversionError("", f"{type(error).__name__} while validating") from None
+            raise _fail(value, wanted)
+        return validate(value)
 
     return converter

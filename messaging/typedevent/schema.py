@@ -18,6 +18,7 @@ import decimal
 import enum
 import functools
 import inspect
+import keyword
 import logging
 import numbers
 import pathlib
@@ -28,10 +29,10 @@ import typing
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from operator import attrgetter
 from typing import Any, ClassVar, Final, TypeAlias
 
-from pydantic import AliasChoices, BaseModel, RootModel
+from pydantic import AliasChoices, BaseModel, RootModel, TypeAdapter
+from pydantic.dataclasses import rebuild_dataclass
 
 from messaging.errors import InvalidEventError, NullEventError
 
@@ -43,7 +44,7 @@ EventData: TypeAlias = dict[str, Any]
 MISSING: Final = object()
 
 #: by far the most common values, none of which can be changed; of others :func:`is_simple` knows
-COMMON: Final = frozenset({str, int, float, bool, type(None), bytes, datetime.datetime})
+COMMON: Final[frozenset[type[Any]]] = frozenset({str, int, float, bool, type(None), bytes, datetime.datetime})
 _SIMPLE: Final = (
     str,
     bytes,
@@ -107,6 +108,7 @@ class Schema:
         takes_more: whether instances may have other fields beside.
         validate: makes an instance from data as it came; of pydantic models whose own validators want to see that.
         is_root: whether the only field is the instance itself, as in a ``RootModel``.
+        is_complete: whether all that a pydantic model refers to is defined; until then there are no instances.
     """
 
     type: type[Any]
@@ -116,6 +118,7 @@ class Schema:
     takes_more: bool = False
     validate: Callable[[Any], Any] | None = None
     is_root: bool = False
+    is_complete: bool = True
 
 
 _schemas: dict[Any, Schema | None] = {}
@@ -126,13 +129,16 @@ def schema_of(type_: Any) -> Schema | None:
 
     Of a generic class with its arguments (``Page[Item]``), the fields have those in their annotations.
     """
-    if not isinstance(type_, type):
+    try:
+        known = _schemas.get(type_, MISSING)
+    except TypeError:  # an annotation that has no hash
         return _of_alias(type_)
-    known = _schemas.get(type_, MISSING)
     if known is MISSING:
+        if not isinstance(type_, type):
+            return _of_alias(type_)
         known = _of_type(type_)
-        if isinstance(type_, type(BaseModel)) and not getattr(type_, "__pydantic_complete__", True):
-            return known  # refers to what is not defined yet: next time it may be
+        if known is not None and not known.is_complete:
+            return known  # next time it may be
         if len(_schemas) >= _REMEMBERED:
             _schemas.clear()
         _schemas[type_] = known
@@ -143,7 +149,7 @@ def _of_type(type_: type[Any]) -> Schema | None:
     if issubclass(type_, (*_SIMPLE, Mapping)):
         return None
     if issubclass(type_, BaseModel):
-        return _of_model(type_)
+        return None if type_ is BaseModel else _of_model(type_)
     if dataclasses.is_dataclass(type_):
         return _of_pydantic_dataclass(type_) if hasattr(type_, "__pydantic_fields__") else _of_dataclass(type_)
     if issubclass(type_, tuple):
@@ -185,7 +191,7 @@ def _hints_one_by_one(type_: Any) -> Iterator[tuple[str, Any]]:
             **getattr(owner, "__dict__", {}),
             **vars(module),
             **{each.__name__: each for each in getattr(owner, "__type_params__", ())},
-            owner.__name__: owner,
+            getattr(owner, "__name__", ""): owner,
         }
         for name, annotation in _annotations(owner).items():
             # of a class, since only there ClassVar is understood
@@ -193,7 +199,11 @@ def _hints_one_by_one(type_: Any) -> Iterator[tuple[str, Any]]:
             try:
                 yield name, typing.get_type_hints(alone, scope, scope, include_extras=True)[name]
             except Exception:  # noqa: BLE001
-                yield name, Any
+                yield name, ClassVar if _CLASS_VAR.match(str(annotation)) else Any
+
+
+#: as dataclasses tell it from a text
+_CLASS_VAR: Final = re.compile(r"(\w+\.)?ClassVar\b")
 
 
 def _annotations(owner: Any) -> dict[str, Any]:
@@ -232,7 +242,7 @@ def bound(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
 
 
 def _arguments_of_bases(type_: Any) -> dict[Any, dict[Any, Any]]:
-    """By base class: which arguments a class gives to the type variables of its bases."""
+    """By base class: what a class gives for its type variables."""
     found: dict[Any, dict[Any, Any]] = {}
     todo: list[tuple[Any, dict[Any, Any]]] = [(type_, {})]
     while todo:
@@ -243,7 +253,7 @@ def _arguments_of_bases(type_: Any) -> dict[Any, dict[Any, Any]]:
                 continue
             parameters = getattr(origin, "__parameters__", ())
             arguments = [bound(each, given) for each in typing.get_args(base)]
-            found[origin] = dict(zip(parameters, arguments, strict=False))
+            found[origin] = dict.fromkeys(parameters, Any) | dict(zip(parameters, arguments, strict=False))
             todo.append((origin, found[origin]))
     return found
 
@@ -251,15 +261,10 @@ def _arguments_of_bases(type_: Any) -> dict[Any, dict[Any, Any]]:
 def _bound_hints(type_: Any) -> dict[str, Any]:
     """The annotations of a class, with what it says of the type variables of its bases."""
     hints = hints_of(type_)
-    by_base = _arguments_of_bases(type_)
-    if any(by_base.values()):
-        for owner in reversed(type_.__mro__):
-            arguments = by_base.get(owner)
-            for name in _annotations(owner):
-                if arguments and not any(
-                    name in _annotations(each) for each in type_.__mro__[: type_.__mro__.index(owner)]
-                ):
-                    hints[name] = bound(hints.get(name, Any), arguments)
+    of_bases = _arguments_of_bases(type_)
+    if any(of_bases.values()):
+        owners = {name: owner for owner in reversed(type_.__mro__) for name in _annotations(owner)}
+        hints = {name: bound(each, of_bases.get(owners.get(name), {})) for name, each in hints.items()}
     return hints
 
 
@@ -268,26 +273,33 @@ def _bound_hints(type_: Any) -> dict[str, Any]:
 
 def _of_model(type_: type[BaseModel]) -> Schema:
     if not type_.__pydantic_complete__:
-        type_.model_rebuild(raise_errors=False)
+        type_.model_rebuild(raise_errors=False, _types_namespace=_names_of(type_))
     fields = tuple(_model_fields(type_.model_fields))
     read_fields = _reader(fields)
 
-    def read(instance: Any) -> dict[str, Any]:
-        more = instance.__pydantic_extra__
-        data = read_fields(instance)
-        if more:
-            data |= {name: value for name, value in more.items() if _public(name)}
-        return data
+    takes_more = type_.model_config.get("extra") == "allow"
+    is_root = issubclass(type_, RootModel)
+    is_complete = type_.__pydantic_complete__
+
+    def read_all(instance: Any) -> dict[str, Any]:
+        more = getattr(instance, "__pydantic_extra__", None) or {}
+        return read_fields(instance) | {name: value for name, value in more.items() if _public(name)}
 
     return Schema(
         type_,
         fields,
-        _by_validator(type_.model_validate, fields),
-        read,
-        takes_more=type_.model_config.get("extra") == "allow",
+        type_ if is_root or not is_complete else _by_validator(type_.__pydantic_validator__.validate_python, fields),
+        read_all if takes_more else read_fields,
+        takes_more=takes_more,
         validate=functools.partial(type_.model_validate, by_name=True) if _sees_data(type_) else None,
-        is_root=issubclass(type_, RootModel),
+        is_root=is_root,
+        is_complete=is_complete,
     )
+
+
+def _names_of(type_: Any) -> dict[str, Any]:
+    """What the annotations of a class may refer to."""
+    return vars(sys.modules.get(str(type_.__module__), typing))
 
 
 def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
@@ -298,7 +310,7 @@ def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
             yield Field(
                 name,
                 # what else is said of it, the model checks
-                info.rebuild_annotation() if _sees_value(info.metadata) else info.annotation,
+                info.rebuild_annotation() if sees_value(info.metadata) else info.annotation,
                 info.is_required(),
                 name if info.init is not False else None,
                 tuple(each for each in choices if isinstance(each, str)),
@@ -315,7 +327,7 @@ def _by_validator(validate: Callable[..., Any], fields: Iterable[Field]) -> Call
     return make
 
 
-def _sees_value(metadata: Iterable[Any]) -> bool:
+def sees_value(metadata: Iterable[Any]) -> bool:
     """Whether something in an annotation wants the value before it is converted."""
     return any(type(each).__name__ in ("BeforeValidator", "WrapValidator", "PlainValidator") for each in metadata)
 
@@ -331,8 +343,8 @@ def _sees_data(type_: Any) -> bool:
 
 
 def _of_pydantic_dataclass(type_: Any) -> Schema:
-    from pydantic import TypeAdapter
-
+    if not type_.__pydantic_complete__:
+        rebuild_dataclass(type_, raise_errors=False, _types_namespace=_names_of(type_))
     fields = tuple(_model_fields(type_.__pydantic_fields__))
     validate = TypeAdapter(type_).validate_python
     return Schema(
@@ -341,6 +353,7 @@ def _of_pydantic_dataclass(type_: Any) -> Schema:
         _by_validator(validate, fields),
         _reader(fields),
         validate=functools.partial(validate, by_name=True) if _sees_data(type_) else None,
+        is_complete=type_.__pydantic_complete__,
     )
 
 
@@ -370,18 +383,16 @@ def _of_named_tuple(type_: Any) -> Schema:
 
 def _of_struct(type_: Any) -> Schema:
     hints = _bound_hints(type_)
+    parameters = _parameters(type_)
+    names = zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True)
     return _schema(
         type_,
         (
             Field(
-                each.name,
-                hints.get(each.name, Any),
-                each.required,
-                each.name,
-                () if each.encode_name == each.name else (each.encode_name,),
+                name, hints.get(name, Any), _is_required(parameters.get(name)), name, () if name == alias else (alias,)
             )
-            for each in sys.modules["msgspec"].structs.fields(type_)
-            if _public(each.name)
+            for name, alias in names
+            if _public(name)
         ),
     )
 
@@ -395,8 +406,8 @@ def _of_attrs(type_: Any) -> Schema:
             Field(
                 each.name,
                 hints.get(each.name, each.type or Any),
-                _is_required(parameters.get(each.alias)),
-                each.alias if each.alias in parameters else None,
+                each.init and _is_required(parameters.get(each.alias)),
+                each.alias if each.init and each.alias in parameters else None,
             )
             for each in type_.__attrs_attrs__
             if _public(each.name)
@@ -415,8 +426,9 @@ def _of_class(type_: type[Any]) -> Schema | None:
         slots = owner.__dict__.get("__slots__", ())
         hints = dict.fromkeys((slots,) if isinstance(slots, str) else slots, Any) | hints
     parameters = _parameters(type_)
-    annotated = hints_of(type_.__init__ if type_.__init__ is not object.__init__ else type_.__new__)  # type: ignore[misc]
-    hints = {name: annotated.get(name, Any) for name in parameters} | hints
+    if parameters:
+        annotated = hints_of(type_.__new__ if type_.__init__ is object.__init__ else type_.__init__)
+        hints = {name: annotated.get(name, Any) for name in parameters} | hints
     fields = [
         Field(name, annotation, _is_required(parameters.get(name)), name if name in parameters else None)
         for name, annotation in hints.items()
@@ -467,13 +479,14 @@ def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
         found = ((name, getattr(instance, name, MISSING)) for name in names)
         return {name: value for name, value in found if value is not MISSING}
 
-    if len(names) < 2 or not all(map(str.isidentifier, names)):
+    if not all(name.isidentifier() and name.isascii() and not keyword.iskeyword(name) for name in names):
         return read_one_by_one
-    get = attrgetter(*names)
+    # what dataclasses do to make constructors; three times as fast as any other way
+    read_all = eval(f"lambda it: {{{', '.join(f'{name!r}: it.{name}' for name in names)}}}", {})  # noqa: S307
 
     def read(instance: Any) -> dict[str, Any]:
         try:
-            return dict(zip(names, get(instance), strict=True))
+            return read_all(instance)  # type: ignore[no-any-return]
         except AttributeError:
             return read_one_by_one(instance)
 
@@ -509,10 +522,10 @@ def to_map(event: Any) -> EventData:
     if schema is not None and not schema.is_root:
         try:
             data = schema.read(event)
-        except Exception:  # noqa: BLE001  # is told below, with its place
-            data = {"": schema}
-        if COMMON.issuperset(map(type, data.values())):
-            return data
+            if COMMON.issuperset(map(type, data.values())):
+                return data
+        except Exception:  # noqa: BLE001, S110  # is told below, with its place
+            pass
     copy = as_data(event)
     if type(copy) is not dict:
         if event is None:
@@ -528,15 +541,14 @@ def checked_copy(event: Mapping[str, Any]) -> EventData:
         NullEventError: it is ``None``.
         InvalidEventError: it is not as the module says; told where.
     """
-    if type(event) is not dict:
-        if event is None:
-            raise NullEventError("event data is needed, not None")
-        if not isinstance(event, Mapping):
-            raise InvalidEventError(f"an untyped event is a mapping, not a {type(event).__name__}")
-    data = dict(event)
-    if COMMON.issuperset(map(type, data.values())) and _STR.issuperset(map(type, data)):
-        return data
-    return typing.cast("EventData", _copied(data, is_untyped=True))
+    if event is None:
+        raise NullEventError("event data is needed, not None")
+    if type(event) is dict and COMMON.issuperset(map(type, event.values())) and _STR.issuperset(map(type, event)):
+        return event.copy()
+    copy = _copied(event, is_untyped=True)
+    if type(copy) is not dict:
+        raise InvalidEventError(f"an untyped event is a mapping, not a {type(event).__name__}")
+    return copy
 
 
 _STR: Final = frozenset({str})
@@ -551,31 +563,20 @@ def as_data(value: Any) -> Any:
 _Path: TypeAlias = tuple[Any, Any] | None
 
 
-class _Done:
-    """Goes on the stack below the parts of a container, so that it comes up when they are done."""
-
-    __slots__ = ("copy", "key", "source", "target")
-
-    def __init__(self, source: Any, copy: Any, target: Any, key: Any) -> None:
-        self.source = source
-        self.copy = copy
-        self.target = target
-        self.key = key
-
-
 def _copied(event: Any, *, is_untyped: bool) -> Any:
     """Copy without recursion: there is no limit to the depth of events (157.2.1.1)."""
     top: dict[str, Any] = {}
-    #: value, where its copy goes to, under which key, and where it is in the event
-    todo: list[Any] = [(event, top, "", None)]
+    #: value, where its copy goes to, under which key, and where it is in the event; or, below its parts so that it
+    #: comes up when they are done, a container and its copy
+    todo: list[tuple[Any, Any, Any, _Path] | tuple[Any, Any]] = [(event, top, "", None)]
     #: by id: containers that are complete, and their copies; and those that are not
     complete: dict[int, tuple[Any, Any]] = {}
     above: set[int] = set()
     while todo:
         step = todo.pop()
-        if type(step) is _Done:
-            above.discard(id(step.source))
-            complete[id(step.source)] = step.source, step.copy  # the source too, so that its id stays its own
+        if len(step) == 2:
+            above.discard(id(step[0]))
+            complete[id(step[0])] = step  # the source too, so that its id stays its own
             continue
         value, target, key, path = step
         if id(value) in above:
@@ -583,15 +584,19 @@ def _copied(event: Any, *, is_untyped: bool) -> Any:
         if id(value) in complete:
             target[key] = complete[id(value)][1]
             continue
-        copy = _shallow_copy(value, path, is_untyped)
-        target[key] = copy
+        try:
+            copy = target[key] = _shallow_copy(value, path, is_untyped)
+        except InvalidEventError:
+            raise
+        except Exception as error:  # whatever a property or a mapping raises
+            problem = f"{_shown(path)}, a {type(value).__name__}, cannot be read: {type(error).__name__}"
+            raise InvalidEventError(problem) from error
         items = copy.items() if type(copy) is dict else enumerate(copy) if type(copy) is list else ()
-        # the last goes on the stack first: what comes up is in order
         parts = [(part, copy, name, (path, name)) for name, part in items if type(part) not in COMMON]
         if parts:
             above.add(id(value))
-            todo.append(_Done(value, copy, target, key))
-            todo.extend(reversed(parts))
+            todo.append((value, copy))
+            todo.extend(parts)
         elif copy is not value:
             complete[id(value)] = value, copy
     return top[""]
@@ -599,28 +604,26 @@ def _copied(event: Any, *, is_untyped: bool) -> Any:
 
 def _shallow_copy(value: Any, path: _Path, is_untyped: bool) -> Any:
     """A dict or a list with the parts of ``value``; or what it becomes, if it has none."""
+    if type(value) is dict:
+        return _checked_keys(value.copy(), path) if is_untyped else value.copy()
+    if type(value) is list or type(value) is tuple:
+        return [*value]
+    schema = schema_of(type(value))
+    if schema is not None:
+        return _read(schema, value, path, is_untyped)
     if isinstance(value, Mapping):
         return _checked_keys(dict(value), path) if is_untyped else dict(value)
     if isinstance(value, (set, frozenset)):
         parts = [*value]
-        return type(value)(parts) if all(map(is_simple, parts)) and type(value) in (set, frozenset) else parts
+        if not all(map(is_simple, parts)):
+            return parts
+        return frozenset(parts) if isinstance(value, frozenset) else set(parts)
     if is_collection(value):
         return [*value]
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if is_simple(value):
         return value
-    schema = schema_of(type(value))
-    if schema is not None:
-        if is_untyped:
-            raise InvalidEventError(
-                f"an untyped event has no instances of schemas in it: {_shown(path)} is a {type(value).__name__}"
-            )
-        try:
-            return schema.read(value)
-        except Exception as error:  # noqa: BLE001  # whatever a property raises
-            problem = f"the fields of {_shown(path)}, a {type(value).__name__}, raised {type(error).__name__}"
-        raise InvalidEventError(problem)
     if isinstance(value, _OTHER_COLLECTIONS):
         return [*value]
     if is_untyped:
@@ -628,10 +631,23 @@ def _shallow_copy(value: Any, path: _Path, is_untyped: bool) -> Any:
     return value
 
 
+def _read(schema: Schema, value: Any, path: _Path, is_untyped: bool) -> Any:
+    if schema.is_root:
+        return _shallow_copy(value.root, path, is_untyped)
+    if is_untyped:
+        raise InvalidEventError(
+            f"an untyped event has no instances of schemas in it: {_shown(path)} is a {type(value).__name__}"
+        )
+    return schema.read(value)
+
+
 def _checked_keys(data: dict[Any, Any], path: _Path) -> dict[Any, Any]:
-    for key in data:
-        if not isinstance(key, str):
-            raise InvalidEventError(f"the keys of an event are str: in {_shown(path)} there is a {type(key).__name__}")
+    if not _STR.issuperset(map(type, data)):
+        for key in data:
+            if not isinstance(key, str):
+                raise InvalidEventError(
+                    f"the keys of an event are str: in {_shown(path)} there is a {type(key).__name__}"
+                )
     return data
 
 

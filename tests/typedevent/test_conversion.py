@@ -1,0 +1,1721 @@
+"""Event data becomes what handlers ask for: 157.4.1, 157.4.9, after the rules of OSGi's converter."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import fractions
+import ipaddress
+import itertools
+import math
+import pathlib
+import re
+import sys
+import threading
+import time
+import traceback
+import types
+import typing
+import uuid
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, MutableSet, Sequence, Set
+from dataclasses import dataclass, field, make_dataclass
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    ForwardRef,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    Optional,
+    Protocol,
+    Required,
+    TypeVar,
+    runtime_checkable,
+)
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import (
+    AfterValidator,
+    AnyUrl,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    RootModel,
+    SecretStr,
+    TypeAdapter,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic import Field as PydanticField
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from typing_extensions import TypeAliasType, TypedDict
+
+from messaging.errors import ConversionError
+from messaging.typedevent.conversion import convert, converter_to
+from messaging.typedevent.schema import checked_copy, to_map
+
+T = TypeVar("T")
+UTC = datetime.UTC
+NOON = datetime.datetime(2026, 1, 2, 12, 0, 0, 250_000, tzinfo=UTC)
+DAY = NOON.date()
+MILLISECONDS = 1_767_355_200_250
+#: no error may ever tell it
+SECRET = "hunter2"
+
+
+class Colour(enum.Enum):
+    RED = "crimson"
+    GREEN = "lime"
+    BLUE = "navy"
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+class Rank(enum.IntEnum):
+    NONE = 0
+    FIRST = 1
+
+
+class Word(enum.StrEnum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Shade(enum.Enum):
+    BLUE = 1
+
+
+class Permission(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Pair(enum.Enum):
+    ONE = (1, 1)
+    TWO = (2, 2)
+
+
+class Celsius(float):
+    pass
+
+
+class UserName(str):
+    __slots__ = ()
+
+
+UserId = NewType("UserId", int)
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+@dataclass
+class Item:
+    name: str
+    price: float = 1.0
+
+
+@dataclass
+class Order:
+    id: int
+    items: list[Item] = field(default_factory=list)
+    by_name: dict[str, Item] = field(default_factory=dict)
+    first: Item | None = None
+    colour: Colour = Colour.RED
+    note: str = "none"
+
+
+class Plain:
+    """As OSGi's DTOs are."""
+
+    number: int
+    text: str = "x"
+
+
+# --- the rows of the table
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "expected"),
+    [
+        # bool
+        *((True, bool, True), (0, bool, False), (2, bool, True), (0.0, bool, False), (decimal.Decimal(0), bool, False)),
+        *((" TRUE ", bool, True), ("yes", bool, True), ("On", bool, True), ("1", bool, True)),
+        *(("false", bool, False), ("No", bool, False), ("off", bool, False), ("0", bool, False), ("", bool, False)),
+        (None, bool, False),
+        # numbers
+        *(("12", int, 12), (" -3 ", int, -3), (3.9, int, 3), (-3.9, int, -3), (True, int, 1), (2**80, int, 2**80)),
+        *((decimal.Decimal("2.5"), int, 2), (fractions.Fraction(5, 2), int, 2), (Rank.FIRST, int, 1), (None, int, 0)),
+        *((Level.HIGH, int, 2), (NOON, int, MILLISECONDS), (datetime.timedelta(seconds=1.5), int, 1)),
+        *(("1.5", float, 1.5), (1, float, 1.0), (False, float, 0.0), (None, float, 0.0), ("inf", float, math.inf)),
+        (NOON, float, float(MILLISECONDS)),
+        (datetime.timedelta(seconds=1.5), float, 1.5),
+        *(("1.10", decimal.Decimal, decimal.Decimal("1.10")), (0.1, decimal.Decimal, decimal.Decimal("0.1"))),
+        *((7, decimal.Decimal, decimal.Decimal(7)), (None, decimal.Decimal, decimal.Decimal(0))),
+        *(("1+2j", complex, 1 + 2j), (2, complex, 2 + 0j), ("1/3", fractions.Fraction, fractions.Fraction(1, 3))),
+        *(("21.5", Celsius, Celsius(21.5)), (7, UserName, UserName("7")), ("5", UserId, 5)),
+        # text and bytes
+        *((1, str, "1"), (1.5, str, "1.5"), (True, str, "true"), (False, str, "false"), (b"\xc3\xa9", str, "é")),
+        *((Colour.RED, str, "RED"), (Word.RED, str, "r"), (Rank.FIRST, str, "FIRST"), (re.compile("a+"), str, "a+")),
+        *((uuid.UUID(int=1), str, str(uuid.UUID(int=1))), (pathlib.PurePosixPath("a/b"), str, "a/b")),
+        *((decimal.Decimal("1.10"), str, "1.10"), (UserName("u"), str, "u"), (re.compile(b"a"), str, "a")),
+        *(("é", bytes, b"\xc3\xa9"), ([1, 255], bytes, b"\x01\xff"), ([b"a"], bytes, b"a"), ([], bytes, b"")),
+        *((b"a", bytearray, bytearray(b"a")), (bytearray(b"a"), bytes, b"a"), (memoryview(b"a"), bytes, b"a")),
+        # dates
+        *(
+            (NOON, str, "2026-01-02T12:00:00.250000+00:00"),
+            (DAY, str, "2026-01-02"),
+            (NOON.time(), str, "12:00:00.250000"),
+        ),
+        *(("2026-01-02T12:00:00.250Z", datetime.datetime, NOON), (MILLISECONDS, datetime.datetime, NOON)),
+        *(
+            (float(MILLISECONDS), datetime.datetime, NOON),
+            (DAY, datetime.datetime, datetime.datetime(2026, 1, 2)),
+        ),
+        *(
+            ("2026-01-02", datetime.date, DAY),
+            (NOON, datetime.date, DAY),
+            (MILLISECONDS, datetime.date, DAY),
+        ),
+        *(("12:00:00.25", datetime.time, NOON.time()), (NOON, datetime.time, NOON.timetz())),
+        *((str(NOON), datetime.time, NOON.timetz()), (MILLISECONDS, datetime.time, NOON.timetz())),
+        *(
+            ("P1DT2H", datetime.timedelta, datetime.timedelta(hours=26)),
+            (1.5, datetime.timedelta, datetime.timedelta(seconds=1.5)),
+        ),
+        (datetime.timedelta(days=1, hours=2), str, "P1DT2H"),
+        (DAY, int, MILLISECONDS - 12 * 3_600_000 - 250),
+        # others
+        *((str(uuid.UUID(int=5)), uuid.UUID, uuid.UUID(int=5)), (uuid.UUID(int=5).bytes, uuid.UUID, uuid.UUID(int=5))),
+        *(("a+", re.Pattern, re.compile("a+")), ("a/b", pathlib.PurePosixPath, pathlib.PurePosixPath("a/b"))),
+        *(
+            ("a", pathlib.Path, pathlib.Path("a")),
+            ("127.0.0.1", ipaddress.IPv4Address, ipaddress.ip_address("127.0.0.1")),
+        ),
+        # enums
+        *(
+            ("RED", Colour, Colour.RED),
+            (" green ", Colour, Colour.GREEN),
+            ("crimson", Colour, Colour.RED),
+            (2, Colour, Colour.BLUE),
+        ),
+        *(
+            (Word.BLUE, Colour, Colour.BLUE),
+            (2, Level, Level.HIGH),
+            ("2", Level, Level.HIGH),
+            ("low", Level, Level.LOW),
+        ),
+        *((0, Rank, Rank.NONE), ("0", Rank, Rank.NONE), ("none", Rank, Rank.NONE), (1.0, Level, Level.LOW)),
+        *(
+            (3, Permission, Permission.READ | Permission.WRITE),
+            ((2, 2), Pair, Pair.TWO),
+            ([Level.LOW], Level, Level.LOW),
+        ),
+        # a single value from a collection: its first element
+        *(
+            ([1, 2], int, 1),
+            (("a",), str, "a"),
+            ([], int, 0),
+            ([[None]], list[int], [0]),
+            (deque(["x"]), UserName, UserName("x")),
+        ),
+        (["2026-01-02"], datetime.date, DAY),
+        # collections
+        *(
+            ([1, "2"], list[int], [1, 2]),
+            ((1, 2), list[str], ["1", "2"]),
+            ("a", list[str], ["a"]),
+            (None, list[int], []),
+        ),
+        *(
+            ({1}, list, [1]),
+            (5, set[str], {"5"}),
+            ([1, 1], frozenset[int], frozenset({1})),
+            ([1], deque[str], deque(["1"])),
+        ),
+        *(
+            ([1, 2], tuple[str, int], ("1", 2)),
+            (["1", 2], tuple[int, ...], (1, 2)),
+            ([1], tuple, (1,)),
+            ([], tuple[()], ()),
+        ),
+        *(
+            ([1], Sequence[str], ["1"]),
+            ([1], Iterable[str], ["1"]),
+            ([1], Collection[str], ["1"]),
+            ([1], MutableSet[str], {"1"}),
+        ),
+        *(
+            ([1], Set[str], frozenset({"1"})),
+            ({"a": 1}, list[dict[str, str]], [{"a": "1"}]),
+            (b"ab", list[bytes], [b"ab"]),
+        ),
+        *((range(2), list[str], ["0", "1"]), (UserList([1]), list[str], ["1"]), ({"a": 1}.keys(), list[str], ["a"])),
+        *(
+            ([1], UserList, UserList([1])),
+            (Point(1), list[Point], [Point(1)]),
+            ([1, "a"], tuple[int, *tuple[str, ...]], (1, "a")),
+        ),
+        # mappings
+        *(
+            ({"1": "2"}, dict[int, float], {1: 2.0}),
+            ({1: 2}, Mapping[str, str], {"1": "2"}),
+            ({"a": [1]}, dict, {"a": [1]}),
+        ),
+        *(
+            (Item("a"), dict[str, str], {"name": "a", "price": "1.0"}),
+            ([{"a": 1}], dict[str, int], {"a": 1}),
+            ({}, dict, {}),
+        ),
+        *((UserDict(a="1"), dict[str, int], {"a": 1}), ({"a": "1"}, OrderedDict[str, int], OrderedDict(a=1))),
+        *(({"a": "1"}, Counter[str], Counter(a=1)), ({"a": 1}, ChainMap[str, str], ChainMap({"a": "1"}))),
+        *(({"a": "1"}, defaultdict[str, int], defaultdict(int, a=1)), ({"a": 1}, MutableMapping, {"a": 1})),
+        ({"a": 1}, types.MappingProxyType, types.MappingProxyType({"a": 1})),
+        # schemas
+        *(({"name": "a"}, Item, Item("a")), ({"name": 5, "price": "2", "more": 1}, Item, Item("5", 2.0))),
+        *(
+            ([{"name": "a"}], Item, Item("a")),
+            ([Item("a"), 5], Item, Item("a")),
+            ({"x": "1"}, Point, Point(1)),
+        ),
+        # others
+        *((1, Any, 1), ([1], object, [1]), (None, None, None), (5, "Unknown", 5), ([1], ForwardRef("Unknown"), [1])),
+        *(("5", Final[int], 5), ("5", ClassVar[int], 5), (5, Final, 5)),
+    ],
+)
+def test_what_becomes_what(value: Any, target: Any, expected: Any) -> None:
+    """157.4.1: at least what OSGi's converter does."""
+    found = convert(value, target)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "target"),
+    [
+        *(("maybe", bool), ("2", bool), (b"true", bool), (NOON, bool), ({}, bool), (object(), bool)),
+        *(("x", int), ("1.5", int), ("", int), (math.nan, int), (math.inf, int), (1j, int), (b"1", int), ({}, int)),
+        *(("9" * 10_000, int), (decimal.Decimal("NaN"), int), (decimal.Decimal("1e999999"), int), (object(), int)),
+        *((10**400, float), ("x", float), (1j, float), (Colour.RED, float), ("1e", decimal.Decimal), ("x", complex)),
+        *(({"a": 1}, int), (Item("a"), int), ([[1]], int), (uuid.UUID(int=1), int), (int, int), (None, str)),
+        *((b"\xff", str), ({}, str), (object(), str), (int, str), ([], str), ([["a"]], str), (Item("a"), str)),
+        *(
+            ("\ud800", bytes),
+            (5, bytes),
+            ([256], bytes),
+            ([-1], bytes),
+            (None, bytes),
+            ({}, bytes),
+            (["\ud800"], bytes),
+        ),
+        *(("x", datetime.datetime), ("2026-13-01", datetime.date), ("25:00", datetime.time), ("x", datetime.timedelta)),
+        *(
+            (math.nan, datetime.datetime),
+            (math.inf, datetime.date),
+            (1e300, datetime.timedelta),
+            (10**400, datetime.datetime),
+        ),
+        *(
+            (True, datetime.datetime),
+            (None, datetime.datetime),
+            (NOON, datetime.timedelta),
+            (NOON.time(), datetime.date),
+        ),
+        *(("x", uuid.UUID), (b"x", uuid.UUID), (5, uuid.UUID), ("(", re.Pattern), ("a{99999999999}", re.Pattern)),
+        *((5, re.Pattern), (5, pathlib.Path), ("x", ipaddress.IPv4Address), ("x", fractions.Fraction)),
+        *(
+            ("PINK", Colour),
+            (3, Colour),
+            (-1, Colour),
+            (True, Colour),
+            (0, Level),
+            (3, Level),
+            (None, Colour),
+            ([], Colour),
+        ),
+        *((Word.BLUE, Level), ({}, Colour), (5, Permission), (math.nan, Level), ((3, 3), Pair)),
+        *(
+            (["x"], list[int]),
+            ([1, 2, 3], tuple[int, int]),
+            (None, tuple[int]),
+            ([[]], set[Any]),
+            (["a", 1], tuple[int, *tuple[str, ...]]),
+        ),
+        *(
+            (None, dict),
+            (5, dict),
+            ("a", dict[str, int]),
+            ([], dict),
+            ({"a": "x"}, dict[str, int]),
+            ({"x": 1}, dict[int, int]),
+        ),
+        *(({"a": 1}, dict[list[str], int]), ([1], dict), (None, Item), (5, Item), ([], Item), ("a", Item), ({}, Item)),
+        *((5, None), ({}, None), (1, list[None]), (object(), Callable[[], int])),
+        *(([1], types.GeneratorType), (1, type), (1, range), (1, threading.Event), (1, Protocol), (1, Generic), (1, 5)),
+    ],
+)
+def test_what_does_not_become_what(value: Any, target: Any) -> None:
+    with pytest.raises(ConversionError):
+        convert(value, target)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [*(True, 1, 1.5, 1j, "a", b"a", NOON, DAY, NOON.time(), datetime.timedelta(1), decimal.Decimal(1))]
+    + [*(uuid.UUID(int=1), re.compile("a"), pathlib.Path("a"), Colour.RED, Rank.NONE, Permission(3), Celsius(1))]
+    + [*(Item("a"), Point(1), Plain(), fractions.Fraction(1, 2), ipaddress.ip_address("::1"), UserName("a"))],
+)
+def test_what_is_one_already_is_passed_on(value: Any) -> None:
+    """Scenario 36."""
+    assert convert(value, type(value)) is value
+    assert convert(value, type(value) | None) is value
+    assert convert(value, type(value) | list[int]) is value
+
+
+def test_an_instance_of_a_subclass_is_passed_on() -> None:
+    @dataclass
+    class Special(Item):
+        more: int = 0
+
+    special = Special("a")
+    assert convert(special, Item) is special
+    assert convert([special], list[Item])[0] is special
+    name = UserName("a")
+    assert type(convert(name, str)) is str  # a handler that asks for text gets text
+    assert type(convert(Rank.FIRST, int)) is int
+
+
+@given(st.datetimes(timezones=st.timezones() | st.none()))
+def test_dates_survive_as_text_and_as_numbers(when: datetime.datetime) -> None:
+    again = convert(convert(when, str), datetime.datetime)
+    assert again.replace(tzinfo=None) == when.replace(tzinfo=None)
+    assert again.utcoffset() == when.utcoffset()
+    back = convert(convert(when, float), datetime.datetime)
+    assert abs(back - (when if when.tzinfo else when.replace(tzinfo=UTC))) < datetime.timedelta(milliseconds=1)
+    assert convert(convert(when, str), datetime.date) == when.date()
+
+
+@given(st.timedeltas())
+def test_timedeltas_survive_as_text(span: datetime.timedelta) -> None:
+    assert convert(convert(span, str), datetime.timedelta) == span
+
+
+@given(st.text() | st.binary() | st.integers() | st.floats() | st.decimals() | st.complex_numbers())
+def test_every_simple_value_becomes_every_simple_type_or_an_error(value: Any) -> None:
+    for target in (
+        bool,
+        int,
+        float,
+        complex,
+        decimal.Decimal,
+        str,
+        bytes,
+        datetime.datetime,
+        datetime.timedelta,
+        Colour,
+        Level,
+        re.Pattern,
+        uuid.UUID,
+        pathlib.Path,
+    ):
+        try:
+            found = convert(value, target)
+        except ConversionError:
+            continue
+        assert isinstance(found, target)
+
+
+# --- None
+
+
+@dataclass
+class Nothing:
+    number: int = 5
+    flag: bool = True
+    text: str = "default"
+    when: datetime.date = DAY
+    item: Item = field(default_factory=lambda: Item("default"))
+    items: list[Item] | str = "default"
+    maybe: str | None = "default"
+    numbers: list[int] = field(default_factory=lambda: [1])
+    anything: Any = 1
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "pydantic"])
+def test_none_is_nothing_where_there_is_no_none(kind: str) -> None:
+    """OSGi's converter makes 0 and false of null, and empty collections; the rest takes its default."""
+    expected = Nothing()
+    expected.number, expected.flag, expected.maybe, expected.numbers, expected.anything = 0, False, None, [], None
+    expected.items = []
+    target: Any = Nothing
+    if kind == "pydantic":
+
+        class Model(BaseModel):
+            number: int = 5
+            flag: bool = True
+            text: str = "default"
+            when: datetime.date = DAY
+            item: Item = Item("default")
+            items: list[Item] | str = "default"
+            maybe: str | None = "default"
+            numbers: list[int] = [1]
+            anything: Any = 1
+
+        target = Model
+    found = convert(dict.fromkeys(vars(expected)), target)
+    assert to_map(found) == to_map(expected)
+
+
+def test_none_where_there_must_be_a_value_is_an_error() -> None:
+    with pytest.raises(ConversionError, match=r"^name: a NoneType that does not become a str$"):
+        convert({"name": None}, Item)
+
+
+def test_fields_of_a_dto_that_nothing_is_known_of_are_none() -> None:
+    for data in ({}, {"number": None, "text": None}):
+        found = convert(data, Plain)
+        assert (found.number, found.text) == (0 if data else None, "x")
+
+
+# --- schemas
+
+
+def test_fields_are_found_by_name_and_their_values_converted() -> None:
+    """Scenario 31."""
+    found = convert(
+        {
+            "id": "7",
+            "items": [{"name": "a", "price": "2.5"}, Item("b")],
+            "by_name": {1: {"name": "c"}},
+            "first": [{"name": 5}],
+            "colour": "green",
+            "unknown": object(),
+        },
+        Order,
+    )
+    expected = Order(7, [Item("a", 2.5), Item("b")], {"1": Item("c")}, Item("5"), Colour.GREEN)
+    assert found == expected
+
+
+def test_nested_events_become_maps_and_the_reverse() -> None:
+    """Scenario 32."""
+    order = Order(1, [Item("a")], {"b": Item("b")}, Item("c"))
+    data = to_map(order)
+    assert data["items"] == [{"name": "a", "price": 1.0}]
+    assert data["by_name"] == {"b": {"name": "b", "price": 1.0}}
+    assert convert(data, Order) == order
+    assert convert(order, dict[str, Any]) == data
+    assert convert(order, Any) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "reason"),
+    [
+        ({}, "id", "is missing, and has no default"),
+        ({"id": "x"}, "id", "a str that does not become an int"),
+        ({"id": 1, "items": [{}]}, "items[0].name", "is missing, and has no default"),
+        (
+            {"id": 1, "items": [{"name": "a"}, {"name": "b", "price": "x"}]},
+            "items[1].price",
+            "a str that does not become a float",
+        ),
+        ({"id": 1, "by_name": {"k": {"name": []}}}, "by_name['k'].name", "a NoneType that does not become a str"),
+        ({"id": 1, "by_name": {5: 5}}, "by_name[...]", "an int that does not become an Item"),
+        ({"id": 1, "first": {"price": 1}}, "first.name", "is missing, and has no default"),
+        ({"id": 1, "colour": {}}, "colour", "a dict that does not become a member of Colour"),
+        (5, "", "an int that does not become an Order"),
+    ],
+)
+def test_errors_say_where_and_why(data: Any, path: str, reason: str) -> None:
+    with pytest.raises(ConversionError) as caught:
+        convert(data, Order)
+    assert (caught.value.path, caught.value.reason) == (path, reason)
+
+
+def test_paths_are_of_limited_length() -> None:
+    target: Any = int
+    value: Any = "x"
+    for _ in range(100):
+        target, value = dict[str, target], {"k" * 200: value}
+    with pytest.raises(ConversionError) as caught:
+        convert(value, target)
+    assert len(str(caught.value)) < 400
+
+
+# --- every kind of schema, into every other
+
+
+class ModelA(BaseModel):
+    number: int
+    text: str
+    when: datetime.datetime
+    colour: Colour
+    nested: Item | None = None
+    more: list[int] = []
+    ignored: str = "a"
+
+
+@dataclass
+class DataA:
+    number: float
+    text: str
+    when: str
+    colour: str
+    nested: dict[str, Any] | None = None
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenA:
+    number: decimal.Decimal
+    text: bytes
+    when: datetime.datetime
+    colour: Colour
+    nested: Item | None = None
+    more: frozenset[int] = frozenset()
+
+
+@pydantic_dataclass
+class CheckedA:
+    number: int
+    text: str
+    when: datetime.datetime
+    colour: Colour
+    nested: Item | None = None
+    more: list[int] = PydanticField(default_factory=list)
+
+
+class NamedA(NamedTuple):
+    number: int
+    text: str
+    when: datetime.datetime
+    colour: Shade
+    nested: Any = None
+    more: Any = ()
+
+
+class PlainA:
+    number: int
+    text: str
+    when: datetime.datetime
+    colour: Colour
+    nested: Item | None
+    more: list[int]
+
+
+class MadeA:
+    def __init__(
+        self,
+        number: int,
+        text: str,
+        when: datetime.datetime,
+        colour: Colour,
+        nested: Item | None = None,
+        more: Sequence[int] = (),
+    ) -> None:
+        self.number, self.text, self.when, self.colour, self.nested, self.more = (
+            number,
+            text,
+            when,
+            colour,
+            nested,
+            more,
+        )
+
+
+class TypedA(TypedDict):
+    number: Required[int]
+    text: str
+    when: str
+    colour: str
+    nested: NotRequired[Item | None]
+    more: NotRequired[list[int]]
+
+
+def struct_a() -> Any:
+    msgspec = pytest.importorskip("msgspec")
+    return msgspec.defstruct(
+        "StructA",
+        [
+            *(("number", int), ("text", str), ("when", datetime.datetime), ("colour", Colour)),
+            *(("nested", Item | None, None), ("more", list[int], msgspec.field(default_factory=list))),
+        ],
+    )
+
+
+def attrs_a() -> Any:
+    attrs = pytest.importorskip("attrs")
+
+    @attrs.frozen(kw_only=True)
+    class AttrsA:
+        number: int
+        text: str
+        when: datetime.datetime
+        colour: Colour
+        nested: Item | None = None
+        more: list[int] = attrs.field(factory=list)
+
+    return AttrsA
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "pydantic": lambda: ModelA,
+    "dataclass": lambda: DataA,
+    "frozen dataclass": lambda: FrozenA,
+    "pydantic dataclass": lambda: CheckedA,
+    "NamedTuple": lambda: NamedA,
+    "plain": lambda: PlainA,
+    "with __init__": lambda: MadeA,
+    "TypedDict": lambda: TypedA,
+    "msgspec": struct_a,
+    "attrs": attrs_a,
+    "dict": lambda: dict[str, Any],
+}
+
+
+def canonical(event: Any) -> dict[str, Any]:
+    data = to_map(event)
+    return {
+        "number": convert(data["number"], int),
+        "text": convert(data["text"], str),
+        "when": convert(data["when"], datetime.datetime),
+        "colour": convert(data["colour"], Colour),
+        "nested": convert(data["nested"], Item),
+        "more": sorted(convert(data["more"], list[int])),
+    }
+
+
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(KINDS, repeat=2)])
+def test_every_kind_of_schema_becomes_every_other(source: str, target: str) -> None:
+    """Scenario 31."""
+    data = {
+        "number": "7",
+        "text": "text",
+        "when": NOON,
+        "colour": "blue",
+        "nested": {"name": "a", "price": "2"},
+        "more": ["1", 2],
+    }
+    expected = canonical(data)
+    event = convert(data, KINDS[source]())
+    assert canonical(event) == expected
+    found = convert(event, KINDS[target]())
+    assert canonical(found) == expected
+    assert canonical(convert(to_map(found), KINDS[source]())) == expected
+    if target not in ("TypedDict", "dict"):
+        assert type(found) is KINDS[target]() or target in ("msgspec", "attrs")
+
+
+# --- round trips
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=5),
+    bool: st.booleans(),
+    bytes: st.binary(max_size=5),
+    datetime.datetime: st.datetimes(),
+    datetime.date: st.dates(),
+    datetime.timedelta: st.timedeltas(),
+    decimal.Decimal: st.decimals(allow_nan=False, allow_infinity=False),
+    uuid.UUID: st.uuids(),
+    Colour: st.sampled_from(Colour),
+    Rank: st.sampled_from(Rank),
+}
+_numbers = itertools.count()
+
+
+@st.composite
+def types_and_values(draw: st.DrawFn, depth: int = 3) -> tuple[Any, st.SearchStrategy[Any]]:
+    """A type, and a strategy for its instances."""
+    kind = draw(
+        st.sampled_from(
+            ["leaf", "list", "dict", "optional", "tuple", "dataclass", "model", "named"][: 8 if depth else 1]
+        )
+    )
+    if kind == "leaf":
+        leaf = draw(st.sampled_from(list(LEAVES)))
+        return leaf, LEAVES[leaf]
+    if kind in ("dataclass", "model", "named"):
+        parts = {name: draw(types_and_values(depth - 1)) for name in draw(st.lists(NAMES, unique=True, min_size=1))}
+        annotations: Any = {name: part[0] for name, part in parts.items()}
+        number = next(_numbers)
+        made: Any
+        if kind == "dataclass":
+            made = make_dataclass(f"Data{number}", list(annotations.items()))
+        elif kind == "named":
+            made = NamedTuple(f"Named{number}", list(annotations.items()))  # type: ignore[misc]
+        else:
+            made = type(f"Model{number}", (BaseModel,), {"__annotations__": annotations, "__module__": __name__})
+        return made, st.fixed_dictionaries({name: part[1] for name, part in parts.items()}).map(lambda it: made(**it))
+    inner, values = draw(types_and_values(depth - 1))
+    if kind == "list":
+        return list[inner], st.lists(values, max_size=3)
+    if kind == "dict":
+        return dict[str, inner], st.dictionaries(st.text(max_size=3), values, max_size=3)
+    if kind == "tuple":
+        return tuple[inner, int], st.tuples(values, st.integers())
+    return inner | None, st.none() | values
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_any_tree_survives_as_a_map(data: st.DataObject) -> None:
+    parts = {name: data.draw(types_and_values()) for name in data.draw(st.lists(NAMES, unique=True))}
+    top = make_dataclass("Top", [(name, part[0]) for name, part in parts.items()])
+    event = top(**{name: data.draw(part[1]) for name, part in parts.items()})
+    found = convert(to_map(event), top)
+    assert found == event
+    assert convert(event, top) is event
+
+
+# --- pydantic's models
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    price: float = PydanticField(gt=0)
+    name: str = PydanticField("x", min_length=1)
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    number: int = PydanticField(0, alias="theNumber")
+
+
+class Aliased(BaseModel):
+    order_id: int = PydanticField(alias="orderId")
+    customer: str = PydanticField("nobody", alias="theCustomer")
+
+
+def test_models_get_the_types_that_they_insist_on() -> None:
+    found = convert({"price": "2", "name": 5, "unknown": 1}, Strict)
+    assert found == Strict(price=2.0, name="5")
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "reason"),
+    [
+        ({"price": -1}, "price", "Input should be greater than 0"),
+        ({"price": 1, "name": ""}, "name", "String should have at least 1 character"),
+        ({"price": -1, "name": ""}, "price", "Input should be greater than 0 (and 1 more)"),
+        ({"name": "a"}, "price", "is missing, and has no default"),
+    ],
+)
+def test_what_a_model_refuses_is_told_with_its_place(data: Any, path: str, reason: str) -> None:
+    with pytest.raises(ConversionError) as caught:
+        convert({"a": [data]}, dict[str, list[Strict]])
+    assert (caught.value.path, caught.value.reason) == (f"['a'][0].{path}", reason)
+
+
+def test_fields_are_found_by_name_or_alias() -> None:
+    for data in (
+        {"order_id": 1, "theCustomer": "a"},
+        {"orderId": "1", "customer": "a"},
+        Aliased(orderId=1, theCustomer="a"),
+    ):
+        assert convert(data, Aliased) == Aliased(orderId=1, theCustomer="a")
+    assert convert({"order_id": 1, "orderId": 2}, Aliased).order_id == 1
+    msgspec = pytest.importorskip("msgspec")
+    renamed = msgspec.defstruct("Renamed", [("order_id", int)], rename="camel")
+    assert convert({"orderId": "1"}, renamed) == convert({"order_id": 1}, renamed) == renamed(1)
+
+
+def test_models_that_allow_more_get_more() -> None:
+    found = convert({"theNumber": "1", "other": Item("a"), 5: 5, "_hidden": 1}, Open)
+    assert found.number == 1
+    assert found.model_extra == {"other": {"name": "a", "price": 1.0}}
+
+
+class Splitting(BaseModel):
+    tags: list[str] = []
+    code: Annotated[int, BeforeValidator(lambda value: int(value, 16) if isinstance(value, str) else value)] = 0
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def split(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+
+class Renaming(BaseModel):
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def rename(cls, data: Any) -> Any:
+        return {"name": data["title"]} if "title" in data else data
+
+
+def test_validators_that_want_data_as_it_came_get_it() -> None:
+    assert convert({"tags": "a,b", "code": "ff"}, Splitting) == Splitting(tags=["a", "b"], code=255)
+    assert convert({"tags": ["a", 5]}, Splitting) == Splitting(tags=["a", "5"])  # refused, and then converted
+    assert convert({"title": "a"}, Renaming) == convert({"name": "a"}, Renaming) == Renaming(name="a")
+    assert convert([{"title": Word.RED}], list[Renaming])[0].name == "r"
+
+
+class Tags(RootModel[list[str]]):
+    pass
+
+
+class Items(RootModel[list[Item]]):
+    pass
+
+
+@dataclass
+class Tagged:
+    tags: Tags
+    items: Items | None = None
+
+
+def test_a_root_model_is_made_of_what_is_in_it() -> None:
+    tagged = Tagged(Tags(["a", "1"]), Items([Item("b")]))
+    assert to_map(tagged) == {"tags": ["a", "1"], "items": [{"name": "b", "price": 1.0}]}
+    assert convert(to_map(tagged), Tagged) == tagged
+    assert convert({"tags": [1]}, Tagged) == Tagged(Tags(["1"]))
+    assert convert(Tags(["a"]), list[str]) == ["a"]
+    assert convert(Tags(["5"]), int) == 5
+    assert convert(RootModel[dict[str, int]]({"name": 1}), Item) == Item("1")
+    with pytest.raises(ConversionError, match=r"^items\[0\].name: is missing"):
+        convert({"tags": [], "items": [{}]}, Tagged)
+
+
+class Later(BaseModel):
+    more: DefinedLater | None = None  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_model_may_refer_to_one_that_is_defined_after_its_converter_is_made() -> None:
+    to_later = converter_to(Later)
+    with pytest.raises(ConversionError, match=r"^Later refers to a class that is not defined$"):
+        to_later({})
+
+    class DefinedLater(BaseModel):
+        number: int
+
+    Later.model_rebuild(_types_namespace={"DefinedLater": DefinedLater})
+    assert to_later({"more": {"number": "1"}}).more == DefinedLater(number=1)
+
+
+class GenericModel(BaseModel, Generic[T]):
+    items: list[T]
+    first: T | None = None
+
+
+@dataclass
+class Page(Generic[T]):
+    items: list[T]
+    first: T | None = None
+
+
+class ItemPage(Page[Item]):
+    pass
+
+
+@pytest.mark.parametrize("target", [GenericModel[Item], Page[Item], ItemPage])
+def test_generic_classes_convert_to_what_they_are_given(target: Any) -> None:
+    found = convert({"items": [{"name": 1}], "first": {"name": "b"}}, target)
+    assert isinstance(found, typing.get_origin(target) or target)
+    assert (found.items, found.first) == ([Item("1")], Item("b"))
+    with pytest.raises(ConversionError, match=r"^items\[0\].name: is missing"):
+        convert({"items": [{}]}, target)
+
+
+def test_type_variables_without_arguments_ask_for_their_bounds() -> None:
+    bound = TypeVar("bound", bound=Item)
+    chosen = TypeVar("chosen", int, bytes)
+    assert convert({"name": 1}, bound) == Item("1")
+    assert convert("5", chosen) == 5
+    assert convert({"items": [{"name": 1}]}, Page).items == [{"name": 1}]
+
+
+# --- annotations
+
+
+class Movie(TypedDict, total=False):
+    title: Required[str]
+    year: int
+    cast: list[Item]
+
+
+class OldMovie(typing.TypedDict):
+    title: str
+    year: NotRequired[int]
+
+
+class GenericMovie(TypedDict, Generic[T]):
+    extra: T
+
+
+def test_typed_dicts() -> None:
+    for target in (Movie, OldMovie):
+        assert convert({"title": 5, "year": "1999", "unknown": 1}, target) == {"title": "5", "year": 1999}
+        assert convert({"title": "a", "year": None}, target) == {"title": "a", "year": 0}
+        with pytest.raises(ConversionError, match=r"^title: is missing$"):
+            convert({"year": 1}, target)
+    assert convert({"title": "a", "cast": [{"name": 1}]}, Movie) == {"title": "a", "cast": [Item("1")]}
+    assert convert({"extra": "5"}, GenericMovie[int]) == {"extra": 5}
+    with pytest.raises(ConversionError, match=r"^cast\[0\].price: a str"):
+        convert({"title": "a", "cast": [{"name": "a", "price": "x"}]}, Movie)
+    with pytest.raises(ConversionError, match="an int that does not become a Movie"):
+        convert(5, Movie)
+
+
+def even(value: int) -> int:
+    if value % 2:
+        raise ValueError(f"{value} is odd")
+    return value
+
+
+def test_annotated_types_are_converted_and_then_checked() -> None:
+    assert convert("2", Annotated[int, PydanticField(gt=0)]) == 2
+    assert convert("2", Annotated[int, AfterValidator(even)]) == 2
+    assert convert("2", Annotated[int, AfterValidator(lambda value: value + 1)]) == 3
+    assert convert(["1"], Annotated[list[int], PydanticField(min_length=1)]) == [1]
+    assert convert([{"name": 1}], Annotated[list[Annotated[Item, "doc"]], "doc"]) == [Item("1")]
+    assert convert({"number": "1"}, Annotated[Plain, PydanticField(title="x")]).number == 1
+    assert convert(None, Annotated[int | None, PydanticField(gt=0)]) is None
+    assert convert("0xff", Annotated[int, BeforeValidator(lambda value: int(value, 16))]) == 255
+    assert convert("x", Annotated[int, PlainValidator(lambda value: 7)]) == 7
+    assert convert("5", Annotated[int, WrapValidator(lambda value, handler: handler(value) + 1)]) == 6
+    assert convert(5, Annotated[int, []]) == 5  # metadata without a hash
+    for value, target, told in (
+        (-1, Annotated[int, PydanticField(gt=0)], "Input should be greater than 0"),
+        (3, Annotated[int, AfterValidator(even)], r"is refused by a validator \(value_error\)"),
+        (3, Annotated[int, AfterValidator(lambda value: 1 // 0)], "converting it raised ZeroDivisionError"),
+        ([], Annotated[list[int], PydanticField(min_length=1)], "List should have at least 1 item"),
+        ("x", Annotated[int, PydanticField(gt=0)], "a str that does not become an int"),
+    ):
+        with pytest.raises(ConversionError, match=f"^{told}"):
+            convert(value, target)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "expected"),
+    [
+        *(
+            (1, Literal[1, "a"], 1),
+            ("1", Literal[1, "a"], 1),
+            ("a", Literal[1, "a"], "a"),
+            (True, Literal[1, True], True),
+        ),
+        *((None, Literal["a", None], None), ("RED", Literal[Colour.RED], Colour.RED), (b"a", Literal["a"], "a")),
+        (["a"], Literal["a"], "a"),
+    ],
+)
+def test_literals(value: Any, target: Any, expected: Any) -> None:
+    found = convert(value, target)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "target"),
+    [("b", Literal["a"]), (2, Literal[1]), (None, Literal[0, False, ""]), ({}, Literal["a"]), (math.nan, Literal[1])],
+)
+def test_what_is_no_literal(value: Any, target: Any) -> None:
+    with pytest.raises(ConversionError, match="does not become one of"):
+        convert(value, target)
+
+
+@dataclass
+class Circle:
+    radius: float = 0
+    name: str = ""
+
+
+@dataclass
+class Square:
+    side: float = 0
+    name: str = ""
+
+
+@dataclass
+class Tagged1:
+    kind: Literal["one"]
+    value: int = 0
+
+
+@dataclass
+class Tagged2:
+    kind: Literal["two"]
+    value: int = 0
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "expected"),
+    [
+        # what fits without conversion
+        *(
+            ("1", int | str, "1"),
+            (1, str | int, 1),
+            (True, int | bool, True),
+            (None, int | None, None),
+            (1.5, int | float, 1.5),
+        ),
+        *(
+            (NOON, datetime.date | datetime.datetime, NOON),
+            (b"a", str | bytes, b"a"),
+            (Colour.RED, str | Colour, Colour.RED),
+        ),
+        # what is alike
+        *(
+            (1, str | float, 1.0),
+            (True, int | str, 1),
+            (NOON, str | datetime.date, DAY),
+            (2.5, int | str, "2.5"),
+        ),
+        *(
+            ([1], str | list[str], ["1"]),
+            ({"name": 1}, str | Item, Item("1")),
+            ({"a": 1}, Item | dict[str, str], {"a": "1"}),
+        ),
+        *(
+            (Item("a"), dict[str, str] | str, {"name": "a", "price": "1.0"}),
+            (3.0, str | int, 3),
+            (math.nan, int | str, "nan"),
+        ),
+        # the schema that has most of the fields, the first of those that have as many
+        *(
+            ({"side": 1, "name": "a"}, Circle | Square, Square(1, "a")),
+            ({"name": "a"}, Circle | Square, Circle(0, "a")),
+        ),
+        *(
+            (Square(2), Circle | Square, Square(2)),
+            ({"kind": "two", "value": "1"}, Tagged1 | Tagged2, Tagged2("two", 1)),
+        ),
+        # the first that it can be converted to
+        *(
+            ("5", int | float, 5),
+            ("1.5", int | float, 1.5),
+            ("x", int | Colour | None | list[str], ["x"]),
+            ("yes", int | bool, True),
+        ),
+        *(
+            ("2026-01-02", int | datetime.date, DAY),
+            (5, list[int] | dict[str, int], [5]),
+            ([1], int | bytes, 1),
+        ),
+        (decimal.Decimal("1e999999"), int | str, "1E+999999"),
+    ],
+)
+def test_one_of_several_types(value: Any, target: Any, expected: Any) -> None:
+    found = convert(value, target)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_the_order_of_several_types_counts_though_unions_are_equal() -> None:
+    assert convert(Level.LOW, list[int | str]) == [1]
+    assert convert(Level.LOW, list[str | int]) == ["LOW"]
+    assert converter_to(int | str) is not converter_to(str | int)
+    assert converter_to(int | str) is converter_to(int | str)
+
+
+def test_what_is_none_of_several_types_is_told_by_the_only_one_that_it_could_be() -> None:
+    for value, target, told in (
+        ({"name": "a", "price": "x"}, Item | str | None, "^price: a str that does not become a float$"),
+        ([{"name": []}], str | list[Item], r"^\[0\].name: a NoneType"),
+        ({}, Item | Point | int, "^a dict that does not become Item or Point or int$"),
+        ("x", int | float, "^a str that does not become int or float$"),
+        ("x", Optional[int], "^a str that does not become an int$"),  # noqa: UP045
+    ):
+        with pytest.raises(ConversionError, match=told):
+            convert(value, target)
+
+
+Forest = TypeAliasType("Forest", "list[Forest] | int")  # type: ignore[misc]
+
+
+def test_type_aliases() -> None:
+    numbers = TypeAliasType("numbers", list[int])
+    assert convert(["1"], numbers) == [1]
+    pair = TypeAliasType("pair", tuple[T, T], type_params=(T,))
+    assert convert(["1", 2.5], pair[int]) == (1, 2)
+    assert convert([[1]], Forest) == [[1]]  # a text, which nobody resolves
+
+
+class Handled(Protocol):
+    number: int
+
+
+@runtime_checkable
+class Checked(Protocol):
+    number: int
+
+
+def test_protocols_are_what_instances_have_but_nothing_becomes_one() -> None:
+    plain = convert({"number": 1}, Plain)
+    assert convert(plain, Checked) is plain
+    for target in (Handled, Checked):
+        with pytest.raises(ConversionError):
+            convert({"number": 1}, target)
+
+
+def test_types_that_pydantic_knows() -> None:
+    assert convert("abc", SecretStr).get_secret_value() == "abc"
+    assert str(convert("http://a/b", AnyUrl)) == "http://a/b"
+    with pytest.raises(ConversionError):
+        convert("", AnyUrl)
+    secret = SecretStr(SECRET)
+    assert convert(secret, SecretStr) is secret
+    with pytest.raises(ConversionError):
+        convert(secret, str)  # nobody gets at it by asking for text
+
+
+# --- recursion
+
+
+@dataclass
+class Node:
+    value: int = 0
+    next: Node | None = None
+    children: list[Node] = field(default_factory=list)
+    named: dict[str, Node] = field(default_factory=dict)
+
+
+class ModelNode(BaseModel):
+    value: int = 0
+    next: ModelNode | None = None
+    children: list[ModelNode] = []
+    named: dict[str, ModelNode] = {}
+
+
+class NodeDict(TypedDict):
+    value: int
+    children: NotRequired[list[NodeDict]]
+
+
+class LeftOrRight(NamedTuple):
+    value: int = 0
+    next: LeftOrRight | list[LeftOrRight] | None = None
+
+
+@pytest.mark.parametrize("target", [Node, ModelNode])
+def test_trees_are_rebuilt(target: Any) -> None:
+    data = {
+        "value": "1",
+        "next": {"value": 2},
+        "children": [{"children": [{"value": "3"}]}],
+        "named": {"a": {"next": {}}},
+    }
+    found = convert(data, target)
+    assert isinstance(found.named["a"].next, target)
+    assert found.children[0].children[0].value == 3
+    assert convert(to_map(found), target) == found
+    with pytest.raises(ConversionError, match=r"^children\[0\].named\['x'\].value: a str that does not become an int$"):
+        convert({"children": [{"named": {"x": {"value": "x"}}}]}, target)
+
+
+def test_typed_dicts_may_be_parts_of_themselves() -> None:
+    assert convert({"value": "1", "children": {"value": "2"}}, NodeDict) == {"value": 1, "children": [{"value": 2}]}
+
+
+def chain(depth: int, wrap: Callable[[Any], Any], key: str) -> Any:
+    data: Any = {"value": depth}
+    for number in range(depth):
+        data = {"value": number, key: wrap(data)}
+    return data
+
+
+@pytest.mark.parametrize("target", [Node, ModelNode])
+@pytest.mark.parametrize("depth", [100, 500, 20_000])
+@pytest.mark.parametrize(
+    ("key", "wrap", "unwrap"),
+    [
+        ("next", lambda it: it, lambda it: it),
+        ("children", lambda it: [it], lambda it: it[0] if it else None),
+        ("named", lambda it: {"a": it}, lambda it: it.get("a")),
+    ],
+)
+def test_deep_data_is_converted_or_refused(
+    target: Any, depth: int, key: str, wrap: Callable[[Any], Any], unwrap: Callable[[Any], Any]
+) -> None:
+    data = chain(depth, wrap, key)
+    found = error = None
+    try:
+        found = convert(data, target)
+    except ConversionError as raised:
+        error = raised
+    if error is None:
+        levels = -1
+        while found is not None:
+            found, levels = unwrap(getattr(found, key)), levels + 1
+        assert levels == depth
+    else:
+        assert depth >= 500
+        assert error.reason == "is nested too deeply, or a part of itself"
+        assert len(str(error)) < 400
+    # what asks for nothing in particular has no limit
+    assert convert(data, dict)["value"] == depth - 1
+
+
+@pytest.mark.parametrize("depth", [100, 500, 5_000])
+def test_deep_data_of_several_types_is_converted_or_refused(depth: int) -> None:
+    data = chain(depth, lambda it: [it], "next")
+    if depth > 100:
+        with pytest.raises(ConversionError):
+            convert(data, LeftOrRight)
+    else:
+        assert convert(data, LeftOrRight).next[0].next[0].value == depth - 3
+
+
+def test_what_is_a_part_of_itself_is_refused() -> None:
+    data: Any = {"value": 1}
+    data["next"] = data
+    data["children"] = [data]
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    for target in (Node, ModelNode, dict, dict[str, Any], Any, LeftOrRight):
+        with pytest.raises(ConversionError):
+            convert(data, target)
+    for target in (list, list[list[Any]], Any, Node):
+        with pytest.raises(ConversionError):
+            convert(cycle, target)
+
+
+@dataclass
+class Ambiguous:
+    value: int
+    below: Ambiguous | Doubtful | list[Ambiguous | Doubtful] | None = None
+
+
+@dataclass
+class Doubtful:
+    value: int
+    below: Doubtful | Ambiguous | dict[str, Ambiguous | Doubtful] | None = None
+
+
+@pytest.mark.parametrize(("leaf", "top"), [("x", 1), (1, "x"), ("x", "x"), (1, 1)])
+def test_what_fits_several_types_at_every_level_does_not_take_for_ever(leaf: Any, top: Any) -> None:
+    """With two types that fail at each of a hundred levels, 2**100 attempts otherwise."""
+    data: Any = {"value": leaf}
+    for _ in range(100):
+        data = {"value": 1, "below": data}
+    data["value"] = top
+    started = time.perf_counter()
+    try:
+        convert({"a": data}, dict[str, Ambiguous | Doubtful])
+    except ConversionError:
+        assert "x" in (leaf, top)
+    assert time.perf_counter() - started < 5
+
+
+def test_what_outer_attempts_came_to_is_forgotten() -> None:
+    to_either = converter_to(Ambiguous | Doubtful)
+    data = {"value": "x"}
+    for _ in range(2):
+        with pytest.raises(ConversionError):
+            to_either(data)
+        data["value"] = "1"
+        assert to_either(data) == Ambiguous(1)
+        data["value"] = "x"
+
+
+# --- whatever else may happen
+
+
+class Raising:
+    """Raises what it is told to."""
+
+    error: ClassVar[Callable[[str], BaseException]] = ValueError
+
+    def __init__(self, value: str = "") -> None:
+        if value:
+            raise type(self).error(value)
+
+
+@dataclass
+class RaisingData:
+    value: str
+
+    def __post_init__(self) -> None:
+        raise LookupError(self.value)
+
+
+class RaisingModel(BaseModel):
+    value: str
+
+    @field_validator("value")
+    @classmethod
+    def refuse(cls, value: str) -> str:
+        raise ValueError(f"bad: {value}")
+
+
+class AssertingModel(BaseModel):
+    value: str
+
+    @model_validator(mode="after")
+    def refuse(self) -> AssertingModel:
+        raise AssertionError(self.value)
+
+
+class OddModel(BaseModel):
+    value: str
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def refuse(cls, value: str) -> str:
+        raise KeyError(value)
+
+
+class RaisingSetter:
+    value: str
+
+    @property
+    def value(self) -> str:  # type: ignore[no-redef]
+        raise RuntimeError(SECRET)
+
+    @value.setter
+    def value(self, value: str) -> None:
+        raise RuntimeError(value)
+
+
+class RaisingEnum(enum.Enum):
+    A = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        raise RuntimeError(value)
+
+
+class RaisingNumber(int):
+    def __new__(cls, value: Any) -> RaisingNumber:
+        raise RuntimeError(value)
+
+
+class Instances(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        raise RuntimeError(instance)
+
+
+class RaisingClass(metaclass=Instances):
+    value: int
+
+
+class Numbers(BaseModel):
+    value: int
+
+
+class Union1(BaseModel):
+    kind: Literal["a"]
+
+
+class Union2(BaseModel):
+    kind: Literal["b"]
+
+
+TARGETS: list[Any] = [
+    *(
+        Raising,
+        RaisingData,
+        RaisingModel,
+        AssertingModel,
+        OddModel,
+        RaisingSetter,
+        RaisingEnum,
+        RaisingNumber,
+        RaisingClass,
+    ),
+    *(
+        Numbers,
+        int,
+        bool,
+        float,
+        decimal.Decimal,
+        datetime.datetime,
+        datetime.timedelta,
+        uuid.UUID,
+        Colour,
+        Literal["a", 1],
+    ),
+    *(
+        list[int],
+        dict[str, int],
+        dict[int, str],
+        set[int],
+        tuple[int, int],
+        Item,
+        Point,
+        Movie,
+        int | bool,
+        Item | Point,
+    ),
+    *(
+        Annotated[int, PydanticField(gt=0)],
+        Annotated[str, AfterValidator(even)],
+        AnyUrl,
+        ipaddress.IPv4Address,
+        SecretStr,
+    ),
+    *(
+        Annotated[Union1 | Union2, PydanticField(discriminator="kind")],
+        RootModel[list[int]],
+        GenericModel[int],
+        Page[int],
+    ),
+    *(Annotated[datetime.datetime, PydanticField(gt=NOON)], Annotated[uuid.UUID, PydanticField()], fractions.Fraction),
+    *(
+        Splitting,
+        Renaming,
+        type,
+        Callable[[int], int],
+        threading.Event,
+        typing.Hashable,
+        bytes,
+        re.Pattern,
+        pathlib.Path,
+    ),
+]
+
+
+class BrokenMapping(Mapping[str, int]):
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError(SECRET)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["value"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Hostile:
+    def _raise(self, *_: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+    __bool__ = __str__ = __repr__ = __eq__ = __hash__ = __len__ = __iter__ = __int__ = __float__ = _raise  # type: ignore[assignment]
+    value = property(_raise)  # type: ignore[assignment]
+
+
+class HostileZone(datetime.tzinfo):
+    def utcoffset(self, _: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+
+VALUES: list[Callable[[], Any]] = [
+    lambda: SECRET,
+    lambda: SECRET.encode(),
+    lambda: f"\ud800{SECRET}",
+    lambda: UserName(SECRET),
+    lambda: decimal.Decimal("sNaN"),
+    lambda: [SECRET],
+    lambda: {SECRET},
+    lambda: (SECRET, SECRET),
+    lambda: {"value": SECRET},
+    lambda: {"value": {"a": SECRET}},
+    lambda: {"name": [SECRET], "price": SECRET, "title": {"a": SECRET}},
+    lambda: {"kind": SECRET, "items": [SECRET], "x": SECRET, "tags": {"a": SECRET}, "code": SECRET},
+    lambda: {"a": {"b": [SECRET]}},
+    lambda: Item(SECRET),
+    lambda: Numbers.model_construct(value=SECRET),
+    lambda: {"value": Hostile()},
+    lambda: [Hostile()],
+    Hostile,
+    BrokenMapping,
+    lambda: NOON.replace(tzinfo=HostileZone()),
+    lambda: datetime.time(1, tzinfo=HostileZone()),
+    lambda: SecretStr(SECRET),
+    lambda: ValueError(SECRET),
+    lambda: iter([SECRET]),
+    lambda: itertools.count(),
+    lambda: RootModel[list[str]]([SECRET]),
+    lambda: 10**5000,
+    threading.Lock,
+    object,
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda it: getattr(it, "__name__", str(it))[:40])
+def test_nothing_but_conversion_errors_gets_out_and_no_value_with_them(target: Any) -> None:
+    """157.4.9: that event is not for that handler. What is in it, logs are not to tell."""
+    to_target = converter_to(target)
+    told: list[str] = []
+    for make in VALUES:
+        try:
+            to_target(make())
+        except ConversionError as error:
+            told.append("".join(traceback.format_exception_only(error)) + str(error.__cause__ or ""))
+            if not error.__suppress_context__:
+                told.append(str(error.__context__ or ""))
+    assert not [each for each in told if SECRET in each]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, TypeError, RuntimeError, RecursionError, StopIteration, OSError, MemoryError]
+)
+def test_whatever_a_constructor_raises_is_a_conversion_error(error: type[Exception]) -> None:
+    class Raises(Raising):
+        pass
+
+    Raises.error = error
+    with pytest.raises(ConversionError) as caught:
+        convert({"value": SECRET}, Raises)
+    assert SECRET not in str(caught.value)
+
+
+def test_interrupts_are_not_conversion_errors() -> None:
+    class Interrupted(Raising):
+        error = KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert([{"value": "a"}], list[Interrupted])
+
+
+def test_what_constructors_and_setters_raise_is_told_by_kind() -> None:
+    for target, told in (
+        (Raising, r"^\[0\]: Raising\(\) raised ValueError$"),
+        (RaisingData, r"^\[0\]: RaisingData\(\) raised LookupError$"),
+        (RaisingModel, r"^\[0\].value: is refused by a validator \(value_error\)$"),
+        (AssertingModel, r"^\[0\]: is refused by a validator \(assertion_error\)$"),
+        (OddModel, r"^\[0\]: OddModel\(\) raised KeyError$"),
+        (RaisingSetter, r"^\[0\].value: setting it raised RuntimeError$"),
+    ):
+        with pytest.raises(ConversionError, match=told):
+            convert([{"value": SECRET}], list[target])  # type: ignore[valid-type]
+
+
+class ManyNumbers(BaseModel):
+    numbers: Any
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def check(cls, data: Any, _: Any) -> Any:
+        return TypeAdapter(list[int]).validate_python(data["numbers"])
+
+
+def test_many_problems_are_counted_only() -> None:
+    with pytest.raises(ConversionError, match=r"^\['a'\]: 5000 problems with ManyNumbers$"):
+        convert({"a": {"numbers": ["x"] * 5000}}, dict[str, ManyNumbers])
+
+
+@dataclass(frozen=True)
+class Area:
+    width: float
+    height: float = 1
+    area: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "area", self.width * self.height)
+
+
+@dataclass
+class Counted:
+    name: str
+    count: int = field(default=0, init=False)
+
+
+@dataclass(init=False)
+class OwnInit:
+    total: int
+    parts: list[int]
+
+    def __init__(self, *parts: int, total: int = 0) -> None:
+        self.parts = [*parts]
+        self.total = total or sum(parts)
+
+
+def test_fields_that_constructors_do_not_take_are_set_unless_they_are_computed() -> None:
+    assert convert({"width": 2, "height": 3, "area": 999}, Area) == Area(2, 3)
+    counted = convert({"name": "a", "count": "5"}, Counted)
+    assert (counted.name, counted.count) == ("a", 5)
+    assert convert(to_map(counted), Counted) == counted
+    own = convert({"total": "3", "parts": ["1", 2]}, OwnInit)
+    assert (own.total, own.parts) == (3, [1, 2])
+
+
+# --- sharing, threads
+
+
+def test_what_is_converted_shares_nothing_that_can_be_changed() -> None:
+    data: dict[str, Any] = {"a": [1], "b": {"c": [2]}, "d": bytearray(b"x")}
+    for target in (dict, dict[str, Any], Any, Mapping[str, object]):
+        found = convert(data, target)
+        assert found == {"a": [1], "b": {"c": [2]}, "d": b"x"}
+        found["a"].append(2)
+        found["b"]["c"].clear()
+        found["new"] = 1
+    assert data == {"a": [1], "b": {"c": [2]}, "d": bytearray(b"x")}
+    numbers = [1, 2]
+    assert convert(numbers, list[int]) == numbers
+    assert convert(numbers, list[int]) is not numbers
+
+
+def test_converters_are_made_once() -> None:
+    for target in (Order, list[int], int | None, Annotated[int, PydanticField(gt=0)], Page[int], dict[str, Order]):
+        assert converter_to(target) is converter_to(target)
+    assert converter_to(list[int]) is converter_to(list[int])
+
+
+def test_more_types_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("messaging.typedevent.conversion._REMEMBERED", 20)
+    for number in range(50):
+        target = make_dataclass(f"Class{number}", [("a", list[int])])
+        assert convert({"a": ["1"]}, target) == target([1])
+
+
+def test_threads_convert_to_the_same_new_types_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    module = types.ModuleType("made_by_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    scope = vars(module)
+    scope |= {"dataclass": dataclass, "BaseModel": BaseModel}
+    for number in range(30):
+        exec(
+            f"@dataclass\nclass Data{number}:\n    x: int\n    y: 'Data{number} | None' = None\n"
+            f"class Model{number}(BaseModel):\n    x: int\n    items: list[Data{number}]\n"
+            f"    y: 'Model{number} | None' = None\n",
+            scope,
+        )
+        made += [scope[f"Data{number}"], scope[f"Model{number}"]]
+    barrier = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            barrier.wait()
+            for target in made:
+                data = {"x": "1", "items": [{"x": "2"}], "y": {"x": 3, "items": []}}
+                found = convert(data, target)
+                assert type(found) is type(found.y) is target
+                assert (found.x, found.y.x) == (1, 3)
+                assert convert([data], list[target | None])[0] == found  # type: ignore[valid-type]
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []
+
+
+def test_untyped_events_become_typed_ones_without_touching_the_source() -> None:
+    """Scenarios 14 and 32."""
+    source: dict[str, Any] = {"id": 1, "items": [{"name": "a"}]}
+    data = checked_copy(source)
+    order = convert(data, Order)
+    order.items.append(Item("b"))
+    assert data == source == {"id": 1, "items": [{"name": "a"}]}
