@@ -2,8 +2,8 @@
 
 **Threads and the lock.** What the registry tells is taken in where it tells it. One lock guards the handlers, what is
 found by topic, and what a bus has beside them (its history, say); no user code runs with it, and publishing takes it
-only where the bus says so. *Routes*, what a bus has to know to publish to one topic, are made on first use and
-remembered until anything changes that they depend on; then all are forgotten at once, in one step.
+only where the bus says so. *Routes*, what a bus has to know to publish to one topic, are made on first use, with the
+lock, and remembered until anything changes that they depend on; then all are forgotten at once, in one step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.topics import TopicTrie, check_topic
-from messaging.errors import ClosedError, PermissionDeniedError
+from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
 from messaging.promise import Promise
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.registry import interface_name
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.handler import Handler
     from messaging.dispatch.lanes import Lane
     from messaging.dispatch.permission import Principal, TopicPolicy
+    from messaging.dispatch.topics import TopicFilter
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,9 @@ class Dispatcher(Generic[H, R]):
     ) -> None:
         self.name = name
         self.services = services
-        self.lock = threading.Lock()
-        #: by topic; replaced, never emptied. A publisher that finds its topic here need not look any further
+        #: a thread may take it again: of finalizers and signal handlers nobody knows when they run
+        self.lock = threading.RLock()
+        #: by topic; replaced when anything changes. A publisher that finds its topic here need not look any further
         self.routes: dict[str, R] = {}
         self.is_closed = False
         self._interfaces = [interface_name(each) for each in interfaces]
@@ -170,11 +172,12 @@ class Dispatcher(Generic[H, R]):
                     return
                 if reference.properties is not properties:
                     continue
-                self._displace(handler)
+                before = handler.topics
                 change()
                 if handler.blocked is not None:
                     handler.unblock()
                 self._place(handler)
+                self._displace(handler, [each for each in before if each not in handler.topics])
             return
 
     def _complain(self, reference: ServiceReference, error: Exception) -> None:
@@ -186,7 +189,7 @@ class Dispatcher(Generic[H, R]):
             if handler is None:
                 return
             handler.is_registered = False
-            self._displace(handler)
+            self._displace(handler, handler.topics)
         handler.removed()
 
     def _place(self, handler: H) -> None:
@@ -194,8 +197,8 @@ class Dispatcher(Generic[H, R]):
             self._trie.add(each, handler)
         self.forget()
 
-    def _displace(self, handler: H) -> None:
-        for each in handler.topics:
+    def _displace(self, handler: H, topics: Iterable[TopicFilter]) -> None:
+        for each in topics:
             self._trie.remove(each, handler)
         self.forget()
 
@@ -236,15 +239,17 @@ class Dispatcher(Generic[H, R]):
         found = routes.get(topic)
         if found is not None:
             return found
+        with self.lock:  # not in the middle of an update: a handler may have the topic by another filter then
+            found_by_topic = self._trie.match(topic)
         handlers = [
             each
-            for each in self._trie.match(topic)
+            for each in found_by_topic
             if each.blocked is None and self.may(each.terms.principal, TopicPermission.SUBSCRIBE, topic)
         ]
         handlers.sort(key=lambda each: each.order)
         made = self._route(topic, handlers)
         if len(routes) >= _ROUTES:
-            self.routes = routes = {}
+            routes.clear()  # not replaced: if they are out of date, what was made just now is, too
         routes[topic] = made
         return made
 
@@ -264,7 +269,7 @@ class Dispatcher(Generic[H, R]):
         if answer is None:
             answer = self.policy.permits(principal, TopicPermission(topic, action))
             if len(answers) >= _ANSWERS:
-                self._answers = answers = {}
+                answers.clear()  # see route()
             answers[key] = answer
         return answer
 
@@ -273,7 +278,10 @@ class Dispatcher(Generic[H, R]):
 
         Raises:
             PermissionDeniedError: it may not do that with the topic.
+            ArgumentError: it is none.
         """
+        if principal is not None and not isinstance(principal, str):
+            raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
         if not self.may(principal, action, topic):
             who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
             raise PermissionDeniedError(f"{self.name}: {who} may not {action} {topic!r}")
@@ -297,7 +305,8 @@ class Dispatcher(Generic[H, R]):
 def when_all_done(lanes: Iterable[Lane], what: str) -> Promise[None]:
     """Resolves when what is in the lanes now is done with, or given up."""
     promise: Promise[None] = Promise(what)
-    several = [each for each in {*lanes} if len(each) or each.is_scheduled]
+    # nobody waits for what a receiver that was given up still does: it may never end
+    several = [each for each in {*lanes} if (len(each) or each.is_scheduled) and not each.is_closed]
     if not several:
         promise.resolve(None)
         return promise
@@ -323,7 +332,7 @@ _dispatchers: weakref.WeakSet[Dispatcher[Any, Any]] = weakref.WeakSet()
 def _after_fork() -> None:
     """Whoever held a lock is the parent's."""
     for dispatcher in [*_dispatchers]:
-        dispatcher.lock = threading.Lock()
+        dispatcher.lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

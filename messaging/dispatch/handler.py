@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -123,10 +124,14 @@ def read_timeout(value: Any, name: str) -> float | None:
 
 
 def name_of(function: Any) -> str:
-    """How a function is called to people; an object like one is called by its class."""
+    """How a function is called to people: a method with its object's class, an object like a function by its class."""
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(getattr(function, "__func__", function), "__qualname__", None)
+    if inspect.ismethod(function):
+        owner = function.__self__
+        class_ = owner if isinstance(owner, type) else type(owner)
+        return f"{class_.__qualname__}.{getattr(function, '__name__', '?')}"
+    name = getattr(function, "__qualname__", None)
     return name if isinstance(name, str) else type(function).__qualname__
 
 
@@ -149,11 +154,11 @@ def run_elsewhere(found: Any, loop: asyncio.AbstractEventLoop, timeout: float = 
         Exception: what it raised.
     """
     deadline = time.monotonic() + timeout if timeout else math.inf
+    waiting = _awaited(found)
     try:
-        future = asyncio.run_coroutine_threadsafe(_awaited(found), loop)
+        future = asyncio.run_coroutine_threadsafe(waiting, loop)
     except RuntimeError:
-        if inspect.iscoroutine(found):
-            found.close()  # nobody will await it
+        _forsake(waiting, found)
         raise ClosedError("the event loop it ran on is closed") from None
     while True:
         try:
@@ -162,6 +167,7 @@ def run_elsewhere(found: Any, loop: asyncio.AbstractEventLoop, timeout: float = 
             if future.done():
                 raise  # its own
             if loop.is_closed():
+                _forsake(waiting, found)
                 raise ClosedError("the event loop it ran on is closed") from None
             if time.monotonic() >= deadline:
                 future.cancel()
@@ -173,7 +179,20 @@ def _nothing() -> None:
 
 
 async def _awaited(found: Any) -> Any:
-    return await found
+    try:
+        return await found
+    except (KeyboardInterrupt, SystemExit) as error:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        # it would end the event loop, on which others run
+        raise RuntimeError(f"a handler raised {type(error).__name__}") from error
+
+
+def _forsake(*several: Any) -> None:
+    """Nobody will await these: of those that have not begun, asyncio need not complain."""
+    for each in several:
+        if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+            each.close()
 
 
 class Handler(abc.ABC, Generic[E]):
@@ -346,9 +365,9 @@ class Handler(abc.ABC, Generic[E]):
             if task is not None and task.cancelling():
                 raise  # its loop ends, say: see LoopLane
             self._failed(event, error)  # of something that the handler awaited
-        except GeneratorExit:
-            raise  # its loop was closed on it: it is never to be awaited again
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and self._loop is not None and not self._loop.is_running():
+                raise  # what its loop has left behind is cleared away: it is never to be awaited again
             self._failed(event, error)
         else:
             if self.failures_in_a_row:

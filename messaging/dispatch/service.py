@@ -64,9 +64,13 @@ class EventService(abc.ABC):
         self._is_open = True
         workers().hold()
         _open.add(self)
-        dispatcher.open()
-        for interface, service, properties in services:
-            self._registrations.append(dispatcher.services.register(interface, service, properties))
+        try:
+            dispatcher.open()
+            for interface, service, properties in services:
+                self._registrations.append(dispatcher.services.register(interface, service, properties))
+        except BaseException:
+            self.close()
+            raise
 
     def _lanes(self) -> list[Lane]:
         """All lanes that events may wait in."""
@@ -92,7 +96,7 @@ class EventService(abc.ABC):
         background. ``await aclose()`` waits.
         """
         closing, is_mine = self._begin_closing()
-        if not may_block() or self._pool.is_inside():
+        if not may_block() or self._is_inside():
             if is_mine:
                 workers().submit(lambda: self._finish(closing, timeout))
         elif is_mine:
@@ -101,11 +105,16 @@ class EventService(abc.ABC):
             closing.result()
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """As :meth:`close`, for event loops."""
+        """As :meth:`close`, for event loops; in a handler it does not wait, either."""
         closing, is_mine = self._begin_closing()
         if is_mine:
             workers().submit(lambda: self._finish(closing, timeout))
-        await closing
+        if not self._is_inside():
+            await closing
+
+    def _is_inside(self) -> bool:
+        """Whether this is called in a handler: what waits for handlers must not be waited for."""
+        return self._pool.is_inside()
 
     def _begin_closing(self) -> tuple[Promise[None], bool]:
         """Take no more events; whether this call has begun it."""

@@ -17,17 +17,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakSet
 
+from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
+from messaging.dispatch.lanes import LoopLane
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError
+from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
@@ -48,6 +53,7 @@ from messaging.typedevent.schema import checked_copy, schema_of
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
+    from messaging.promise import Promise
     from messaging.services import ServiceProperties, ServiceReference
     from messaging.typedevent.monitor import Tap
 
@@ -58,6 +64,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: events that the history of a bus holds, unless it is told otherwise
 HISTORY_CAPACITY: Final = 10_000
+#: how often closing looks whether anybody publishes still, seconds
+_MOMENT: Final = 0.001
 _numbers: Final = itertools.count(1)
 #: property of a bus that no other one in the process has the same of; names may be given twice
 _BUS_ID: Final = "event.bus.id"
@@ -179,6 +187,9 @@ class TypedEventBus(EventService):
             raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
         self.services = default_registry() if services is None else services
         self._tolerance = Tolerance() if tolerance is None else tolerance
+        #: threads that publish now
+        self._publishing: set[int] = set()
+        _buses.add(self)
         self._history = History(history_capacity)
         self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
             f"the typed event bus {self.name!r}",
@@ -294,13 +305,22 @@ class TypedEventBus(EventService):
 
     def _publish(self, route: Route, event: PublishedEvent) -> None:
         if not self._is_open:
-            raise ClosedError(f"{self._dispatcher.name} is closed")
-        if route.is_recorded:
-            self._record(route, event)
-            return
-        for lane in route.lanes_for(event):
-            if lane.has_room():
-                lane.put(event)
+            self._refuse_closed()
+        thread = get_ident()
+        self._publishing.add(thread)
+        try:
+            if not self._is_open:  # from here on, who closes it waits for this thread
+                self._refuse_closed()
+            if route.is_recorded:
+                self._record(route, event)
+            else:
+                for lane in route.lanes_for(event):
+                    if lane.has_room():
+                        lane.put(event)
+            if thread not in self._publishing:  # a signal has closed it on this one: that may have been too late
+                self._refuse_closed()
+        finally:
+            self._publishing.discard(thread)
 
     def _record(self, route: Route, event: PublishedEvent) -> None:
         """Publish to a topic that is recorded or watched, in one step with whoever joins or leaves."""
@@ -508,6 +528,22 @@ class TypedEventBus(EventService):
         target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
         return target is None or target.matches(self._properties)
 
+    def _is_inside(self) -> bool:
+        loop = running_loop()
+        return super()._is_inside() or any(
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self._lanes()
+        )
+
+    def _finish(self, closing: Promise[None], timeout: float) -> None:
+        """Threads that found it open while they published are waited for: what they publish is delivered, too."""
+        deadline = time.monotonic() + timeout
+        try:
+            self._publishing.discard(get_ident())  # not for this one: a signal may have come while it published
+            while self._publishing and time.monotonic() < deadline:
+                time.sleep(_MOMENT)
+        finally:
+            super()._finish(closing, max(0.0, deadline - time.monotonic()))
+
     def _closed(self) -> None:
         self.monitor.close()
 
@@ -538,6 +574,18 @@ class TypedEventBus(EventService):
 
     def __repr__(self) -> str:
         return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
+
+
+_buses: Final[WeakSet[TypedEventBus]] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Other threads are the parent's."""
+    for bus in [*_buses]:
+        bus._publishing.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _copied(event: Mapping[str, Any]) -> dict[str, Any]:

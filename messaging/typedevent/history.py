@@ -1,7 +1,8 @@
 """The history of events: which are kept, by topic, and for how long (157.6.1, 157.6.2).
 
 What is kept is bounded twice: each topic by its policy, and all topics together by the capacity. When the capacity is
-reached, the oldest event of all goes that its policy does not guarantee.
+reached, the oldest event of all goes that its policy does not guarantee. Kept are topic, time and data, but not what
+handlers had the data converted to.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 from messaging.dispatch.topics import TopicFilter, TopicTrie
 from messaging.errors import ArgumentError, HistoryFullError
-
-if TYPE_CHECKING:
-    from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.event import PublishedEvent
 
 #: a maximum that is none
 UNLIMITED: Final = 2**31 - 1
@@ -80,23 +79,21 @@ class RangePolicy:
 
 _NONE: Final = RangePolicy.none()
 
+#: of an event that is kept: its sequence, which no other one has, its time, its topic, its data, what it came through
+_Record: TypeAlias = tuple[int, float, str, Any, tuple[object, ...]]
+
 
 class _Kept:
     """What is kept of one topic."""
 
-    __slots__ = ("events", "is_listed", "policy")
+    __slots__ = ("is_listed", "policy", "records")
 
     def __init__(self, policy: RangePolicy) -> None:
         self.policy = policy
         #: the oldest first
-        self.events: deque[PublishedEvent] = deque()
+        self.records: deque[_Record] = deque()
         #: whether it is in the heap of those that may lose an event
         self.is_listed = False
-
-    @property
-    def has_spare(self) -> bool:
-        """Whether its oldest event may go."""
-        return len(self.events) > self.policy.minimum
 
 
 class History:
@@ -135,9 +132,7 @@ class History:
                 f"{topic_filter.text!r} has a wildcard: no minimum can be guaranteed for any number of topics in a "
                 f"history of {self.capacity} events"
             )
-        room = self.capacity - sum(
-            each.minimum for other, each in self._policies.items() if other != topic_filter and not other.has_wildcard
-        )
+        room = self.capacity - sum(each.minimum for other, each in self._policies.items() if other != topic_filter)
         if self.capacity >= 0 and policy.minimum > room:
             raise HistoryFullError(
                 f"{policy.minimum} events of {topic_filter.text!r} cannot be guaranteed: of {self.capacity} that the "
@@ -169,12 +164,13 @@ class History:
 
     def _apply(self, topic_filter: TopicFilter) -> None:
         """The policies of some topics have changed."""
+        dropped = []  # not let go of before all is as it should be: that may run finalizers
         for topic in [*self._kept] if topic_filter.has_wildcard else [topic_filter.text]:
             kept = self._kept.get(topic)
             if kept is not None and topic_filter.matches(topic):
                 kept.policy = self.effective(topic)
-                while len(kept.events) > kept.policy.maximum:
-                    self._drop_oldest(topic, kept)
+                while len(kept.records) > kept.policy.maximum:
+                    dropped.append(self._drop_oldest(topic, kept))
         # a minimum that has grown needs nothing: there is room for all of them
         self._spare.clear()
         for topic, kept in self._kept.items():
@@ -183,69 +179,92 @@ class History:
 
     # --- events
 
-    def append(self, event: PublishedEvent, policy: RangePolicy) -> None:
-        """Keep an event as long as ``policy`` says, which is the effective one of its topic."""
-        self._sequence += 1
-        event.sequence = self._sequence
+    def append(self, event: PublishedEvent, policy: RangePolicy) -> object:
+        """Keep an event as long as ``policy`` says, which is the effective one of its topic.
+
+        Returns:
+            What was dropped, to be let go of without the lock: it may be the last to know of data with a finalizer.
+        """
         if not policy.maximum or not self.capacity:
-            return
-        kept = self._kept.get(event.topic)
+            return None
+        topic = event.topic
+        event.sequence = self._sequence = self._sequence + 1
+        kept = self._kept.get(topic)
         if kept is None:
-            kept = self._kept[event.topic] = _Kept(policy)
-        kept.events.append(event)
+            kept = self._kept.setdefault(topic, _Kept(policy))
+        records = kept.records
+        records.append((event.sequence, event.time, topic, event.data, event.passed))
+        if len(records) > policy.maximum:
+            return records.popleft()
         self._count += 1
-        if len(kept.events) > policy.maximum:
-            kept.events.popleft()
-            self._count -= 1
-        if self.capacity >= 0:
-            self._list(event.topic, kept)
-            if self._count > self.capacity:
-                self._evict()
+        if self.capacity < 0:
+            return None
+        if not kept.is_listed:
+            self._list(topic, kept)
+        dropped: object = None
+        while self._count > self.capacity and self._spare:
+            dropped = self._evict(), dropped
+        return dropped
 
     def _list(self, topic: str, kept: _Kept) -> None:
-        if not kept.is_listed and kept.has_spare and self.capacity >= 0:
+        """Put a topic in the heap if it may lose an event."""
+        records = kept.records
+        if len(records) > kept.policy.minimum and self.capacity >= 0:
             kept.is_listed = True
-            heapq.heappush(self._spare, (kept.events[0].sequence, topic))
+            heapq.heappush(self._spare, (records[0][0], topic))
 
-    def _evict(self) -> None:
+    def _evict(self) -> object:
         """Drop the oldest event that no minimum guarantees. There is one, since the minima fit in the capacity."""
-        while True:
-            sequence, topic = heapq.heappop(self._spare)
-            kept = self._kept[topic]
-            kept.is_listed = False
-            is_current = kept.has_spare and kept.events[0].sequence == sequence
-            if is_current:
-                self._drop_oldest(topic, kept)
-            self._list(topic, kept)
-            if is_current:
-                return
+        sequence, topic = heapq.heappop(self._spare)
+        kept = self._kept[topic]
+        kept.is_listed = False
+        records = kept.records
+        is_current = records[0][0] == sequence and len(records) > kept.policy.minimum
+        dropped = self._drop_oldest(topic, kept) if is_current else None
+        self._list(topic, kept)
+        return dropped
 
-    def _drop_oldest(self, topic: str, kept: _Kept) -> None:
-        kept.events.popleft()
+    def _drop_oldest(self, topic: str, kept: _Kept) -> _Record:
+        dropped = kept.records.popleft()
         self._count -= 1
-        if not kept.events:
+        if not kept.records:
             del self._kept[topic]
+        return dropped
 
-    def of(self, filters: Iterable[TopicFilter]) -> list[PublishedEvent]:
-        """The events of the topics that match, the oldest first."""
-        return sorted(self._events(filters), key=lambda event: event.sequence)
+    # --- looking back
 
-    def all(self) -> list[PublishedEvent]:
-        """All events, the oldest first."""
-        return sorted(
-            (event for kept in self._kept.values() for event in kept.events), key=lambda event: event.sequence
-        )
-
-    def _events(self, filters: Iterable[TopicFilter]) -> Iterator[PublishedEvent]:
-        exact: dict[str, Any] = {}
+    def of(self, filters: Iterable[TopicFilter]) -> Iterator[PublishedEvent]:
+        """The events of the topics that match, as they are now, the newest first; see :meth:`all`."""
+        exact: set[str] = set()
         patterns = []
         for each in filters:
             if each.has_wildcard:
                 patterns.append(each)
             else:
-                exact[each.text] = None
-        topics = [*self._kept] if patterns else exact
-        for topic in topics:
+                exact.add(each.text)
+        found: list[_Record] = []
+        for topic in [*self._kept] if patterns else exact:
             kept = self._kept.get(topic)
             if kept is not None and (topic in exact or any(each.matches(topic) for each in patterns)):
-                yield from kept.events
+                found += kept.records
+        return _newest_first(found)
+
+    def all(self) -> Iterator[PublishedEvent]:
+        """All events as they are now, the newest first.
+
+        They are found at once, but sorted and made when somebody goes through them, which needs no lock.
+        """
+        found: list[_Record] = []
+        for kept in self._kept.values():
+            found += kept.records
+        return _newest_first(found)
+
+
+def _newest_first(records: list[_Record]) -> Iterator[PublishedEvent]:
+    records.sort(reverse=True)
+    for sequence, time, topic, data, passed in records:
+        event = PublishedEvent(topic, data)
+        event.sequence = sequence
+        event.time = time
+        event.passed = passed
+        yield event

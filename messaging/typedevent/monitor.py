@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import reactivex
@@ -15,7 +16,9 @@ from reactivex.disposable import Disposable
 from messaging.dispatch.lanes import LIMIT, ThreadLane
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.topics import check_topic, parse_filter
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError
+from messaging.errors import ArgumentError, NullEventError
+from messaging.typedevent.history import RangePolicy
+from messaging.workers import workers
 
 if TYPE_CHECKING:
     from reactivex import abc as rx
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.lanes import Pool
     from messaging.dispatch.permission import Principal
     from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.history import History, RangePolicy
+    from messaging.typedevent.history import History
 
 logger = logging.getLogger(__name__)
 
@@ -57,48 +60,48 @@ class Tap:
         self._monitor = monitor
         self._observer = observer
         self._principal = principal
-        self._is_over = False
         self._is_lagging = False
         self.lane = ThreadLane(
             self._receive, monitor.pool, "a monitor", timeout=0, stalled=lambda: None, is_held=True, limit=monitor.limit
         )
 
-    def may_see(self, event: PublishedEvent) -> bool:
+    def may_see(self, topic: str) -> bool:
         """Whether its principal may."""
-        return self._monitor.dispatcher.may(self._principal, TopicPermission.SUBSCRIBE, event.topic)
+        return self._monitor.dispatcher.may(self._principal, TopicPermission.SUBSCRIBE, topic)
 
     def put(self, event: PublishedEvent) -> None:
-        """An event was published. With the lock of the bus."""
-        if not self.may_see(event):
-            return
+        """An event was published that it may see. With the lock of the bus."""
         self.lane.put_newest(event)
         if self.lane.dropped and not self._is_lagging:
             self._is_lagging = True
-            logger.warning(
-                "%s: a monitor does not keep up: the oldest of what waits for it is left out",
-                self._monitor.dispatcher.name,
-            )
+            workers().submit(self._tell_that_it_lags)  # whoever logs may do anything, with any lock
+
+    def _tell_that_it_lags(self) -> None:
+        logger.warning(
+            "%s: a monitor does not keep up: the oldest of what waits for it is left out", self._monitor.dispatcher.name
+        )
 
     def end(self) -> None:
         """Complete, after what was published so far."""
         self.lane.put(_END)
 
     def _receive(self, item: Any) -> None:
-        if self._is_over:
-            return
         try:
             if item is _END:
-                self._is_over = True
                 self._observer.on_completed()
                 return
-            try:
-                data = item.as_map()
-            except InvalidEventError as error:
-                logger.error("%s: no monitor sees an event on %r: %s", self._monitor.dispatcher.name, item.topic, error)
-                return
-            self._observer.on_next(MonitorEvent(item.topic, data, item.publication_time))
+            data = self._map_of(item)
+            if data is not None:
+                self._observer.on_next(MonitorEvent(item.topic, data, item.publication_time))
         except BaseException as error:  # noqa: BLE001  # whatever an observer raises, the others go on
             self._fail(error)
+
+    def _map_of(self, event: PublishedEvent) -> dict[str, Any] | None:
+        try:
+            return event.as_map()
+        except Exception as error:  # noqa: BLE001  # a property of the event may raise anything
+            logger.error("%s: no monitor sees an event on %r: %s", self._monitor.dispatcher.name, event.topic, error)
+            return None
 
     def _fail(self, error: BaseException) -> None:
         self.dispose()
@@ -110,7 +113,6 @@ class Tap:
 
     def dispose(self) -> None:
         """See no more; nothing is retained for it."""
-        self._is_over = True
         self._monitor.remove(self)
         self.lane.close()
 
@@ -128,6 +130,8 @@ class TypedEventMonitor:
         self._history = history
         #: replaced with the lock, read without
         self.taps: tuple[Tap, ...] = ()
+        #: what those that are gone have missed
+        self._missed_before = 0
 
     # --- watching (157.6.1)
 
@@ -143,9 +147,12 @@ class TypedEventMonitor:
         """Watch all events, delivered or not, filtered out, or unhandled.
 
         Each subscription begins when it is made: with what the history has of what is asked for, followed by what is
-        published from then on, without loss, doubling or disorder at the seam. It errors only if its observer raises;
-        it completes when the bus is closed, or after the history with ``history_only``. Observers are called on
-        delivery threads, one event at a time; for one that lags ``LIMIT`` events behind, the oldest are left out.
+        published from then on, without loss, doubling or disorder at the seam. It completes when the bus is closed, or
+        after the history with ``history_only``. It errors only if its observer raises, or with ``ClosedError`` if the
+        bus was closed before.
+
+        Observers are called on delivery threads, one event at a time; for one that lags ``LIMIT`` events behind, the
+        oldest are left out. What has to be on an event loop needs an ``observe_on`` with its thread-safe scheduler.
 
         Args:
             history: how many past events come first, at most; or the time from which on they do, inclusive (a naive
@@ -161,45 +168,53 @@ class TypedEventMonitor:
         is_count = isinstance(history, int) and not isinstance(history, bool)
         if not (isinstance(history, datetime) or (is_count and history >= 0)):
             raise ArgumentError(f"history must be an int of at least 0, or a datetime, not {history!r:.80}")
+        since = _in_utc(history) if isinstance(history, datetime) else history
         if not isinstance(history_only, bool):
             raise ArgumentError(f"history_only must be a bool, not {type(history_only).__name__}")
         if principal is not None and not isinstance(principal, str):
             raise ArgumentError(f"principal must be a str, not {type(principal).__name__}")
 
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
-            return self._watch(Tap(self, observer, principal), history, history_only)
+            tap = Tap(self, observer, principal)
+            self._watch(tap, since, history_only)  # what this raises, ``create`` hands to ``on_error``
+            return Disposable(tap.dispose)
 
         return reactivex.create(subscribe)
 
-    def _watch(self, tap: Tap, history: int | datetime, history_only: bool) -> rx.DisposableBase:
+    def _watch(self, tap: Tap, history: int | datetime, history_only: bool) -> None:
         with self.dispatcher.lock:
-            if self.dispatcher.is_closed:
-                raise ClosedError(f"{self.dispatcher.name} is closed")
-            past = self._history.all() if history != 0 else []
+            self.dispatcher.refuse_closed()
+            past = self._history.all() if history != 0 else iter(())
             if not history_only:
                 self.taps = (*self.taps, tap)
                 self.dispatcher.forget()
+        seen = (event for event in past if tap.may_see(event.topic))
         if isinstance(history, datetime):
-            since = history.timestamp()
-            first = [event for event in past if event.time >= since and tap.may_see(event)]
+            first = [event for event in seen if event.publication_time >= history]
         else:
-            first = [event for event in past if tap.may_see(event)][-history:] if history else []
-        tap.lane.release([event.copy() for event in first])
+            first = [*islice(seen, history)]
+        tap.lane.release(first[::-1])
         if history_only:
             tap.end()
-        return Disposable(tap.dispose)
 
     def remove(self, tap: Tap) -> None:
         """Let go of an observer."""
         with self.dispatcher.lock:
-            self.taps = tuple(each for each in self.taps if each is not tap)
-            self.dispatcher.forget()
+            if tap in self.taps:
+                self._missed_before += tap.lane.dropped
+                self.taps = tuple(each for each in self.taps if each is not tap)
+                self.dispatcher.forget()
+
+    @property
+    def missed(self) -> int:
+        """How many events observers did not get since they were too slow."""
+        with self.dispatcher.lock:
+            return self._missed_before + sum(each.lane.dropped for each in self.taps)
 
     def close(self) -> None:
         """Complete all that watch."""
-        with self.dispatcher.lock:
-            taps, self.taps = self.taps, ()
-        for tap in taps:
+        for tap in self.taps:
+            self.remove(tap)
             tap.end()
 
     # --- history (157.6.2)
@@ -230,7 +245,7 @@ class TypedEventMonitor:
         parsed = parse_filter(topic_filter)
         if policy is None:
             raise NullEventError("a RangePolicy is needed, not None")
-        if not hasattr(policy, "minimum") or not hasattr(policy, "maximum"):
+        if not isinstance(policy, RangePolicy):
             raise ArgumentError(f"a RangePolicy is needed, not {type(policy).__name__}")
         with self.dispatcher.lock:
             room = self._history.configure(parsed, policy)
@@ -303,3 +318,10 @@ class TypedEventMonitor:
             return parsed.matches(topic_name)
 
         return matches if len(arguments) == 1 else matches(arguments[0])
+
+
+def _in_utc(time: datetime) -> datetime:
+    try:
+        return time.astimezone(UTC)
+    except (OverflowError, ValueError):  # at the ends of the calendar, where a zone does not matter
+        return time.replace(tzinfo=UTC)

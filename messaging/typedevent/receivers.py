@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -172,7 +172,7 @@ class Receiver(Handler[PublishedEvent]):
         service: what is registered.
         terms: what it asks for.
         replay: called with this, with the lock of the bus, if it wants events of the history: returns them, the
-            oldest first.
+            newest first, to be gone through without the lock.
         reference, options: see :class:`Handler`.
     """
 
@@ -185,7 +185,7 @@ class Receiver(Handler[PublishedEvent]):
         service: Any,
         terms: EventTerms,
         *,
-        replay: Callable[[Receiver], list[PublishedEvent]],
+        replay: Callable[[Receiver], Iterator[PublishedEvent]],
         **options: Any,
     ) -> None:
         self.kind = kind
@@ -214,8 +214,8 @@ class Receiver(Handler[PublishedEvent]):
         past = self._replay(self)
 
         def go_on() -> None:
-            fitting = islice((event for event in reversed(past) if self.accepts(event)), self.terms.history)
-            lane.release([event.copy() for event in fitting][::-1])
+            fitting = islice(filter(self.accepts, past), self.terms.history)
+            lane.release([*fitting][::-1])
 
         return go_on
 

@@ -10,13 +10,14 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from messaging.dispatch.handler import name_of
 from messaging.dispatch.topics import is_topic
 from messaging.errors import ArgumentError, InvalidTopicError
 from messaging.typedevent.handlers import TypedEventHandler
+from messaging.typedevent.schema import bound
 
 #: types whose topics are remembered
 _REMEMBERED: Final = 4096
-
 
 _topics: dict[type[Any], str] = {}
 
@@ -50,7 +51,7 @@ def load_type(name: Any) -> Any:
         ArgumentError: there is no such class.
     """
     if not isinstance(name, str):
-        if is_reified(name):
+        if is_reified(name) and _is_type(name):
             return name
         raise ArgumentError(f"event.type must be a class or its qualified name, not {name!r:.80}")
     parts = name.replace(":", ".").split(".")
@@ -58,23 +59,35 @@ def load_type(name: Any) -> Any:
         module = ".".join(parts[:end])
         try:
             found: Any = importlib.import_module(module)
+            for part in parts[end:]:
+                found = getattr(found, part, None)
         except ImportError as error:
             if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
                 continue  # it is a class within a module, most likely
-            raise ArgumentError(f"event.type {name!r} cannot be loaded: {error}") from error
-        except Exception as error:  # a module may do anything while it is loaded
-            raise ArgumentError(f"event.type {name!r} cannot be loaded: {type(error).__name__}") from error
-        for part in parts[end:]:
-            found = getattr(found, part, None)
+            raise ArgumentError(f"event.type {name!r:.80} cannot be loaded: {error}") from error
+        except (Exception, SystemExit) as error:  # a module may do anything while it is loaded
+            raise ArgumentError(f"event.type {name!r:.80} cannot be loaded: {type(error).__name__}") from error
         if isinstance(found, type):
             return found
         break
-    raise ArgumentError(f"event.type {name!r} cannot be loaded: there is no such class")
+    raise ArgumentError(f"event.type {name!r:.80} cannot be loaded: there is no such class")
+
+
+def _is_type(type_: Any) -> bool:
+    """Whether it is a class, or made of classes: ``X | Y``, ``list[X]``, ``Page[X]``."""
+    return (
+        isinstance(type_, (type, typing.NewType))
+        or typing.get_origin(type_) is not None
+        or hasattr(type_, "__value__")  # type X = ...
+    )
 
 
 def is_reified(type_: Any) -> bool:
     """Whether events can be converted to it: it says what they are to be."""
-    return type_ not in (None, Any, object, inspect.Parameter.empty) and not isinstance(type_, (str, TypeVar))
+    return not isinstance(type_, (str, TypeVar, typing.ForwardRef)) and not any(type_ is each for each in _OPEN)
+
+
+_OPEN: Final = (None, Any, object, inspect.Parameter.empty)
 
 
 def is_untyped(type_: Any) -> bool:
@@ -87,84 +100,107 @@ def reified_type(service: Any) -> Any:
     """The type that a typed handler is written for, or ``None`` if it does not say.
 
     That is the parameter of ``TypedEventHandler``, given to it by the class of the handler or by one that it inherits
-    from, or else the annotation of the event of ``notify``; of a function, the annotation of its last parameter.
+    from, or else the annotation of the event of ``notify``; of a function, that of its event.
+
+    Raises:
+        ArgumentError: it is annotated with something that cannot be found.
     """
     found = _parameter_of(type(service))
     if not is_reified(found):
-        found = event_annotation(getattr(service, "notify", service))
+        method = getattr(service, "notify", None)
+        found = _event_annotation(service if method is None else method, is_method=method is not None)
     return found if is_reified(found) else None
 
 
 def _parameter_of(class_: type[Any]) -> Any:
-    """What stands for the type variable of ``TypedEventHandler`` in a class; a type variable if that is still open."""
+    """What stands for the type variable of ``TypedEventHandler`` in a class; type variables if that is still open."""
     for base in class_.__dict__.get("__orig_bases__", class_.__bases__):
         origin, arguments = typing.get_origin(base) or base, typing.get_args(base)
         if not isinstance(origin, type) or not issubclass(origin, TypedEventHandler):
             continue
-        found = arguments[0] if origin is TypedEventHandler and arguments else None
-        if origin is not TypedEventHandler:
-            found = _parameter_of(origin)
-            if isinstance(found, TypeVar):
-                found = dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)).get(found, found)
-        if isinstance(found, (str, typing.ForwardRef)):
-            found = _resolved(found, class_)
+        if origin is TypedEventHandler:
+            found = arguments[0] if arguments else None
+        else:
+            parameters = getattr(origin, "__parameters__", ())
+            found = bound(_parameter_of(origin), dict(zip(parameters, arguments, strict=False)))
+        if found is not None and not isinstance(found, (type, TypeVar)):  # there may be names in it
+            try:
+                found = _evaluated(found, {**vars(sys.modules.get(class_.__module__, typing)), class_.__name__: class_})
+            except Exception:  # noqa: BLE001  # a name that is not there, or anything an annotation may do
+                found = None
         if found is not None:
             return found
     return None
 
 
-def _resolved(name: str | typing.ForwardRef, class_: type[Any]) -> Any:
-    text = name if isinstance(name, str) else name.__forward_arg__
-    scope = {**vars(sys.modules.get(class_.__module__, typing)), class_.__name__: class_}
-    try:
-        return typing.get_type_hints(type("Scope", (), {"__annotations__": {"it": text}}), scope)["it"]
-    except Exception:  # noqa: BLE001  # a name that is not there, or anything an annotation may do
-        return None
+def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
+    """An annotation with names, or as a whole a text, as what it stands for there. Raises anything."""
+    owner = type("Scope", (), {"__annotations__": {"it": annotation}})
+    return typing.get_type_hints(owner, scope, include_extras=True)["it"]
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The positional parameters of a function.
+def event_parameter(function: Callable[..., Any], *, is_method: bool = False) -> tuple[bool, inspect.Parameter | None]:
+    """Which parameter of a handler takes the event, and whether another one before it takes the topic.
+
+    There is one for the topic if two have no default; or if none has to be given, and there are two.
+
+    Args:
+        function: the handler.
+        is_method: whether it is the method of an interface: that is given the topic whenever it can take it.
+
+    Returns:
+        Whether there is one for the topic, and that for the event; ``None`` if they are both in ``*arguments``.
 
     Raises:
-        ArgumentError: it has no signature.
+        ArgumentError: it cannot be called with these, or calling it does nothing.
     """
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004  # not whether it is callable
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise ArgumentError("an event handler must not be a generator: calling that does nothing")
     try:
-        signature = inspect.signature(function)
+        parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        raise ArgumentError(f"an event handler must be callable, not {type(function).__name__}") from None
-    return [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL)
-    ]
+        raise ArgumentError(
+            f"an event handler must be a function that tells what it takes, not a {type(function).__name__} without "
+            "signature"
+        ) from None
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    takes_more = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    needed = [each for each in positional if each.default is each.empty]
+    keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+    if len(needed) > 2 or keywords or not (positional or takes_more):
+        raise ArgumentError(
+            f"an event handler takes a topic and an event, or an event; this one takes {inspect.signature(function)}"
+        )
+    if not needed or is_method:
+        needed = positional[:2]
+    if takes_more and (not needed or (is_method and len(needed) == 1)):
+        return True, None
+    return len(needed) == 2, needed[-1]
 
 
-def event_annotation(function: Callable[..., Any]) -> Any:
+def _event_annotation(function: Any, *, is_method: bool) -> Any:
     """How the event is annotated among the parameters of a handler; ``None`` if it is not.
 
     Raises:
         ArgumentError: it is annotated with something that cannot be found.
     """
     try:
-        parameters = [each for each in parameters_of(function) if each.kind is not each.VAR_POSITIONAL]
+        _, event = event_parameter(function, is_method=is_method)
     except ArgumentError:
         return None
-    required = [each for each in parameters if each.default is each.empty] or parameters
-    if not required:
-        return None
-    event = required[min(len(required), 2) - 1]
-    if event.annotation is event.empty:
+    if event is None or event.annotation is event.empty:
         return None
     if not isinstance(event.annotation, str):
         return event.annotation
-    plain: Any = function
+    plain = function
     while isinstance(plain, functools.partial):
         plain = plain.func
-    plain = plain if inspect.isroutine(plain) else plain.__call__
+    plain = inspect.unwrap(plain if inspect.isroutine(plain) else plain.__call__)
+    scope = {each.__name__: each for each in getattr(plain, "__type_params__", ())}
     try:
-        return typing.get_type_hints(plain, include_extras=True).get(event.name)
+        return _evaluated(event.annotation, {**getattr(plain, "__globals__", {}), **scope})
     except Exception as error:  # noqa: BLE001  # a name that is not there, or anything an annotation may do
         raise ArgumentError(
-            f"the annotation {event.annotation!r} of {getattr(plain, '__qualname__', plain)!r} cannot be resolved "
-            f"({error}): give the type"
+            f"the annotation {event.annotation!r} of {name_of(plain)!r} cannot be resolved ({error}): give the type"
         ) from None

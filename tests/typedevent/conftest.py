@@ -1,0 +1,223 @@
+"""A bus with a registry of its own, handlers that keep what they get, and waiting with deadlines."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.typedevent import (
+    HandlerDTO,
+    TypedEventBus,
+    TypedEventHandler,
+    UnhandledEventHandler,
+    UntypedEventHandler,
+    topic_of,
+)
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take
+PATIENCE: Final = 20.0
+#: seconds after which a handler that does not return is blocked, in tests of that
+SOON: Final = 0.2
+
+_PROPERTIES: Final = {"ranking": "service.ranking"}
+
+
+@dataclass
+class Item:
+    name: str
+    price: float = 1.0
+
+
+@dataclass
+class Order:
+    id: int
+    customer: str = "nobody"
+    items: list[Item] = field(default_factory=list)
+
+
+@dataclass
+class RushOrder(Order):
+    hours: int = 24
+
+
+@dataclass
+class Invoice:
+    """Has fields in common with ``Order``."""
+
+    id: str
+    customer: str
+    is_paid: bool = False
+
+
+#: topic of orders that are published without one
+ORDERS: Final = topic_of(Order)
+
+
+@pytest.fixture
+def services() -> ServiceRegistry:
+    return ServiceRegistry()
+
+
+@pytest.fixture
+def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[TypedEventBus]:
+    bus = TypedEventBus(services)
+    try:
+        yield bus
+    finally:
+        bus.close()
+    died = ("worker job failed", "a service listener failed", "what was to be called")
+    assert not [each for each in caplog.records if each.getMessage().startswith(died)]
+
+
+class Recorder:
+    """A handler of any kind that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def notify(self, topic: str, event: Any) -> None:
+        self.events.append((topic, event))
+
+    notify_untyped = notify_unhandled = __call__ = notify
+
+    @property
+    def topics(self) -> list[str]:
+        return [topic for topic, _ in self.events]
+
+    @property
+    def data(self) -> list[Any]:
+        return [event for _, event in self.events]
+
+    def of(self, key: str) -> list[Any]:
+        """What the events have under that key."""
+        return [event[key] for event in self.data]
+
+
+class Gate(Recorder):
+    """A handler that returns when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+    def notify(self, topic: str, event: Any) -> None:
+        super().notify(topic, event)
+        self.entered.release()
+        assert self.opened.wait(PATIENCE)
+
+    notify_untyped = notify_unhandled = __call__ = notify
+
+    def wait(self) -> None:
+        """Until it has got another event."""
+        assert self.entered.acquire(timeout=PATIENCE)
+
+
+class Failing(Recorder):
+    """A handler that raises whatever it is told to; nothing, if that is ``None``."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    def notify(self, topic: str, event: Any) -> None:
+        super().notify(topic, event)
+        if self.error is not None:
+            raise self.error
+
+    notify_untyped = notify_unhandled = __call__ = notify
+
+
+def _register(
+    interface: type[Any], services: ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
+) -> ServiceRegistration:
+    return services.register(interface, handler, named(topics, **properties))
+
+
+def named(topics: Any = None, **properties: Any) -> dict[str, Any]:
+    """Service properties: ``filter="(a=1)"`` for ``event.filter``."""
+    found = {_PROPERTIES.get(name, f"event.{name}"): value for name, value in properties.items()}
+    return found if topics is None else {"event.topics": topics, **found}
+
+
+typed = functools.partial(_register, TypedEventHandler)
+untyped = functools.partial(_register, UntypedEventHandler)
+unhandled = functools.partial(_register, UnhandledEventHandler)
+
+
+def flush(bus: TypedEventBus) -> None:
+    """Wait until all handlers are through with what was published."""
+    bus.flush().result(PATIENCE)
+
+
+def handler_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO | None:
+    """What the bus says of the only handler of a registration; ``None`` if it ignores it."""
+    found = [each for each in bus.get_dto().handlers if each.service_id == registration.reference.id]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None:
+    """Why a handler is blocked."""
+    found = handler_of(bus, registration)
+    assert found is not None
+    return found.blocked
+
+
+def eventually(condition: Callable[[], T], what: str = "condition") -> T:
+    """Wait until ``condition()`` is true and return what it returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
+        time.sleep(0.005)
+    return found
+
+
+def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.WARNING) -> list[str]:
+    """What this project logged, from ``level`` on, with all these parts in it."""
+    return [
+        text
+        for each in [*caplog.records]
+        if each.name.startswith("messaging.") and each.levelno >= level
+        for text in [each.getMessage() + (f"\n{each.exc_text}" if each.exc_text else "")]
+        if all(part in text for part in parts)
+    ]
+
+
+def ignored(caplog: pytest.LogCaptureFixture, registration: ServiceRegistration) -> str:
+    """What was logged about a service that the bus ignores."""
+    (text,) = logged(caplog, repr(registration.reference), "is ignored", level=logging.ERROR)
+    return text
+
+
+def in_threads(count: int, run: Callable[[int], object]) -> None:
+    """Call ``run`` with 0, 1, ... on as many threads at once, and raise what it raises."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def work(number: int) -> None:
+        try:
+            barrier.wait(PATIENCE)
+            run(number)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(6 * PATIENCE)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]

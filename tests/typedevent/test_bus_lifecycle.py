@@ -1,0 +1,684 @@
+"""The bus as a service (157.5, 157.7), from its opening to its closing: nothing published is lost, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, ClosedError, InvalidFilterError
+from messaging.services import ServiceEvent, ServiceEventKind, ServiceRegistry, default_registry
+from messaging.typedevent import MonitorEvent, TypedEventBus, TypedEventMonitor, UntypedEventHandler
+from tests.typedevent.conftest import (
+    ORDERS,
+    PATIENCE,
+    SOON,
+    Gate,
+    Order,
+    Recorder,
+    eventually,
+    flush,
+    handler_of,
+    ignored,
+    in_threads,
+    logged,
+    named,
+    typed,
+    unhandled,
+    untyped,
+)
+
+# --- as a service
+
+
+def test_a_bus_and_its_monitor_are_services_until_it_is_closed(services: ServiceRegistry) -> None:
+    """157.5, 157.6, 157.7.1, 157.7.2."""
+    with TypedEventBus(services, name="mine") as bus:
+        assert services.service(TypedEventBus) is bus
+        assert services.service(TypedEventMonitor) is bus.monitor
+        for interface in (TypedEventBus, TypedEventMonitor):
+            reference = services.find_one(
+                interface, "(&(osgi.implementation=osgi.typedevent)(version=1.1)(event.bus.name=mine))"
+            )
+            assert reference is not None
+    assert services.find() == []
+
+
+def test_a_bus_may_be_used_as_soon_as_it_is_found(services: ServiceRegistry) -> None:
+    received: list[Any] = []
+
+    def found(event: ServiceEvent) -> None:
+        if event.kind is ServiceEventKind.REGISTERED:
+            found_bus: TypedEventBus = services.get(event.reference)
+            found_bus.on(handler=lambda order: received.append(order), type=Order)
+            found_bus.deliver(Order(1))
+
+    services.add_listener(found, TypedEventBus)
+    with TypedEventBus(services) as bus:
+        flush(bus)
+        assert received == [Order(1)]
+
+
+def test_handlers_may_be_there_before_the_bus(services: ServiceRegistry) -> None:
+    """157.4: the whiteboard pattern, whoever comes first."""
+    untyped_, typed_, left = Recorder(), Recorder(), Recorder()
+    untyped(services, untyped_, "a")
+    typed(services, typed_, type=Order)
+    unhandled(services, left)
+    with TypedEventBus(services) as bus:
+        bus.deliver_untyped("a", {})
+        bus.deliver(Order(1))
+        bus.deliver_untyped("b", {})
+        flush(bus)
+    assert untyped_.topics == ["a"]
+    assert typed_.data == [Order(1)]
+    assert left.topics == ["b"]
+
+
+def test_handlers_are_for_all_buses_of_their_registry_unless_they_say_for_which(
+    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with TypedEventBus(services, name="first") as first, TypedEventBus(services, name="second") as second:
+        every, one, none, bad = (Recorder() for _ in range(4))
+        untyped(services, every, "a")
+        registration = untyped(services, one, "a", target="(event.bus.name=second)")
+        untyped(services, none, "a", target="(event.bus.name=third)")
+        wrong = untyped(services, bad, "a", target="nonsense")
+        for number, bus in enumerate((first, second)):
+            bus.deliver_untyped("a", {"n": number})
+            flush(bus)
+        registration.update(named("a", target="(event.bus.name=f*)"))
+        for number, bus in enumerate((first, second), 2):
+            bus.deliver_untyped("a", {"n": number})
+            flush(bus)
+        assert every.of("n") == [0, 1, 2, 3]
+        assert one.of("n") == [1, 2]
+        assert none.events == bad.events == []
+        assert handler_of(first, wrong) is handler_of(second, wrong) is None
+        assert len(logged(caplog, repr(wrong.reference), "is ignored")) == 2  # by each of them
+
+
+def test_handlers_of_other_registries_are_not_called(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    elsewhere = Recorder()
+    untyped(ServiceRegistry(), elsewhere, "*")
+    bus.deliver_untyped("a", {})
+    flush(bus)
+    assert elsewhere.events == []
+    assert bus.services is services
+
+
+def test_without_a_registry_it_is_that_of_the_process() -> None:
+    with TypedEventBus() as bus:
+        assert bus.services is default_registry()
+        received = Recorder()
+        with default_registry().register(UntypedEventHandler, received, {"event.topics": "test/lifecycle"}):
+            bus.deliver_untyped("test/lifecycle", {})
+            flush(bus)
+        assert received.topics == ["test/lifecycle"]
+    assert default_registry().find(TypedEventBus) == []
+
+
+def test_buses_have_names(services: ServiceRegistry) -> None:
+    with (
+        TypedEventBus(services) as first,
+        TypedEventBus(services) as second,
+        TypedEventBus(services, name="x") as third,
+    ):
+        assert first.name != second.name
+        assert (third.name, third.get_dto().name) == ("x", "x")
+        assert repr(third) == "<TypedEventBus 'x'>"
+    assert repr(third) == "<TypedEventBus 'x', closed>"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": ""},
+        {"name": 5},
+        {"threads": 0},
+        {"threads": -1},
+        {"threads": "2"},
+        {"threads": True},
+        {"history_capacity": -2},
+        {"history_capacity": 1.5},
+        {"history": {"a*": None}},
+        {"history": {"a": 5}},
+        {"tolerance": 5},
+    ],
+    ids=str,
+)
+def test_a_bus_that_cannot_be_is_refused_and_leaves_nothing(services: ServiceRegistry, bad: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        TypedEventBus(services, **bad)
+    assert services.find() == []
+    assert services._listeners == ()
+
+
+def test_a_filter_of_the_target_may_be_anything_that_parses(services: ServiceRegistry) -> None:
+    with TypedEventBus(services, name="a(b)*") as bus:
+        received = Recorder()
+        untyped(services, received, "a", target="(&(event.bus.name=a\\(b\\)\\*)(version>=1.0))")
+        bus.deliver_untyped("a", {})
+        flush(bus)
+        assert received.topics == ["a"]
+        with pytest.raises(InvalidFilterError):
+            bus.on("a", handler=received, filter="(")
+
+
+def test_what_there_is_now_can_be_seen(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    gate = Gate()
+    registration = typed(services, gate, ["a", "b/*"], type=Order, filter="(id>=0)", principal="me")
+    for number in range(4):
+        bus.deliver(Order(number), "a")
+    gate.wait()
+    dto = bus.get_dto()
+    (handler,) = dto.handlers
+    assert (dto.name, dto.threads, dto.monitors) == (bus.name, 1, 0)
+    assert handler.service_id == registration.reference.id
+    assert handler.kind == "TypedEventHandler"
+    assert (handler.topics, handler.filter, handler.principal) == (("a", "b/*"), "(id>=0)", "me")
+    assert (handler.waiting, handler.failures, handler.dropped, handler.blocked) == (3, 0, 0, None)
+    gate.opened.set()
+    flush(bus)
+    eventually(lambda: bus.get_dto().threads == 0, "the thread has left")
+    assert bus.get_dto().handlers[0].waiting == 0
+
+
+def test_events_from_a_remote_bus_are_events_like_others(services: ServiceRegistry) -> None:
+    """Scenario 84; 157.11: handlers get them, and monitors see them."""
+    wire: list[str] = []
+    with TypedEventBus(ServiceRegistry()) as remote, TypedEventBus(services) as bus:
+        remote.on("*", handler=lambda topic, event: wire.append(json.dumps([topic, event])))
+        handler, seen = Recorder(), list[MonitorEvent]()
+        typed(services, handler)
+        typed(services, handler, type=Order)
+        bus.monitor.monitor_events().subscribe(seen.append)
+        remote.deliver(Order(1))
+        remote.deliver_untyped("a", {"x": [1, {"y": None}]})
+        flush(remote)
+        for text in wire:
+            bus.deliver_untyped(*json.loads(text))
+        flush(bus)
+        eventually(lambda: len(seen) == 2, "the monitor has seen them")
+        assert handler.data == [Order(1)]
+        assert [each.topic for each in seen] == [ORDERS, "a"]
+        assert seen[1].event_data == {"x": [1, {"y": None}]}
+
+
+# --- closing
+
+
+def test_closing_waits_until_what_was_published_is_delivered(services: ServiceRegistry) -> None:
+    """157.3."""
+    bus = TypedEventBus(services)
+    received, later = Recorder(), list[int]()
+
+    async def handle(event: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        later.append(event["n"])
+
+    untyped(services, received, "a")
+    untyped(services, handle, "a")
+    for number in range(1_000):
+        bus.deliver_untyped("a", {"n": number})
+    bus.close()
+    assert received.of("n") == later == [*range(1_000)]
+
+
+def test_closing_once_more_does_nothing(bus: TypedEventBus) -> None:
+    for _ in range(3):
+        bus.close()
+    asyncio.run(bus.aclose())
+    bus.flush().result(PATIENCE)
+    assert bus.get_dto().handlers == ()
+
+
+def test_a_closed_bus_takes_nothing(bus: TypedEventBus) -> None:
+    bus.close()
+    for call in (
+        lambda: bus.deliver(Order(1)),
+        lambda: bus.deliver_untyped("a", {}),
+        lambda: bus.create_publisher("a"),
+        lambda: bus.on("a", handler=lambda event: None),
+        lambda: bus.__enter__(),
+        lambda: asyncio.run(bus.__aenter__()),
+    ):
+        with pytest.raises(ClosedError, match=f"{bus.name}' is closed"):
+            call()
+
+
+def test_a_closed_bus_knows_no_handlers_and_finds_none(services: ServiceRegistry) -> None:
+    bus = TypedEventBus(services)
+    before, after = Recorder(), Recorder()
+    registration = untyped(services, before, "a")
+    bus.close()
+    untyped(services, after, "a")
+    registration.update(named("b"))
+    registration.unregister()
+    assert bus.get_dto().handlers == ()
+    assert len(bus._dispatcher._trie) == 0
+    assert services._listeners == ()
+    assert before.events == after.events == []
+
+
+def test_a_bus_is_closed_at_the_end_of_its_block_whatever_happens_there(services: ServiceRegistry) -> None:
+    received = Recorder()
+    untyped(services, received, "a")
+
+    def fail() -> None:
+        with bus:
+            bus.deliver_untyped("a", {})
+            raise LookupError
+
+    bus = TypedEventBus(services)
+    with pytest.raises(LookupError):
+        fail()
+    assert received.topics == ["a"]
+    with pytest.raises(ClosedError):
+        bus.deliver_untyped("a", {})
+
+
+def test_an_async_block_waits_for_handlers_on_its_own_loop(services: ServiceRegistry) -> None:
+    received: list[int] = []
+
+    async def handle(event: dict[str, Any]) -> None:
+        await asyncio.sleep(0.001)
+        received.append(event["n"])
+
+    async def main() -> None:
+        async with TypedEventBus(services) as bus:
+            bus.on("a", handler=handle)
+            for number in range(20):
+                bus.deliver_untyped("a", {"n": number})
+        assert received == [*range(20)]
+        with pytest.raises(ClosedError):
+            bus.deliver_untyped("a", {"n": 20})
+        with pytest.raises(LookupError):
+            async with TypedEventBus(services):
+                raise LookupError
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert services.find(TypedEventBus) == []
+
+
+def test_on_an_event_loop_closing_does_not_wait_but_delivers(services: ServiceRegistry) -> None:
+    received: list[int] = []
+
+    async def handle(event: dict[str, Any]) -> None:
+        received.append(event["n"])
+
+    async def main() -> None:
+        with TypedEventBus(services) as bus:
+            bus.on("a", handler=handle)
+            for number in range(20):
+                bus.deliver_untyped("a", {"n": number})
+        assert received == []  # it has not had the loop
+        with pytest.raises(ClosedError):
+            bus.deliver_untyped("a", {"n": 20})
+        await bus.aclose()
+        assert received == [*range(20)]
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+@pytest.mark.parametrize("way", ["function", "coroutine", "aclose", "awaitable"])
+def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> None:
+    """It does not wait for itself; what was published before is delivered."""
+    bus = TypedEventBus(services)
+    received: list[int] = []
+    published = threading.Event()
+
+    def function(event: dict[str, Any]) -> None:
+        assert published.wait(PATIENCE)
+        received.append(event["n"])
+        bus.close()
+
+    async def coroutine(event: dict[str, Any]) -> None:
+        function(event)
+
+    async def aclose(event: dict[str, Any]) -> None:
+        assert published.wait(PATIENCE)
+        received.append(event["n"])
+        await bus.aclose()
+
+    handlers: dict[str, Callable[..., Any]] = {
+        "function": function,
+        "coroutine": coroutine,
+        "aclose": aclose,
+        "awaitable": lambda event: coroutine(event),
+    }
+    other = Recorder()
+    untyped(services, handlers[way], "a")
+    untyped(services, other, "a")
+    for number in range(5):
+        bus.deliver_untyped("a", {"n": number})
+    began = time.monotonic()
+    published.set()
+    eventually(lambda: services.find(TypedEventBus) == [], "it is closing")
+    bus.close()  # waits
+    assert time.monotonic() - began < 4
+    assert other.of("n") == received == [*range(5)]
+
+
+def test_whoever_closes_it_meanwhile_waits_too(services: ServiceRegistry) -> None:
+    bus = TypedEventBus(services)
+    gate = Gate()
+    untyped(services, gate, "a")
+    bus.deliver_untyped("a", {})
+    gate.wait()
+    closed: list[int] = []
+
+    def close(number: int) -> None:
+        if number % 2:
+            bus.close(PATIENCE)
+        else:
+            asyncio.run(bus.aclose(PATIENCE))
+        assert gate.opened.is_set()
+        closed.append(number)
+
+    opener = threading.Timer(0.2, gate.opened.set)
+    opener.start()
+    in_threads(6, close)
+    opener.join()
+    assert sorted(closed) == [*range(6)]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["unrecorded", "recorded"])
+def test_what_threads_publish_while_it_is_closed_is_delivered_or_refused(is_recorded: bool) -> None:
+    """Nothing gets lost without a word."""
+    for _ in range(20):
+        services = ServiceRegistry()
+        bus = TypedEventBus(services)
+        if is_recorded:
+            bus.monitor.monitor_events().subscribe(lambda _: None)
+        received = Recorder()
+        untyped(services, received, "a")
+        published: list[list[int]] = [[] for _ in range(3)]
+
+        def publish(thread: int, bus: TypedEventBus = bus, published: list[list[int]] = published) -> None:
+            if thread == 3:
+                time.sleep(0.003)
+                bus.close(PATIENCE)
+                return
+            with contextlib.suppress(ClosedError):
+                while True:
+                    number = len(published[thread])
+                    bus.deliver_untyped("a", {"thread": thread, "n": number})
+                    published[thread].append(number)
+
+        in_threads(4, publish)
+        for thread in range(3):
+            assert [each["n"] for each in received.data if each["thread"] == thread] == published[thread]
+
+
+def test_a_handler_that_publishes_while_it_is_closed_is_told(
+    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = TypedEventBus(services)
+    gate, errors = Gate(), list[BaseException]()
+
+    def handle(topic: str, event: Any) -> None:
+        gate.notify(topic, event)
+        try:
+            bus.deliver_untyped("b", {})
+        except ClosedError as error:
+            errors.append(error)
+
+    untyped(services, handle, "a")
+    bus.deliver_untyped("a", {})
+    gate.wait()
+    closing = threading.Thread(target=bus.close, daemon=True)
+    closing.start()
+    eventually(lambda: services.find(TypedEventBus) == [], "it is closing")
+    gate.opened.set()
+    closing.join(PATIENCE)
+    assert len(errors) == 1
+
+
+def test_handlers_that_come_and_go_while_it_is_closed_do_no_harm() -> None:
+    for _ in range(20):
+        services = ServiceRegistry()
+        bus = TypedEventBus(services)
+
+        def work(number: int, services: ServiceRegistry = services, bus: TypedEventBus = bus) -> None:
+            if number == 0:
+                time.sleep(0.002)
+                bus.close()
+                return
+            for count in range(30):
+                registration = untyped(services, Recorder(), ["a", f"b/{count}/*"], ranking=count)
+                registration.update(named("+"))
+                if count % 2:
+                    registration.unregister()
+
+        in_threads(4, work)
+        assert bus.get_dto().handlers == ()
+        assert len(bus._dispatcher._trie) == 0
+        assert services._listeners == ()
+
+
+def test_monitors_complete_when_it_is_closed(services: ServiceRegistry) -> None:
+    """157.6.1: after what was published."""
+    seen: list[str] = []
+    bus = TypedEventBus(services)
+    completed = threading.Event()
+    bus.monitor.monitor_events().subscribe(lambda event: seen.append(event.topic), on_completed=completed.set)
+    bus.deliver_untyped("a", {})
+    bus.close()
+    assert completed.wait(PATIENCE)
+    assert seen == ["a"]
+
+
+def test_a_closed_bus_is_forgotten(services: ServiceRegistry) -> None:
+    bus = TypedEventBus(services)
+    untyped(services, Recorder(), "a")
+    unhandled(services, Recorder())
+    bus.deliver_untyped("a", {})
+    bus.close()
+    gone = weakref.ref(bus)
+    del bus
+
+    def is_gone() -> bool:
+        gc.collect()
+        return gone() is None
+
+    eventually(is_gone, "nobody holds it")
+
+
+def test_a_thousand_buses_leave_no_threads(services: ServiceRegistry) -> None:
+    received = Recorder()
+    untyped(services, received, "a")
+    before = threading.active_count()
+    for _ in range(1_000):
+        with TypedEventBus(services) as bus:
+            bus.deliver_untyped("a", {})
+    assert len(received.events) == 1_000
+    eventually(lambda: threading.active_count() <= before + 3, "threads have left")
+    assert services._listeners == ()
+
+
+# --- the end of the program
+
+
+def run(program: str) -> str:
+    """Run a program of its own to its end; what it has printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=6 * PATIENCE,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_what_was_published_is_delivered_even_if_the_program_ends_right_after_that() -> None:
+    """157.3: typed, untyped, on threads and in coroutines; the bus was not closed."""
+    out = run("""
+        import asyncio, dataclasses, sys, time
+        from messaging.typedevent import TypedEventBus
+
+        @dataclasses.dataclass
+        class Order:
+            id: int
+
+        bus = TypedEventBus()
+        counts = {"typed": 0, "untyped": 0, "coroutine": 0}
+
+        def count(name):
+            counts[name] += 1
+            if sum(counts.values()) == 3_000:
+                print(counts, flush=True)
+
+        @bus.on
+        def typed(order: Order):
+            if order.id == 0:
+                time.sleep(0.2)
+            count("typed")
+
+        @bus.on("*")
+        def untyped(event):
+            count("untyped")
+
+        @bus.on(Order)
+        async def coroutine(event):
+            await asyncio.sleep(0)
+            count("coroutine")
+
+        for number in range(1_000):
+            bus.deliver(Order(number))
+    """)
+    assert out == "{'typed': 1000, 'untyped': 1000, 'coroutine': 1000}\n"
+
+
+def test_a_handler_that_hangs_does_not_keep_the_program_from_ending() -> None:
+    began = time.monotonic()
+    out = run("""
+        import logging, threading
+        from messaging.typedevent import TypedEventBus
+
+        logging.disable()
+        bus = TypedEventBus()
+        entered = threading.Event()
+
+        @bus.on("a")
+        def hang(event):
+            entered.set()
+            threading.Event().wait()
+
+        bus.deliver_untyped("a", {})
+        entered.wait()
+        print("end")
+    """)
+    assert out == "end\n"
+    assert time.monotonic() - began < PATIENCE  # it is waited for, but not for ever
+
+
+def test_a_forked_child_has_the_bus_but_none_of_the_events_of_its_parent() -> None:
+    """What the parent published, it delivers; the child goes on with what it publishes itself, and may close it."""
+    out = run("""
+        import os, sys, threading
+        from messaging.typedevent import TypedEventBus
+
+        bus = TypedEventBus()
+        received = []
+        entered, opened = threading.Event(), threading.Event()
+
+        @bus.on("a")
+        def handle(event):
+            received.append(event["n"])
+            entered.set()
+            opened.wait()
+
+        other = []
+        bus.on("*", handler=lambda event: other.append(event["n"]))
+        for number in range(3):
+            bus.deliver_untyped("a", {"n": number})
+        entered.wait()
+        bus.flush()
+        child = os.fork()
+        if child == 0:
+            opened.set()
+            received.clear(), other.clear()
+            for number in range(10, 13):
+                bus.deliver_untyped("a", {"n": number})
+            bus.flush().result(10)
+            print("child", received, other, flush=True)
+            bus.close()
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)
+        opened.set()
+        bus.close()
+        print("parent", received, other)
+    """)
+    assert out == "child [10, 11, 12] [10, 11, 12]\n0\nparent [0, 1, 2] [0, 1, 2]\n"
+
+
+def test_a_signal_may_close_the_bus_while_its_thread_publishes() -> None:
+    out = run("""
+        import signal, time
+        from messaging.errors import ClosedError
+        from messaging.typedevent import TypedEventBus
+
+        bus = TypedEventBus()
+        received = []
+        bus.on("a", handler=lambda event: received.append(event["n"]))
+        signal.signal(signal.SIGALRM, lambda *_: bus.close())
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        began = time.monotonic()
+        number = 0
+        try:
+            while True:
+                bus.deliver_untyped("a", {"n": number})
+                number += 1
+        except ClosedError:
+            pass
+        print(received[:number] == [*range(number)], len(received) - number in (0, 1), time.monotonic() - began < 4)
+    """)
+    assert out == "True True True\n"
+
+
+def test_closing_does_not_wait_longer_than_it_is_told_to_for_who_publishes(services: ServiceRegistry) -> None:
+    """Somebody waits for room in a lane whose handler hangs."""
+    bus = TypedEventBus(services)
+    gate = Gate()
+    untyped(services, gate, "a", timeout=0)
+    for _ in range(10_001):
+        bus.deliver_untyped("a", {})
+    gate.wait()
+    ended = threading.Event()
+
+    def publish() -> None:
+        bus.deliver_untyped("a", {})
+        ended.set()
+
+    threading.Thread(target=publish, daemon=True).start()
+    eventually(lambda: bus._publishing, "it waits for room")
+    began = time.monotonic()
+    bus.close(SOON)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert ended.wait(PATIENCE)
+    gate.opened.set()
+
+
+def test_ignored_handlers_are_looked_at_again_by_another_bus(
+    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration = untyped(services, Recorder(), "a*")
+    with TypedEventBus(services, name="first"):
+        assert "first" in ignored(caplog, registration)
+        caplog.clear()
+        with TypedEventBus(services, name="second"):
+            assert "second" in ignored(caplog, registration)

@@ -1,0 +1,546 @@
+"""Handlers by decorators: the component property types (157.12), and ``on`` and ``on_unhandled`` of a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+import pytest
+
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidFilterError,
+    InvalidTopicError,
+    MessagingError,
+    NullEventError,
+    PermissionDeniedError,
+)
+from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.typedevent import (
+    EventFilter,
+    EventTopics,
+    EventType,
+    RangePolicy,
+    TopicPermission,
+    TopicPolicy,
+    TypedEventBus,
+    TypedEventConstants,
+    TypedEventHandler,
+    UnhandledEventHandler,
+    UntypedEventHandler,
+    topic_of,
+)
+from tests.typedevent.conftest import (
+    ORDERS,
+    Invoice,
+    Order,
+    Recorder,
+    RushOrder,
+    flush,
+    handler_of,
+    ignored,
+    logged,
+    typed,
+    unhandled,
+    untyped,
+)
+
+
+class Row(TypedDict):
+    id: int
+
+
+# --- component property types
+
+
+@EventTopics("foo", "foo/bar")
+@EventFilter("(id>=2)")
+class Untyped(Recorder, UntypedEventHandler):
+    pass
+
+
+@EventType(RushOrder)
+class Typed(Recorder, TypedEventHandler[Order]):
+    pass
+
+
+@EventTopics("left/*")
+@EventFilter("(id>=2)")
+class Left(Recorder, UnhandledEventHandler):
+    pass
+
+
+class Inherited(Untyped):
+    pass
+
+
+@EventTopics("other")
+class Overridden(Untyped):
+    """Has the filter of its base class still."""
+
+
+def test_what_a_class_declares_counts_as_service_properties(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """157.12.2 to 157.12.4."""
+    handlers = [Untyped(), Typed(), Left(), Inherited(), Overridden()]
+    typed_, left = handlers[1:3]
+    for each in (handlers[0], *handlers[3:]):
+        untyped(services, each)
+    typed(services, typed_)
+    unhandled(services, left)
+    for topic in ("foo", "foo/bar", "other", "left/a", "left", topic_of(RushOrder), ORDERS):
+        for number in (1, 2):
+            bus.deliver_untyped(topic, {"id": number})
+    flush(bus)
+    assert [each.topics for each in handlers] == [
+        ["foo", "foo/bar"],
+        [topic_of(RushOrder)] * 2,
+        ["left/a"],
+        ["foo", "foo/bar"],
+        ["other"],
+    ]
+    assert typed_.data == [RushOrder(1), RushOrder(2)]
+
+
+def test_what_a_service_is_registered_with_goes_before_what_its_class_declares(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    by_topics, by_filter, by_type = Untyped(), Untyped(), Typed()
+    services.register(UntypedEventHandler, by_topics, {"Event.Topics": "a"})
+    untyped(services, by_filter, filter="(id=1)")
+    typed(services, by_type, "a", type=Invoice)
+    for topic in ("a", "foo"):
+        for number in (1, 2):
+            bus.deliver_untyped(topic, {"id": number, "customer": "c"})
+    flush(bus)
+    assert by_topics.events == [("a", {"id": 2, "customer": "c"})]
+    assert by_filter.events == [("foo", {"id": 1, "customer": "c"})]
+    assert by_type.data == [Invoice("1", "c"), Invoice("2", "c")]
+
+
+def test_functions_may_declare_properties_too(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    received: dict[str, list[Any]] = {"untyped": [], "typed": [], "on": [], "on typed": [], "coroutine": []}
+
+    @EventTopics("a")
+    @EventFilter("(id=2)")
+    def in_registry(event: Any) -> None:
+        received["untyped"].append(event)
+
+    @EventTopics("a")
+    @EventType(topic_of(Order).replace("/", "."))
+    def in_registry_typed(event: Any) -> None:
+        received["typed"].append(event)
+
+    @EventTopics("a")
+    @EventFilter("(id=2)")
+    def on(event: Any) -> None:
+        received["on"].append(event)
+
+    @EventType(Order)
+    def on_typed(event: Any) -> None:
+        received["on typed"].append(event)
+
+    @EventTopics("a")
+    async def coroutine(event: Any) -> None:
+        received["coroutine"].append(event)
+
+    untyped(services, in_registry)
+    typed(services, in_registry_typed)
+    for each in (on, on_typed, coroutine):
+        bus.on(handler=each)
+    for topic in ("a", ORDERS):
+        for number in (1, 2):
+            bus.deliver_untyped(topic, {"id": number})
+    flush(bus)
+    assert received == {
+        "untyped": [{"id": 2}],
+        "typed": [Order(1), Order(2)],
+        "on": [{"id": 2}],
+        "on typed": [Order(1), Order(2)],
+        "coroutine": [{"id": 1}, {"id": 2}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("declare", "error"),
+    [
+        (lambda: EventTopics(), ArgumentError),
+        (lambda: EventTopics("a*"), InvalidTopicError),
+        (lambda: EventTopics("a", "b/"), InvalidTopicError),
+        (lambda: EventTopics(None), NullEventError),  # type: ignore[arg-type]
+        (lambda: EventTopics(["a"]), InvalidTopicError),  # type: ignore[arg-type]
+        (lambda: EventFilter("(a=1"), InvalidFilterError),
+        (lambda: EventFilter(5), InvalidFilterError),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_declared_is_checked_where_it_is_written(
+    declare: Callable[[], object], error: type[MessagingError]
+) -> None:
+    with pytest.raises(error):
+        declare()
+
+
+def test_a_type_that_is_declared_is_loaded_when_it_is_needed(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be the name of what is not there yet."""
+
+    @EventType("no.such.Class")
+    class Handler(Recorder):
+        pass
+
+    registration = typed(services, Handler(), "a")
+    assert "no.such.Class" in ignored(caplog, registration)
+    with pytest.raises(ArgumentError, match=r"no\.such\.Class"):
+        bus.on("a", handler=Handler())
+
+
+def test_the_names_of_the_specification_are_there() -> None:
+    """157.9.4."""
+    names = TypedEventConstants
+    assert names.TYPED_EVENT_FILTER == "event.filter"
+    assert names.TYPED_EVENT_HISTORY == "event.history"
+    assert names.TYPED_EVENT_IMPLEMENTATION == "osgi.typedevent"
+    assert names.TYPED_EVENT_SPECIFICATION_VERSION == "1.1"
+    assert names.TYPED_EVENT_TOPICS == "event.topics"
+    assert names.TYPED_EVENT_TYPE == "event.type"
+
+
+# --- on
+
+
+def test_a_decorated_function_gets_what_its_event_is_annotated_with(bus: TypedEventBus) -> None:
+    """157.4.1: without topics, of the topic of that class."""
+    received: dict[str, list[Any]] = {name: [] for name in ("bare", "called", "topics", "both", "class", "coroutine")}
+
+    @bus.on
+    def bare(event: Order) -> None:
+        received["bare"].append(event)
+
+    @bus.on()
+    def called(event: Order) -> None:
+        received["called"].append(event)
+
+    @bus.on("a", "b/*")
+    def topics(event: Order) -> None:
+        received["topics"].append(event)
+
+    @bus.on("a")
+    def both(topic: str, event: Order) -> None:
+        received["both"].append((topic, event))
+
+    @bus.on(Order)
+    def of_class(event: dict[str, Any]) -> None:
+        received["class"].append(event["id"])
+
+    @bus.on("a")
+    async def coroutine(event: Order) -> None:
+        await asyncio.sleep(0)
+        received["coroutine"].append(event)
+
+    assert bare.__name__ == "bare"  # still themselves
+    assert both.__name__ == "both"
+    for topic in (ORDERS, "a", "b/c"):
+        bus.deliver_untyped(topic, {"id": "1"})
+    flush(bus)
+    assert received == {
+        "bare": [Order(1)],
+        "called": [Order(1)],
+        "topics": [Order(1), Order(1)],
+        "both": [("a", Order(1))],
+        "class": ["1"],
+        "coroutine": [Order(1)],
+    }
+
+
+@pytest.mark.parametrize(
+    "annotation", [None, dict, dict[str, Any], dict[str, int], Mapping, Mapping[str, Any], Any, object], ids=str
+)
+def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: TypedEventBus, annotation: Any) -> None:
+    received: list[Any] = []
+
+    def handle(event: Any) -> None:
+        received.append(event)
+
+    if annotation is None:
+        del handle.__annotations__["event"]
+    else:
+        handle.__annotations__["event"] = annotation
+    registration = bus.on("a", handler=handle)
+    bus.deliver_untyped("a", {"id": "1"})
+    bus.deliver(RushOrder(1), "a")
+    flush(bus)
+    assert received == [{"id": "1"}, {"id": 1, "customer": "nobody", "items": [], "hours": 24}]
+    assert registration.reference.interfaces[0].endswith("UntypedEventHandler")
+    with pytest.raises(ArgumentError, match="needs a topic"):
+        bus.on(handler=handle)
+
+
+@pytest.mark.parametrize("wanted", [Order, ORDERS.replace("/", "."), dict[str, Any], Any, Row], ids=str)
+def test_type_says_what_a_function_gets_whatever_its_annotation(bus: TypedEventBus, wanted: Any) -> None:
+    received: list[Any] = []
+
+    def handle(event: Invoice) -> None:
+        received.append(event)
+
+    bus.on("a", handler=handle, type=wanted)
+    bus.deliver_untyped("a", {"id": "1"})
+    flush(bus)
+    expected = {Row: {"id": 1}, Any: {"id": "1"}, dict[str, Any]: {"id": "1"}}
+    assert received == [expected.get(wanted, Order(1))]
+
+
+def test_one_decorator_may_be_used_for_several_functions(bus: TypedEventBus, caplog: pytest.LogCaptureFixture) -> None:
+    """Each has its own type."""
+    received: list[Any] = []
+    decorate = bus.on("a", filter="(id=*)")
+
+    @decorate
+    def first(event: Order) -> None:
+        received.append(event)
+
+    @decorate
+    def second(event: dict[str, Any]) -> None:
+        received.append(event)
+
+    @decorate
+    def third(event: Invoice) -> None:
+        received.append(event)
+
+    bus.deliver_untyped("a", {"id": "1", "customer": "c"})
+    flush(bus)
+    assert received == [Order(1, "c"), {"id": "1", "customer": "c"}, Invoice("1", "c")]
+    assert not logged(caplog)
+
+
+def test_options_say_what_properties_say(services: ServiceRegistry) -> None:
+    """157.4.8."""
+    with TypedEventBus(services, history={"a": RangePolicy.unlimited()}) as bus:
+        for number in range(5):
+            bus.deliver_untyped("a", {"n": number})
+        received: list[Any] = []
+        registration = bus.on(
+            "a",
+            handler=received.append,
+            filter="(n>=1)",
+            history=2,
+            timeout=7,
+            ranking=3,
+            principal="me",
+        )
+        bus.deliver_untyped("a", {"n": 0})
+        bus.deliver_untyped("a", {"n": 5})
+        flush(bus)
+        assert [each["n"] for each in received] == [3, 4, 5]
+        found = handler_of(bus, registration)
+        assert found is not None
+        assert (found.filter, found.principal, found.topics) == ("(n>=1)", "me", ("a",))
+        assert registration.reference.ranking == 3
+        assert registration.reference.properties["event.timeout"] == 7
+
+
+def test_a_function_in_the_place_of_topics_takes_options_too(bus: TypedEventBus) -> None:
+    received: list[Any] = []
+
+    def handle(event: Order) -> None:
+        received.append(event)
+
+    assert bus.on(handle, filter="(id=2)") is handle  # type: ignore[call-overload]
+    left: list[Any] = []
+    assert bus.on_unhandled(left.append, filter="(id=1)") == left.append  # type: ignore[call-overload]
+    for number in (1, 2, 3):
+        bus.deliver(Order(number))
+    flush(bus)
+    assert received == [Order(2)]
+    assert [each["id"] for each in left] == [1]
+
+
+def test_handlers_of_higher_ranking_are_preferred(bus: TypedEventBus) -> None:
+    """OSGi core: their registrations come first. Handlers do not wait for each other all the same."""
+    for ranking in (1, 3, 2):
+        bus.on("a", handler=lambda event: None, ranking=ranking)
+    route = bus._dispatcher.route("a")
+    names = [lane.name for lane in route.lanes]
+    rankings = {repr(each): each.ranking for each in bus.services.find(UntypedEventHandler)}
+    assert [rankings[each.partition(" (")[0]] for each in names] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        (("a*",), {}, InvalidTopicError),
+        (("a", "b/"), {}, InvalidTopicError),
+        ((5,), {}, InvalidTopicError),
+        ((None,), {}, NullEventError),
+        ((["a"],), {}, InvalidTopicError),
+        (("a",), {"filter": "(a=1"}, InvalidFilterError),
+        (("a",), {"filter": 5}, InvalidFilterError),
+        (("a",), {"history": -1}, ArgumentError),
+        (("a",), {"history": 1.5}, ArgumentError),
+        (("a",), {"history": True}, ArgumentError),
+        (("a",), {"history": "1"}, ArgumentError),
+        (("a",), {"timeout": -1}, ArgumentError),
+        (("a",), {"timeout": "1"}, ArgumentError),
+        (("a",), {"ranking": "high"}, ArgumentError),
+        (("a",), {"principal": 5}, ArgumentError),
+        (("a",), {"type": 5}, ArgumentError),
+        (("a",), {"type": "no.such.Class"}, ArgumentError),
+        ((), {}, ArgumentError),
+        ((), {"type": Order | None}, ArgumentError),
+    ],
+    ids=str,
+)
+def test_what_the_registry_would_only_log_is_raised_here(
+    bus: TypedEventBus, services: ServiceRegistry, arguments: Any, options: Any, error: type[MessagingError]
+) -> None:
+    """157.4.9: and nothing is registered."""
+
+    def handle(event: Any) -> None:
+        pass
+
+    before = services.find()
+    with pytest.raises(error):
+        bus.on(*arguments, handler=handle, **options)
+    with pytest.raises(error):
+        bus.on(*arguments, **options)(handle)
+    if "type" not in options and "history" not in options and arguments:
+        with pytest.raises(error):
+            bus.on_unhandled(*arguments, handler=handle, **options)
+    assert services.find() == before
+
+
+@pytest.mark.parametrize("handler", [5, "text", object(), lambda: None, lambda a, b, c: None, Untyped], ids=str)
+def test_what_is_no_handler_is_refused(bus: TypedEventBus, handler: Any) -> None:
+    for call in (bus.on, bus.on_unhandled):
+        with pytest.raises(ArgumentError):
+            call("a", handler=handler)  # type: ignore[operator]
+    assert bus.get_dto().handlers == ()
+
+
+def test_objects_with_the_method_of_their_interface_may_be_given_too(bus: TypedEventBus) -> None:
+    typed_, untyped_, left = Typed(), Untyped(), Left()
+    bus.on(handler=typed_)
+    bus.on(handler=untyped_)
+    bus.on_unhandled(handler=left)
+    bus.deliver_untyped(topic_of(RushOrder), {"id": 1})
+    bus.deliver_untyped("foo", {"id": 2})
+    bus.deliver_untyped("left/a", {"id": 3})
+    flush(bus)
+    assert typed_.data == [RushOrder(1)]
+    assert untyped_.data == [{"id": 2}]
+    assert left.data == [{"id": 3}]
+
+
+def test_the_registration_ends_it_and_changes_it(bus: TypedEventBus) -> None:
+    received: list[Any] = []
+    registration = bus.on("a", handler=received.append)
+    assert isinstance(registration, ServiceRegistration)
+    bus.deliver_untyped("a", {"n": 0})
+    flush(bus)
+    registration.update({**registration.reference.properties, "event.topics": "b"})
+    for topic in ("a", "b"):
+        bus.deliver_untyped(topic, {"n": topic})
+    flush(bus)
+    registration.unregister()
+    bus.deliver_untyped("b", {"n": 2})
+    flush(bus)
+    assert [each["n"] for each in received] == [0, "b"]
+
+
+def test_unhandled_events_go_to_decorated_functions(bus: TypedEventBus) -> None:
+    """157.4.4."""
+    received: dict[str, list[str]] = {"bare": [], "called": [], "topics": [], "coroutine": []}
+
+    @bus.on_unhandled
+    def bare(topic: str, event: dict[str, Any]) -> None:
+        received["bare"].append(topic)
+
+    @bus.on_unhandled()
+    def called(topic: str, event: Any) -> None:
+        received["called"].append(topic)
+
+    @bus.on_unhandled("a", "b/+", filter="(n=1)")
+    def topics(topic: str, event: Any) -> None:
+        received["topics"].append(topic)
+
+    @bus.on_unhandled("*")
+    async def coroutine(topic: str, event: Any) -> None:
+        received["coroutine"].append(topic)
+
+    bus.on("handled", handler=lambda event: None)
+    for topic in ("a", "b/c", "c", "handled"):
+        bus.deliver_untyped(topic, {"n": 1})
+    bus.deliver_untyped("a", {"n": 2})
+    flush(bus)
+    everything = ["a", "b/c", "c", "a"]
+    assert received == {"bare": everything, "called": everything, "topics": ["a", "b/c"], "coroutine": everything}
+
+
+# --- on, and its bus
+
+
+def test_on_is_for_its_own_bus_even_among_those_of_the_same_name(services: ServiceRegistry) -> None:
+    for names in (("first", "second"), ("same", "same"), ("*", "a"), ("(a)", "(a)(b)"), ("a\\*", "a\\b")):
+        with TypedEventBus(services, name=names[0]) as first, TypedEventBus(services, name=names[1]) as second:
+            received: dict[str, list[Any]] = {"first": [], "second": [], "both": [], "unhandled": []}
+            registrations = [
+                first.on("a", handler=received["first"].append),
+                second.on("a", handler=received["second"].append),
+                second.on_unhandled(handler=received["unhandled"].append),
+                untyped(services, received["both"].append, "a"),
+            ]
+            first.deliver_untyped("a", {"n": 1})
+            first.deliver_untyped("b", {"n": 2})
+            for each in (first, second):
+                flush(each)
+            assert received == {"first": [{"n": 1}], "second": [], "both": [{"n": 1}], "unhandled": []}
+            for registration in registrations:
+                registration.unregister()
+
+
+def test_nothing_is_registered_on_a_closed_bus(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    bus.close()
+    for call in (bus.on, bus.on_unhandled):
+        with pytest.raises(ClosedError):
+            call("a", handler=lambda event: None)  # type: ignore[operator]
+        with pytest.raises(ClosedError):
+            call("a")(lambda event: None)  # type: ignore[operator]
+    assert services.find() == []
+
+
+def test_without_permission_for_a_topic_nothing_is_registered(services: ServiceRegistry) -> None:
+    """157.8.2: for a pattern, it may be that some topics are permitted."""
+    policy = TopicPolicy({"me": [TopicPermission("mine/*", "subscribe")], None: [TopicPermission("*", "publish")]})
+    with TypedEventBus(services, permissions=policy) as bus:
+        received: list[Any] = []
+        for call in (bus.on, bus.on_unhandled):
+            with pytest.raises(PermissionDeniedError):
+                call("yours/a", handler=received.append, principal="me")  # type: ignore[operator]
+            with pytest.raises(PermissionDeniedError):
+                call("mine/a", "b", handler=received.append, principal="me")  # type: ignore[operator]
+        bus.on("*", handler=lambda topic, event: received.append(topic), principal="me")
+        for topic in ("yours/a", "mine/a"):
+            bus.deliver_untyped(topic, {})
+        flush(bus)
+        assert received == ["mine/a"]
+
+
+def test_a_method_of_each_object_may_be_a_handler(bus: TypedEventBus) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.orders: list[Order] = []
+            bus.on(handler=self.count)
+            bus.on(handler=functools.partial(self.count_with, "x"))
+
+        def count(self, event: Order) -> None:
+            self.orders.append(event)
+
+        def count_with(self, prefix: str, event: Order) -> None:
+            self.orders.append(event)
+
+    counters = [Counter(), Counter()]
+    bus.deliver(Order(1))
+    flush(bus)
+    assert [each.orders for each in counters] == [[Order(1)] * 2] * 2

@@ -1,0 +1,539 @@
+"""What is kept of events, and for how long (157.6.2, 157.11.3, 157.11.4): policies, room, precedence, eviction."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from reactivex import operators as ops
+
+from messaging.dispatch.topics import parse_filter
+from messaging.errors import ArgumentError, ClosedError, HistoryFullError, InvalidTopicError, NullEventError
+from messaging.services import ServiceRegistry
+from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus
+from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.history import UNLIMITED, History
+
+PATIENCE = 10.0
+
+Make = Callable[..., TypedEventBus]
+
+
+@pytest.fixture
+def make_bus() -> Iterator[Make]:
+    made: list[TypedEventBus] = []
+
+    def make(capacity: int = 10_000, **policies: Any) -> TypedEventBus:
+        bus = TypedEventBus(ServiceRegistry(), history_capacity=capacity, **policies)
+        made.append(bus)
+        return bus
+
+    yield make
+    for bus in made:
+        bus.close()
+
+
+def publish(bus: TypedEventBus, *events: str) -> None:
+    """``"a 1"`` is event 1 on topic ``a``."""
+    for event in events:
+        topic, number = event.split()
+        bus.deliver_untyped(topic, {"n": int(number)})
+
+
+def recorded(bus: TypedEventBus) -> list[str]:
+    """What the history has, the oldest first, as ``publish`` takes it."""
+    found: Future[list[MonitorEvent]] = Future()
+    bus.monitor.monitor_events(UNLIMITED, True).pipe(ops.to_list()).subscribe(found.set_result, found.set_exception)
+    return [f"{event.topic} {event.event_data['n']}" for event in found.result(PATIENCE)]
+
+
+# --- range policies (157.11.3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "minimum", "maximum"),
+    [
+        (RangePolicy.range(2, 5), 2, 5),
+        (RangePolicy.exact(3), 3, 3),
+        (RangePolicy.at_least(2), 2, UNLIMITED),
+        (RangePolicy.at_most(5), 0, 5),
+        (RangePolicy.none(), 0, 0),
+        (RangePolicy.unlimited(), 0, UNLIMITED),
+    ],
+)
+def test_each_policy_is_equivalent_to_the_range_that_its_name_says(
+    policy: RangePolicy, minimum: int, maximum: int
+) -> None:
+    """157.11.3.1 to 157.11.3.8."""
+    assert (policy.minimum, policy.maximum) == (minimum, maximum)
+    assert policy == RangePolicy.range(minimum, maximum) == RangePolicy(minimum, maximum)
+    assert hash(policy) == hash(RangePolicy(minimum, maximum))
+
+
+@pytest.mark.parametrize("number", [-1, 1.0, "1", None, True])
+def test_a_range_with_anything_but_an_int_of_at_least_zero_is_invalid(number: Any) -> None:
+    """157.6.2.2."""
+    for factory in (RangePolicy.exact, RangePolicy.at_least, RangePolicy.at_most):
+        with pytest.raises(ArgumentError, match="must be an int of at least 0"):
+            factory(number)
+    with pytest.raises(ArgumentError):
+        RangePolicy.range(number, 5)
+    with pytest.raises(ArgumentError):
+        RangePolicy.range(0, number)
+
+
+def test_a_minimum_greater_than_the_maximum_is_invalid() -> None:
+    """157.6.2.2."""
+    with pytest.raises(ArgumentError, match=r"the minimum of a RangePolicy, 2, is more than its maximum, 1"):
+        RangePolicy.range(2, 1)
+    assert RangePolicy.range(2, 2) == RangePolicy.exact(2)
+
+
+def test_a_policy_never_changes() -> None:
+    """157.11.3: thread safe."""
+    policy = RangePolicy.exact(3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.minimum = 0  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+# --- how much there is room for (157.6.2.1, 157.11.4.5)
+
+
+@pytest.mark.parametrize("capacity", [-1, 0, 1, 500])
+def test_the_maximum_storage_is_what_the_bus_was_given(make_bus: Make, capacity: int) -> None:
+    """157.6.2.1, 157.11.4.5: -1 if there is no limit, 0 if there is no history."""
+    bus = make_bus(capacity)
+    assert bus.monitor.get_maximum_event_storage() == bus.get_dto().capacity == capacity
+
+
+@pytest.mark.parametrize("capacity", [-2, 1.0, "10", None, True])
+def test_a_capacity_that_is_no_number_of_events_is_refused(capacity: Any) -> None:
+    with pytest.raises(ArgumentError, match="capacity of the history must be an int of at least -1"):
+        TypedEventBus(ServiceRegistry(), history_capacity=capacity)
+
+
+def test_without_storage_policies_are_taken_and_nothing_is_kept(make_bus: Make) -> None:
+    """Scenario 75; 157.6.2.1."""
+    bus = make_bus(0)
+    assert bus.monitor.configure_history_storage("a", RangePolicy.unlimited()) == 0
+    assert bus.monitor.get_effective_history_storage("a") == RangePolicy.unlimited()
+    with pytest.raises(HistoryFullError):
+        bus.monitor.configure_history_storage("a", RangePolicy.at_least(1))
+    publish(bus, "a 1")
+    assert recorded(bus) == []
+
+
+def test_a_bus_can_be_made_with_policies(make_bus: Make) -> None:
+    bus = make_bus(history={"a/*": RangePolicy.at_most(2), "a/b": RangePolicy.exact(1)})
+    assert bus.monitor.get_configured_history_storage() == {"a/b": RangePolicy.exact(1), "a/*": RangePolicy.at_most(2)}
+    publish(bus, "a/b 1", "a/b 2", "a/c 3", "a/c 4", "a/c 5")
+    assert recorded(bus) == ["a/b 2", "a/c 4", "a/c 5"]
+
+
+@pytest.mark.parametrize(
+    ("policies", "error"),
+    [
+        ({"a": RangePolicy.exact(2), "b": RangePolicy.exact(2)}, HistoryFullError),
+        ({"a/*": RangePolicy.exact(1)}, ArgumentError),
+        ({"a//b": RangePolicy.none()}, InvalidTopicError),
+        ({"a": (0, 1)}, ArgumentError),
+    ],
+)
+def test_a_bus_that_cannot_have_its_policies_is_not_there(policies: Any, error: type[Exception]) -> None:
+    registry = ServiceRegistry()
+    with pytest.raises(error):
+        TypedEventBus(registry, history=policies, history_capacity=3)
+    assert registry.find() == []
+
+
+# --- configuring (157.6.2.2, 157.11.4.1)
+
+
+@pytest.mark.parametrize("call", ["configure", "get", "remove", "effective"])
+def test_no_topic_and_an_invalid_one_are_refused_by_every_method(make_bus: Make, call: str) -> None:
+    """157.11.4.1, 157.11.4.3, 157.11.4.4, 157.11.4.11: ``NullPointerException`` and ``IllegalArgumentException``."""
+    monitor = make_bus().monitor
+    methods: dict[str, Callable[[Any], object]] = {
+        "configure": lambda topic: monitor.configure_history_storage(topic, RangePolicy.at_most(1)),
+        "get": lambda topic: monitor.get_configured_history_storage(topic),
+        "remove": monitor.remove_history_storage,
+        "effective": monitor.get_effective_history_storage,
+    }
+    method = methods[call]
+    with pytest.raises(NullEventError):
+        method(None)
+    for bad in ("", "a//b", "/a", "a/", "a b", "a.b", "*/a", "a*", "a/+b", 5, b"a", ["a"]):
+        with pytest.raises(InvalidTopicError):
+            method(bad)
+    assert monitor.get_configured_history_storage() == {}
+
+
+@pytest.mark.parametrize("bad", ["a/*", "*", "+", "a/+/b"])
+def test_the_effective_policy_is_that_of_a_topic_not_of_a_filter(make_bus: Make, bad: str) -> None:
+    """157.6.2.1, 157.11.4.4: wildcards are an ``IllegalArgumentException``."""
+    with pytest.raises(InvalidTopicError, match="wildcards are for handlers"):
+        make_bus().monitor.get_effective_history_storage(bad)
+
+
+def test_what_is_no_policy_is_refused(make_bus: Make) -> None:
+    """Also what only looks like one: nobody has checked its numbers."""
+
+    @dataclasses.dataclass
+    class Like:
+        minimum: int = 5
+        maximum: int = -1
+
+    monitor = make_bus().monitor
+    with pytest.raises(NullEventError):
+        monitor.configure_history_storage("a", None)  # type: ignore[arg-type]
+    for bad in (5, (0, 5), Like(), RangePolicy):
+        with pytest.raises(ArgumentError, match="a RangePolicy is needed"):
+            monitor.configure_history_storage("a", bad)  # type: ignore[arg-type]
+    assert monitor.get_configured_history_storage() == {}
+
+
+@pytest.mark.parametrize("topic_filter", ["*", "a/*", "+", "a/+", "+/b", "a/+/*"])
+def test_a_minimum_for_a_wildcard_is_invalid_unless_there_is_no_limit(make_bus: Make, topic_filter: str) -> None:
+    """157.6.2.2, 157.11.4.1: of how many topics it would be, nobody knows."""
+    limited, unlimited = make_bus(1_000).monitor, make_bus(-1)
+    with pytest.raises(ArgumentError, match="has a wildcard") as caught:
+        limited.configure_history_storage(topic_filter, RangePolicy.at_least(1))
+    assert not isinstance(caught.value, HistoryFullError)
+    assert limited.get_configured_history_storage() == {}
+    assert limited.configure_history_storage(topic_filter, RangePolicy.at_most(5)) == 5
+
+    assert unlimited.monitor.configure_history_storage(topic_filter, RangePolicy.exact(2)) == 2
+    topic = topic_filter.replace("*", "x/y").replace("+", "z")
+    publish(unlimited, f"{topic} 1", f"{topic} 2", f"{topic} 3")
+    assert recorded(unlimited) == [f"{topic} 2", f"{topic} 3"]
+
+
+def test_a_minimum_without_room_for_it_is_refused_and_changes_nothing(make_bus: Make) -> None:
+    """157.6.2.2, 157.11.4.1: ``IllegalStateException`` after accounting for all other minima."""
+    bus = make_bus(10)
+    assert bus.monitor.configure_history_storage("a", RangePolicy.exact(4)) == 4
+    assert bus.monitor.configure_history_storage("b", RangePolicy.range(3, 8)) == 6  # 4 of 10 are another's
+    publish(bus, *(f"b {n}" for n in range(4)))
+    before = bus.monitor.get_configured_history_storage()
+    for topic, policy in (("c", RangePolicy.at_least(4)), ("b", RangePolicy.exact(7)), ("a", RangePolicy.exact(8))):
+        with pytest.raises(HistoryFullError, match=rf"{policy.minimum} events of '{topic}' cannot be guaranteed"):
+            bus.monitor.configure_history_storage(topic, policy)
+    assert bus.monitor.get_configured_history_storage() == before
+    assert recorded(bus) == ["b 0", "b 1", "b 2", "b 3"]
+    # what is free is free, and an earlier policy of the same filter does not count
+    assert bus.monitor.configure_history_storage("c", RangePolicy.exact(3)) == 3
+    assert bus.monitor.configure_history_storage("b", RangePolicy.exact(2)) == 2
+    assert bus.monitor.configure_history_storage("d", RangePolicy.at_least(1)) == 1
+    with pytest.raises(HistoryFullError):
+        bus.monitor.configure_history_storage("e", RangePolicy.at_least(1))
+    bus.monitor.remove_history_storage("a")
+    assert bus.monitor.configure_history_storage("e", RangePolicy.at_least(4)) == 4
+
+
+@pytest.mark.parametrize("capacity", [-1, 0, 3, 100])
+@pytest.mark.parametrize("reserved", [0, 3])
+@pytest.mark.parametrize("policy", [(0, 0), (0, 2), (2, 2), (1, 50), (0, UNLIMITED), (3, UNLIMITED)])
+def test_the_room_is_at_least_the_minimum_and_at_most_the_maximum(
+    make_bus: Make, capacity: int, reserved: int, policy: tuple[int, int]
+) -> None:
+    """157.6.2.2, 157.11.4.1; and never more than there is."""
+    monitor = make_bus(capacity).monitor
+    wanted = RangePolicy(*policy)
+    if 0 <= capacity < reserved:
+        return
+    monitor.configure_history_storage("other", RangePolicy.exact(reserved))
+    if 0 <= capacity < reserved + wanted.minimum:
+        with pytest.raises(HistoryFullError):
+            monitor.configure_history_storage("a", wanted)
+        return
+    room = monitor.configure_history_storage("a", wanted)
+    assert wanted.minimum <= room <= wanted.maximum
+    assert room == wanted.maximum or room == capacity - reserved
+
+
+# --- asking for policies (157.6.2.1, 157.11.4.2 to 157.11.4.4)
+
+
+def test_a_configured_policy_is_found_by_exactly_its_filter(make_bus: Make) -> None:
+    """157.11.4.3: not by what it matches; without one, ``None``."""
+    monitor = make_bus().monitor
+    monitor.configure_history_storage("a/*", RangePolicy.at_most(1))
+    assert monitor.get_configured_history_storage("a/*") == RangePolicy.at_most(1)
+    for other in ("a/b", "a", "a/+", "*", "a/b/*"):
+        assert monitor.get_configured_history_storage(other) is None
+    monitor.configure_history_storage("a/*", RangePolicy.at_most(2))
+    assert monitor.get_configured_history_storage("a/*") == RangePolicy.at_most(2)
+    monitor.remove_history_storage("a/*")
+    monitor.remove_history_storage("a/*")
+    assert monitor.get_configured_history_storage("a/*") is None
+    assert monitor.get_configured_history_storage() == {}
+
+
+def test_the_configured_policies_are_a_copy(make_bus: Make) -> None:
+    monitor = make_bus().monitor
+    monitor.configure_history_storage("a", RangePolicy.at_most(1))
+    monitor.get_configured_history_storage().clear()
+    assert monitor.get_configured_history_storage() == {"a": RangePolicy.at_most(1)}
+
+
+def test_the_effective_policy_is_never_none(make_bus: Make) -> None:
+    """157.11.4.4: ``RangePolicy.none()`` if nothing is configured for the topic."""
+    monitor = make_bus().monitor
+    monitor.configure_history_storage("a/*", RangePolicy.at_most(1))
+    assert monitor.get_effective_history_storage("a") == RangePolicy.none()
+    assert monitor.get_effective_history_storage("a/b") == RangePolicy.at_most(1)
+
+
+LEVELS = ("a", "b", "+")
+FILTERS = ["*", *("/".join(each) for count in (1, 2, 3) for each in itertools.product(LEVELS, repeat=count))]
+FILTERS += [f"{each}/*" for each in FILTERS[1:] if each.count("/") < 2]
+TOPICS = ["/".join(each) for count in (1, 2, 3) for each in itertools.product(("a", "b", "c"), repeat=count)]
+
+
+def most_specific(topic: str, filters: list[str]) -> str | None:
+    """As 157.6.2.1 says: token by token, the most preferred ones of those that match are retained."""
+    retained = [each for each in filters if parse_filter(each).matches(topic)]
+    for level in range(topic.count("/") + 1):
+        ranks = {each: {"+": 1, "*": 2}.get((each.split("/") + ["*"])[level], 0) for each in retained}
+        retained = [each for each in retained if ranks[each] == min(ranks.values())]
+        if len(retained) < 2:
+            break
+    return retained[0] if retained else None
+
+
+def test_the_most_specific_filter_wins_and_comes_first_among_the_keys(make_bus: Make) -> None:
+    """157.6.2.1, 157.11.4.2: with all filters there are, and with each of them gone in turn."""
+    monitor = make_bus(-1).monitor
+    maxima = {each: number for number, each in enumerate(FILTERS, 1)}
+    for each, number in sorted(maxima.items(), key=lambda item: -item[1] * 7919 % 101):
+        monitor.configure_history_storage(each, RangePolicy.at_most(number))
+    left = [*FILTERS]
+    for gone in [*FILTERS[::2], None]:
+        configured = monitor.get_configured_history_storage()
+        assert sorted(configured) == sorted(left)
+        for topic in TOPICS:
+            first = next((each for each in configured if monitor.topic_filter_matches(topic, each)), None)
+            wanted = most_specific(topic, left)
+            assert first == wanted
+            effective = RangePolicy.none() if wanted is None else RangePolicy.at_most(maxima[wanted])
+            assert monitor.get_effective_history_storage(topic) == effective
+        if gone is not None:
+            monitor.remove_history_storage(gone)
+            left.remove(gone)
+
+
+# --- keeping (157.6.2)
+
+
+def test_only_topics_with_a_policy_are_kept(make_bus: Make) -> None:
+    bus = make_bus(history={"a/*": RangePolicy.unlimited()})
+    publish(bus, "a 1", "a/b 2", "b 3", "a/b/c 4")
+    assert recorded(bus) == ["a/b 2", "a/b/c 4"]
+    assert bus.get_dto().recorded == 2
+
+
+def test_no_more_than_the_maximum_is_kept_of_a_topic(make_bus: Make) -> None:
+    """157.6.2, 157.11.3.4: of each topic that matches a wildcard, not of all together."""
+    bus = make_bus(history={"a": RangePolicy.exact(1), "b/+": RangePolicy.at_most(2)})
+    publish(bus, "a 1", "b/x 2", "b/x 3", "b/y 4", "a 5", "b/x 6", "b/y 7")
+    assert recorded(bus) == ["b/x 3", "b/y 4", "a 5", "b/x 6", "b/y 7"]
+
+
+def test_a_minimum_is_never_discarded_in_favour_of_other_topics(make_bus: Make) -> None:
+    """157.6.2, 157.11.3.5."""
+    bus = make_bus(5, history={"rare": RangePolicy.at_least(2), "*": RangePolicy.unlimited()})
+    publish(bus, "rare 1", "rare 2", "rare 3", *(f"busy/{n % 7} {n}" for n in range(50)))
+    assert recorded(bus) == ["rare 2", "rare 3", "busy/5 47", "busy/6 48", "busy/0 49"]
+
+
+def test_at_capacity_the_oldest_event_goes_that_is_not_guaranteed(make_bus: Make) -> None:
+    bus = make_bus(
+        4, history={"a": RangePolicy.at_least(1), "b": RangePolicy.at_least(1), "*": RangePolicy.unlimited()}
+    )
+    publish(bus, "a 1", "b 2", "c 3", "a 4")
+    for event, left in (
+        ("c 5", ["b 2", "c 3", "a 4", "c 5"]),  # of a there is a newer one
+        ("c 6", ["b 2", "a 4", "c 5", "c 6"]),
+        ("b 7", ["a 4", "c 5", "c 6", "b 7"]),
+        ("b 8", ["a 4", "c 6", "b 7", "b 8"]),
+        ("d 9", ["a 4", "b 7", "b 8", "d 9"]),
+        ("d 10", ["a 4", "b 8", "d 9", "d 10"]),
+        ("d 11", ["a 4", "b 8", "d 10", "d 11"]),
+    ):
+        publish(bus, event)
+        assert recorded(bus) == left
+
+
+def test_what_went_for_the_maximum_of_its_topic_does_not_count_at_capacity(make_bus: Make) -> None:
+    bus = make_bus(4, history={"a": RangePolicy.at_most(2), "*": RangePolicy.unlimited()})
+    publish(bus, "a 1", "b 2", "a 3", "a 4", "b 5")
+    assert recorded(bus) == ["b 2", "a 3", "a 4", "b 5"]
+    publish(bus, "c 6")
+    assert recorded(bus) == ["a 3", "a 4", "b 5", "c 6"]
+    publish(bus, "a 7")
+    publish(bus, "c 8")
+    assert recorded(bus) == ["b 5", "c 6", "a 7", "c 8"]
+
+
+def test_an_event_for_which_all_room_is_reserved_is_not_kept(make_bus: Make) -> None:
+    bus = make_bus(2, history={"a": RangePolicy.exact(2), "b": RangePolicy.at_most(5)})
+    publish(bus, "b 1", "b 2", "b 3")
+    assert recorded(bus) == ["b 2", "b 3"]  # as long as nobody needs what is reserved
+    publish(bus, "a 4", "a 5", "b 6")
+    assert recorded(bus) == ["a 4", "a 5"]
+    assert bus.get_dto().recorded == 2
+
+
+def test_without_a_limit_only_maxima_count(make_bus: Make) -> None:
+    bus = make_bus(-1, history={"*": RangePolicy.unlimited(), "a": RangePolicy.at_most(1)})
+    publish(bus, *(f"t{n % 13} {n}" for n in range(2_000)), "a 1", "a 2")
+    assert bus.get_dto().recorded == 2_001
+
+
+# --- changing policies while there is something (157.6.2.2)
+
+
+def test_what_a_lower_maximum_does_not_allow_is_gone_at_once(make_bus: Make) -> None:
+    bus = make_bus(history={"a/*": RangePolicy.at_most(3), "a/c": RangePolicy.at_most(3)})
+    publish(bus, *(f"a/{topic} {n}" for n in range(3) for topic in "bcd"))
+    bus.monitor.configure_history_storage("a/*", RangePolicy.at_most(1))
+    assert recorded(bus) == ["a/c 0", "a/c 1", "a/b 2", "a/c 2", "a/d 2"]
+    bus.monitor.configure_history_storage("a/*", RangePolicy.none())
+    assert recorded(bus) == ["a/c 0", "a/c 1", "a/c 2"]
+
+
+def test_what_no_policy_keeps_any_more_is_not_returned_any_more(make_bus: Make) -> None:
+    """157.6.2.2, 157.11.4.11: neither to monitors nor to handlers."""
+    bus = make_bus(history={"a/*": RangePolicy.at_most(3), "a/b": RangePolicy.at_most(5)})
+    publish(bus, *(f"a/{topic} {n}" for n in range(5) for topic in "bc"))
+    bus.monitor.remove_history_storage("a/b")
+    assert recorded(bus) == ["a/b 2", "a/c 2", "a/b 3", "a/c 3", "a/b 4", "a/c 4"]  # the other filter keeps some
+    bus.monitor.remove_history_storage("a/*")
+    assert recorded(bus) == []
+    assert bus.get_dto().recorded == 0
+    seen: list[Any] = []
+    bus.on("a/*", history=10, handler=seen.append)
+    bus.flush().result(PATIENCE)
+    assert seen == []
+
+
+def test_a_filter_that_was_added_takes_over_the_topics_that_it_is_more_specific_for(make_bus: Make) -> None:
+    bus = make_bus(history={"a/*": RangePolicy.at_most(2)})
+    publish(bus, "a/b 1", "a/c 2")
+    bus.monitor.configure_history_storage("a/b", RangePolicy.none())
+    assert recorded(bus) == ["a/c 2"]
+    publish(bus, "a/b 3", "a/c 4")
+    assert recorded(bus) == ["a/c 2", "a/c 4"]
+    bus.monitor.remove_history_storage("a/b")
+    publish(bus, "a/b 5")
+    assert recorded(bus) == ["a/c 2", "a/c 4", "a/b 5"]
+
+
+def test_a_minimum_that_grows_counts_from_then_on(make_bus: Make) -> None:
+    bus = make_bus(3, history={"a": RangePolicy.at_most(3), "b": RangePolicy.at_most(3)})
+    publish(bus, "a 1", "a 2", "b 3")
+    bus.monitor.configure_history_storage("a", RangePolicy.range(2, 3))
+    publish(bus, "b 4", "b 5")
+    assert recorded(bus) == ["a 1", "a 2", "b 5"]
+    bus.monitor.configure_history_storage("a", RangePolicy.range(1, 3))
+    publish(bus, "b 6")
+    assert recorded(bus) == ["a 2", "b 5", "b 6"]
+
+
+# --- what is kept of an event
+
+
+def test_nothing_of_a_published_event_is_lost_but_what_it_was_converted_to() -> None:
+    """Whatever else an event may have one day."""
+    event = PublishedEvent("a", {"n": 1})
+    event.time = 12.5
+    history = History(10)
+    history.configure(parse_filter("a"), policy := RangePolicy.at_most(1))
+    for name in PublishedEvent.__slots__:
+        if name not in ("topic", "data", "time", "sequence", "_conversions"):
+            setattr(event, name, (name,))
+    event.converted(lambda data: [data])
+    history.append(event, policy)
+    (kept,) = history.all()
+    for name in PublishedEvent.__slots__:
+        if name != "_conversions":
+            assert getattr(kept, name) == getattr(event, name) != 0
+    assert kept._conversions == {}
+    assert kept.data is event.data
+
+
+@dataclasses.dataclass
+class Reading:
+    n: int
+
+
+class Converted:
+    n: int
+
+
+def test_what_handlers_got_is_not_kept_for_the_history(make_bus: Make) -> None:
+    """The history may hold thousands of events; what they were converted to is the handlers' alone."""
+    bus = make_bus(history={"a": RangePolicy.unlimited()})
+    made: list[weakref.ref[Converted]] = []
+
+    def handle(event: Converted) -> None:
+        made.append(weakref.ref(event))
+
+    bus.on("a", handler=handle)
+    bus.deliver(Reading(1), "a")
+    bus.on("a", history=1, filter="(n=1)", handler=handle)
+    bus.deliver(Reading(2), "a")
+    bus.flush().result(PATIENCE)
+    bus.deliver(Reading(3), "b")  # the delivery threads have something else in hand
+    bus.flush().result(PATIENCE)
+    assert len(made) == 3
+    gc.collect()
+    assert [each() for each in made] == [None] * 3
+    assert recorded(bus) == ["a 1", "a 2"]
+
+
+class Loud:
+    """An event that tells when it is dropped; whoever drops it may be in the middle of something."""
+
+    n: int
+
+    def __init__(self, bus: TypedEventBus, n: int) -> None:
+        self._bus = bus
+        self.n = n
+
+    def __del__(self) -> None:
+        with contextlib.suppress(ClosedError):
+            self._bus.deliver_untyped("last/words", {"n": self.n})
+
+
+@pytest.mark.parametrize("how", ["maximum", "capacity", "configure", "remove"])
+def test_an_event_that_publishes_when_it_is_dropped_holds_up_nobody(make_bus: Make, how: str) -> None:
+    policy = RangePolicy.at_most(2 if how == "maximum" else 4)
+    bus = make_bus(4 if how == "capacity" else 100, history={"loud": policy, "last/words": RangePolicy.unlimited()})
+
+    def work() -> None:
+        for n in range(5):
+            bus.deliver(Loud(bus, n), "loud")
+        if how == "configure":
+            bus.monitor.configure_history_storage("loud", RangePolicy.at_most(1))
+        elif how == "remove":
+            bus.monitor.remove_history_storage("loud")
+
+    # on a thread of its own, which would wait for itself for ever
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    kept = recorded(bus)
+    assert len(kept) == bus.get_dto().recorded <= bus.get_dto().capacity
+    assert any(event.startswith("last/words") for event in kept)

@@ -1,0 +1,377 @@
+"""The history, and the bus with it, against simple models: plain lists, gone through from end to end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from messaging.dispatch.topics import parse_filter
+from messaging.errors import ArgumentError, HistoryFullError
+from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus, UnhandledEventHandler, UntypedEventHandler
+from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.history import UNLIMITED, History
+from tests.conformance.helpers import eventually
+
+PATIENCE = 10.0
+
+#: filters as tokens; ``matches`` below knows no more of them than 157.4.3
+FILTERS = ["a", "b", "a/x", "a/y", "a/x/1", "+", "a/+", "+/x", "a/*", "a/x/*", "+/+/*", "*"]
+TOPICS = ["a", "b", "a/x", "a/y", "b/x", "a/x/1", "b/y/1"]
+
+topics = st.sampled_from(TOPICS)
+filters = st.sampled_from(FILTERS)
+bounds = st.sampled_from([0, 0, 1, 2, 3, 5, UNLIMITED])
+policies = st.builds(lambda one, other: RangePolicy(min(one, other), max(one, other)), bounds, bounds)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    wanted, tokens = topic_filter.split("/"), topic.split("/")
+    if wanted[-1] == "*":
+        if len(tokens) < len(wanted):
+            return False
+        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
+    return len(wanted) == len(tokens) and all(one in ("+", other) for one, other in zip(wanted, tokens, strict=True))
+
+
+class Model:
+    """What is kept: a list of topics and numbers, the oldest first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.policies: dict[str, RangePolicy] = {}
+        self.kept: list[tuple[str, int]] = []
+        #: by topic: how many of the newest events are guaranteed by now
+        self.floor: dict[str, int] = defaultdict(int)
+
+    def effective(self, topic: str) -> RangePolicy:
+        def precedence(topic_filter: str) -> list[int]:
+            return [{"+": 1, "*": 2}.get(token, 0) for token in topic_filter.split("/")]
+
+        fitting = [each for each in self.policies if matches(each, topic)]
+        return self.policies[min(fitting, key=precedence)] if fitting else RangePolicy(0, 0)
+
+    def of(self, topic: str) -> list[tuple[str, int]]:
+        return [each for each in self.kept if each[0] == topic]
+
+    def room_beside(self, topic_filter: str) -> int:
+        """What no other filter has reserved."""
+        reserved = sum(
+            policy.minimum
+            for each, policy in self.policies.items()
+            if each != topic_filter and not {"+", "*"} & set(each.split("/"))
+        )
+        return self.capacity - reserved
+
+    def changed(self) -> None:
+        for topic in TOPICS:
+            policy = self.effective(topic)
+            while len(self.of(topic)) > policy.maximum:
+                self.kept.remove(self.of(topic)[0])
+            self.floor[topic] = min(policy.minimum, len(self.of(topic)))
+
+    def append(self, topic: str, number: int) -> None:
+        policy = self.effective(topic)
+        if policy.maximum == 0 or self.capacity == 0:
+            return
+        self.kept.append((topic, number))
+        self.floor[topic] = min(policy.minimum, self.floor[topic] + 1)
+        if len(self.of(topic)) > policy.maximum:
+            self.kept.remove(self.of(topic)[0])
+        if 0 <= self.capacity < len(self.kept):
+            self.kept.remove(
+                next(each for each in self.kept if len(self.of(each[0])) > self.effective(each[0]).minimum)
+            )
+
+    def configure(self, topic_filter: str, policy: RangePolicy) -> type[Exception] | int:
+        """How many are kept of such a topic, or what is to be raised."""
+        room = self.room_beside(topic_filter)
+        if self.capacity >= 0:
+            if {"+", "*"} & set(topic_filter.split("/")) and policy.minimum:
+                return ArgumentError
+            if policy.minimum > room:
+                return HistoryFullError
+        self.policies[topic_filter] = policy
+        self.changed()
+        return policy.maximum if self.capacity < 0 else min(room, policy.maximum)
+
+    def remove(self, topic_filter: str) -> None:
+        self.policies.pop(topic_filter, None)
+        self.changed()
+
+
+class HistoryMachine(RuleBasedStateMachine):
+    """157.6.2: whatever is configured, removed and published, in whatever order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = History(-1)
+        self.model = Model(-1)
+        self.published: dict[str, list[int]] = defaultdict(list)
+        self.count = 0
+
+    @initialize(
+        capacity=st.sampled_from([-1, 0, 1, 2, 4, 4, 7, 7, 12]),
+        maximum=st.sampled_from([0, 1, 2, 3, UNLIMITED]),
+        special=st.dictionaries(filters, policies, max_size=3),
+    )
+    def begin(self, capacity: int, maximum: int, special: dict[str, RangePolicy]) -> None:
+        self.history = History(capacity)
+        self.model = Model(capacity)
+        for topic_filter, policy in {"*": RangePolicy.at_most(maximum), **special}.items():
+            self.configure(topic_filter, policy)
+
+    @rule(topic=topics, times=st.integers(1, 4))
+    def append(self, topic: str, times: int) -> None:
+        for _ in range(times):
+            self.count += 1
+            event = PublishedEvent(topic, {"n": self.count})
+            event.time = float(self.count)
+            self.history.append(event, self.history.effective(topic))
+            self.model.append(topic, self.count)
+            self.published[topic].append(self.count)
+
+    @rule(turns=st.lists(topics, min_size=3, max_size=12))
+    def append_to_several(self, turns: list[str]) -> None:
+        for topic in turns:
+            self.append(topic, 1)
+
+    @rule(topic_filter=filters, policy=policies)
+    def configure(self, topic_filter: str, policy: RangePolicy) -> None:
+        before = self.history.configured()
+        expected = self.model.configure(topic_filter, policy)
+        if isinstance(expected, int):
+            room = self.history.configure(parse_filter(topic_filter), policy)
+            assert room == expected
+            assert policy.minimum <= room <= policy.maximum
+        else:
+            with pytest.raises(expected):
+                self.history.configure(parse_filter(topic_filter), policy)
+            assert self.history.configured() == before
+
+    @rule(topic_filter=filters)
+    def remove(self, topic_filter: str) -> None:
+        self.history.remove(parse_filter(topic_filter))
+        self.model.remove(topic_filter)
+
+    @rule(asked=st.lists(filters, max_size=3))
+    def look_back(self, asked: list[str]) -> None:
+        found = [(each.topic, each.data["n"]) for each in self.history.of(map(parse_filter, asked))]
+        assert found == [each for each in self.model.kept if any(matches(one, each[0]) for one in asked)][::-1]
+
+    @invariant()
+    def it_keeps_what_the_model_keeps_in_order(self) -> None:
+        found = [*self.history.all()]
+        assert [(each.topic, each.data["n"]) for each in found] == self.model.kept[::-1]
+        assert [each.sequence for each in found] == sorted((each.sequence for each in found), reverse=True)
+        assert [each.time for each in found] == [float(each.data["n"]) for each in found]
+        assert len(self.history) == len(found)
+
+    @invariant()
+    def it_is_never_over_capacity(self) -> None:
+        assert self.history.capacity < 0 or len(self.history) <= self.history.capacity
+
+    @invariant()
+    def each_topic_has_the_newest_between_its_minimum_and_its_maximum(self) -> None:
+        for topic in TOPICS:
+            kept = [each.data["n"] for each in self.history.of([parse_filter(topic)])][::-1]
+            assert kept == self.published[topic][len(self.published[topic]) - len(kept) :]
+            assert self.model.floor[topic] <= len(kept) <= self.history.effective(topic).maximum
+
+    @invariant()
+    def the_most_specific_policy_counts_and_comes_first(self) -> None:
+        configured = self.history.configured()
+        assert configured == self.model.policies
+        for topic in TOPICS:
+            first = next((configured[each] for each in configured if matches(each, topic)), RangePolicy.none())
+            assert self.history.effective(topic) == self.model.effective(topic) == first
+        for each in FILTERS:
+            assert self.history.policy(parse_filter(each)) == self.model.policies.get(each)
+
+    @invariant()
+    def nothing_is_left_of_what_is_gone(self) -> None:
+        assert len(self.history._spare) <= len(self.history._kept) == len({topic for topic, _ in self.model.kept})
+        assert len(self.history._spare) == sum(kept.is_listed for kept in self.history._kept.values())
+        if not self.model.policies:
+            assert len(self.history._trie) == 0
+
+
+TestHistoryAgainstModel = HistoryMachine.TestCase
+TestHistoryAgainstModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+# --- the bus
+
+
+class Handler:
+    """A registered handler: what it asks for, what it got, and what it should have got."""
+
+    def __init__(self, topics: list[str], at_least: int | None, *, is_unhandled: bool) -> None:
+        self.topics = topics
+        self.at_least = at_least
+        self.is_unhandled = is_unhandled
+        self.got: list[tuple[str, int]] = []
+        self.expected: list[tuple[str, int]] = []
+        self.registration: ServiceRegistration
+
+    def __call__(self, topic: str, event: dict[str, Any]) -> None:
+        self.got.append((topic, event["n"]))
+
+    def wants(self, event: tuple[str, int]) -> bool:
+        return any(matches(each, event[0]) for each in self.topics) and (
+            self.at_least is None or weight(event[1]) >= self.at_least
+        )
+
+    def properties(self, history: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = {"event.topics": self.topics}
+        if self.at_least is not None:
+            found["event.filter"] = f"(weight>={self.at_least})"
+        return found | ({"event.history": history} if history else {})
+
+
+def weight(number: int) -> int:
+    return number % 4
+
+
+class Watcher:
+    """An observer of the monitor."""
+
+    def __init__(self, bus: TypedEventBus, expected: list[tuple[str, int]], history: int) -> None:
+        self.got: list[tuple[str, int]] = []
+        self.expected = expected
+        self.subscription = bus.monitor.monitor_events(history).subscribe(self.on_next)
+
+    def on_next(self, event: MonitorEvent) -> None:
+        self.got.append((event.topic, event.event_data["n"]))
+
+
+class BusMachine(RuleBasedStateMachine):
+    """157.4.4, 157.4.5, 157.4.7, 157.6: who gets what of past and present, while everything comes and goes."""
+
+    handlers: Bundle[Handler] = Bundle("handlers")
+    watchers: Bundle[Watcher] = Bundle("watchers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = ServiceRegistry()
+        self.bus: TypedEventBus | None = None
+        self.model = Model(-1)
+        self.there: list[Handler] = []
+        self.watching: list[Watcher] = []
+        self.count = 0
+
+    @initialize(capacity=st.sampled_from([-1, 0, 3, 8, 8]), maximum=st.sampled_from([0, 2, UNLIMITED]))
+    def begin(self, capacity: int, maximum: int) -> None:
+        self.model = Model(capacity)
+        self.bus = TypedEventBus(self.registry, history_capacity=capacity)
+        self.configure("*", RangePolicy.at_most(maximum))
+
+    def teardown(self) -> None:
+        if self.bus is not None:
+            self.bus.close()
+            assert self.registry.find("messaging.typedevent.bus.TypedEventBus") == []
+
+    @rule(turns=st.lists(topics, min_size=1, max_size=6))
+    def publish(self, turns: list[str]) -> None:
+        assert self.bus is not None
+        for topic in turns:
+            self.count += 1
+            self.bus.deliver_untyped(topic, {"n": self.count, "weight": weight(self.count)})
+            event = topic, self.count
+            self.model.append(*event)
+            fitting = [each for each in self.there if each.wants(event)]
+            handled = [each for each in fitting if not each.is_unhandled]
+            for each in handled or fitting:
+                each.expected.append(event)
+            for watcher in self.watching:
+                watcher.expected.append(event)
+
+    @rule(
+        target=handlers,
+        topics=st.lists(filters, min_size=1, max_size=3),
+        at_least=st.none() | st.integers(0, 4),
+        history=st.sampled_from([0, 1, 2, 4, 100]),
+    )
+    def register(self, topics: list[str], at_least: int | None, history: int) -> Handler:
+        handler = Handler(topics, at_least, is_unhandled=False)
+        fitting = [each for each in self.model.kept if handler.wants(each)]
+        handler.expected += fitting[len(fitting) - min(history, len(fitting)) :]
+        handler.registration = self.registry.register(UntypedEventHandler, handler, handler.properties(history))
+        self.there.append(handler)
+        return handler
+
+    @rule(target=handlers, topics=st.lists(filters, min_size=1, max_size=2), at_least=st.none() | st.integers(0, 4))
+    def register_for_unhandled(self, topics: list[str], at_least: int | None) -> Handler:
+        handler = Handler(topics, at_least, is_unhandled=True)
+        handler.registration = self.registry.register(UnhandledEventHandler, handler, handler.properties())
+        self.there.append(handler)
+        return handler
+
+    @rule(handler=handlers, topics=st.lists(filters, min_size=1, max_size=3), at_least=st.none() | st.integers(0, 4))
+    def update(self, handler: Handler, topics: list[str], at_least: int | None) -> None:
+        handler.topics, handler.at_least = topics, at_least
+        # whatever it asks for now: nothing is replayed to whom is there already
+        handler.registration.update(handler.properties(0 if handler.is_unhandled else 5))
+
+    @rule(handler=consumes(handlers))
+    def unregister(self, handler: Handler) -> None:
+        handler.registration.unregister()
+        self.there.remove(handler)
+
+    @rule(topic_filter=filters, policy=policies)
+    def configure(self, topic_filter: str, policy: RangePolicy) -> None:
+        assert self.bus is not None
+        expected = self.model.configure(topic_filter, policy)
+        if isinstance(expected, int):
+            assert self.bus.monitor.configure_history_storage(topic_filter, policy) == expected
+        else:
+            with pytest.raises(expected):
+                self.bus.monitor.configure_history_storage(topic_filter, policy)
+
+    @rule(topic_filter=filters)
+    def remove(self, topic_filter: str) -> None:
+        assert self.bus is not None
+        self.bus.monitor.remove_history_storage(topic_filter)
+        self.model.remove(topic_filter)
+
+    @precondition(lambda self: len(self.watching) < 3)
+    @rule(target=watchers, history=st.sampled_from([0, 1, 3, 100]))
+    def watch(self, history: int) -> Watcher:
+        assert self.bus is not None
+        past = self.model.kept[len(self.model.kept) - min(history, len(self.model.kept)) :]
+        watcher = Watcher(self.bus, past, history)
+        self.watching.append(watcher)
+        return watcher
+
+    @rule(watcher=consumes(watchers))
+    def stop_watching(self, watcher: Watcher) -> None:
+        watcher.subscription.dispose()
+        self.watching.remove(watcher)
+
+    @invariant()
+    def everybody_got_what_was_for_them_in_order_and_once(self) -> None:
+        if self.bus is None:
+            return
+        self.bus.flush().result(PATIENCE)
+        for each in self.there:
+            assert each.got == each.expected
+        for watcher in self.watching:
+            eventually(lambda watcher=watcher: len(watcher.got) >= len(watcher.expected), "all was seen")  # type: ignore[misc]
+            assert watcher.got == watcher.expected
+
+    @invariant()
+    def it_tells_what_there_is(self) -> None:
+        if self.bus is not None:
+            dto = self.bus.get_dto()
+            assert (len(dto.handlers), dto.monitors) == (len(self.there), len(self.watching))
+            assert (dto.recorded, dto.missed) == (len(self.model.kept), 0)
+            assert not any(each.blocked or each.dropped or each.failures for each in dto.handlers)
+
+
+TestBusAgainstModel = BusMachine.TestCase
+TestBusAgainstModel.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

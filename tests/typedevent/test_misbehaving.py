@@ -1,0 +1,733 @@
+"""Handlers that raise, hang, or lose their event loop (157.4.6): they harm nobody else, and are blocked in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from messaging.errors import ArgumentError, DeadlineError
+from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.typedevent import Tolerance, TypedEventBus, UntypedEventHandler
+from tests.typedevent.conftest import (
+    PATIENCE,
+    SOON,
+    Failing,
+    Gate,
+    Order,
+    Recorder,
+    blocked,
+    eventually,
+    flush,
+    handler_of,
+    ignored,
+    logged,
+    named,
+    typed,
+    unhandled,
+    untyped,
+)
+
+FAILURES = Tolerance().failures
+
+
+class Hanging(Gate):
+    """Returns when it is told to; gates are opened at the end of each test."""
+
+    all: ClassVar[list[Gate]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all.append(self)
+
+
+@pytest.fixture(autouse=True)
+def _release() -> Iterator[None]:
+    yield
+    while Hanging.all:
+        Hanging.all.pop().opened.set()
+
+
+def publish(bus: TypedEventBus, numbers: Any, topic: str = "a") -> None:
+    for number in numbers:
+        bus.deliver_untyped(topic, {"n": number})
+    flush(bus)
+
+
+def until_blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str:
+    found = eventually(lambda: blocked(bus, registration), "it is blocked")
+    assert found is not None
+    return found
+
+
+# --- handlers that raise
+
+
+def test_a_handler_that_keeps_raising_is_blocked_and_that_is_logged(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 63; 157.4.6: it is not called any more, and others are."""
+    failing, other = Failing(LookupError("not here")), Recorder()
+    registration = untyped(services, failing, ["a", "b/*"])
+    untyped(services, other, "a")
+    publish(bus, range(FAILURES - 1))
+    assert blocked(bus, registration) is None
+    publish(bus, range(FAILURES - 1, FAILURES + 5))
+    assert failing.of("n") == [*range(FAILURES)]
+    assert other.of("n") == [*range(FAILURES + 5)]
+    assert blocked(bus, registration) == f"it failed on {FAILURES} events in a row"
+    (text,) = logged(caplog, "is blocked", level=logging.ERROR)
+    for part in (bus.name, repr(registration.reference), "Failing", "a, b/*", f"{FAILURES} events in a row", "update"):
+        assert part in text
+    assert len(logged(caplog, "failed on an event on 'a'", "not here")) == FAILURES
+
+
+def test_failures_count_in_a_row(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """Not in all: whoever fails now and then is not blocked."""
+    failing, later = Failing(), Failing()
+    registrations = [untyped(services, failing, "a")]
+
+    async def handle(topic: str, event: Any) -> None:
+        later.notify(topic, event)
+
+    registrations.append(untyped(services, handle, "a"))
+    for _ in range(5):
+        failing.error = later.error = ValueError("no")
+        publish(bus, range(FAILURES - 1))
+        failing.error = later.error = None
+        publish(bus, [0])
+    assert [blocked(bus, each) for each in registrations] == [None, None]
+    assert len(failing.events) == len(later.events) == 5 * FAILURES
+    failing.error = later.error = ValueError("no")
+    publish(bus, range(FAILURES))
+    assert all(blocked(bus, each) for each in registrations)
+
+
+@pytest.mark.parametrize("failures", [1, 3, 0])
+def test_how_many_failures_are_tolerated_may_be_said(services: ServiceRegistry, failures: int) -> None:
+    """Scenario 65; 0: any number."""
+    with TypedEventBus(services, tolerance=Tolerance(failures=failures)) as bus:
+        failing = Failing(ValueError("no"))
+        registration = untyped(services, failing, "a")
+        publish(bus, range(50))
+        assert len(failing.events) == (failures or 50)
+        assert bool(blocked(bus, registration)) == bool(failures)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"failures": -1},
+        {"failures": 1.5},
+        {"failures": True},
+        {"failures": "1"},
+        {"timeout": -1},
+        {"timeout": float("inf")},
+        {"timeout": float("nan")},
+        {"timeout": "1"},
+        {"timeout": None},
+    ],
+    ids=str,
+)
+def test_what_no_tolerance_can_be_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="must be"):
+        Tolerance(**bad)
+
+
+def test_a_tolerance_is_needed_where_one_is_given(services: ServiceRegistry) -> None:
+    with pytest.raises(ArgumentError, match="must be a Tolerance, not int"):
+        TypedEventBus(services, tolerance=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [named("a"), named(["a", "b"]), named("*", filter="(n>=0)"), named("a", ranking=7, timeout=9)],
+    ids=["same", "topics", "filter", "others"],
+)
+def test_an_update_lifts_the_block(bus: TypedEventBus, services: ServiceRegistry, properties: dict[str, Any]) -> None:
+    """Scenario 64; 157.4.6: whatever is updated. What was published meanwhile is not delivered."""
+    failing = Failing(ValueError("no"))
+    registration = untyped(services, failing, "a")
+    publish(bus, range(FAILURES + 2))
+    assert blocked(bus, registration)
+    failing.events.clear()
+    failing.error = None
+    registration.update(properties)
+    assert blocked(bus, registration) is None
+    publish(bus, range(100, 120))
+    assert failing.of("n") == [*range(100, 120)]
+
+
+def test_a_block_comes_back_only_after_as_many_failures_as_at_first(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 64; 157.4.6: if it misbehaves again, the block may be reinstated."""
+    failing = Failing(ValueError("no"))
+    registration = untyped(services, failing, "a")
+    for round_ in range(3):
+        registration.update(named("a"))
+        publish(bus, range(FAILURES - 1))
+        assert blocked(bus, registration) is None
+        publish(bus, range(3))
+        assert blocked(bus, registration)
+        assert len(failing.events) == FAILURES * (round_ + 1)
+    assert len(logged(caplog, "is blocked")) == 3
+
+
+def test_registering_it_again_is_a_new_beginning(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    failing = Failing(ValueError("no"))
+    registration = untyped(services, failing, "a")
+    publish(bus, range(FAILURES))
+    registration.unregister()
+    failing.events.clear()
+    registration = untyped(services, failing, "a")
+    publish(bus, range(FAILURES - 1))
+    assert len(failing.events) == FAILURES - 1
+    assert blocked(bus, registration) is None
+
+
+def test_what_waits_for_a_handler_that_is_blocked_is_dropped_and_counted(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 65: the state is there to be seen."""
+    gate = Hanging()
+
+    def handle(topic: str, event: Any) -> None:
+        gate.notify(topic, event)
+        raise ValueError("no")
+
+    registration = untyped(services, handle, "a")
+    for number in range(FAILURES + 15):
+        bus.deliver_untyped("a", {"n": number})
+    gate.wait()
+    found = handler_of(bus, registration)
+    assert found is not None
+    assert (found.waiting, found.failures, found.dropped, found.blocked) == (FAILURES + 14, 0, 0, None)
+    gate.opened.set()
+    until_blocked(bus, registration)
+    eventually(lambda: (handler_of(bus, registration) or found).dropped == 15, "the others are given up")
+    found = handler_of(bus, registration)
+    assert found is not None
+    assert (found.waiting, found.failures) == (0, FAILURES)
+    assert found.topics == ("a",)
+    assert found.kind == "UntypedEventHandler"
+    eventually(lambda: logged(caplog, "is blocked", "15 events"), "it is logged")
+    registration.update(named("a"))
+    found = handler_of(bus, registration)
+    assert found is not None
+    assert (found.waiting, found.failures, found.dropped, found.blocked) == (0, FAILURES, 15, None)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise LookupError("nor this")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        StopIteration(),
+        StopAsyncIteration(),
+        asyncio.CancelledError(),
+        RecursionError(),
+        MemoryError(),
+        BaseExceptionGroup("several", [SystemExit(1), ValueError("no")]),
+        UnprintableError(),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_handler_may_raise_anything(bus: TypedEventBus, services: ServiceRegistry, error: BaseException) -> None:
+    """157.4.6: threads and loops go on, for it and for others."""
+    failing, later, other = Failing(error), Failing(error), Recorder()
+
+    async def handle(topic: str, event: Any) -> None:
+        await asyncio.sleep(0)
+        later.notify(topic, event)
+
+    def handle_later(topic: str, event: Any) -> Any:
+        return handle(topic, event)
+
+    registrations = [untyped(services, each, "a") for each in (failing, handle, handle_later)]
+    untyped(services, other, "a")
+    publish(bus, range(FAILURES - 1))
+    assert failing.of("n") == other.of("n") == [*range(FAILURES - 1)]
+    assert len(later.events) == 2 * (FAILURES - 1)
+    for registration in registrations:
+        found = handler_of(bus, registration)
+        assert found is not None
+        assert (found.failures, found.blocked) == (FAILURES - 1, None)
+    publish(bus, range(3))
+    assert all(blocked(bus, each) for each in registrations)
+    assert len(other.events) == FAILURES + 2
+
+
+# --- handlers that do not return
+
+
+def test_a_handler_that_does_not_return_is_blocked_and_that_is_logged(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 65; 157.4.6: what waits for it is dropped, and when it returns nothing follows."""
+    hanging, other, left = Hanging(), Recorder(), Recorder()
+    registration = untyped(services, hanging, ["a", "b"], timeout=SOON)
+    untyped(services, other, "a")
+    unhandled(services, left)
+    began = time.monotonic()
+    for number in range(20):
+        bus.deliver_untyped("a", {"n": number})
+    assert until_blocked(bus, registration) == f"it took more than {SOON:g} s for one event"
+    assert time.monotonic() - began >= SOON
+    publish(bus, [20])
+    publish(bus, [21], "b")
+    assert other.of("n") == [*range(21)]
+    assert left.of("n") == [21]  # it was its only handler
+    (text,) = logged(caplog, "is blocked", level=logging.ERROR)
+    for part in (repr(registration.reference), "Hanging", "a, b", f"{SOON:g} s", "19 events"):
+        assert part in text
+    found = handler_of(bus, registration)
+    assert found is not None
+    assert (found.waiting, found.dropped) == (0, 19)
+    hanging.opened.set()
+    publish(bus, [22])
+    assert hanging.of("n") == [0]
+
+
+def test_the_bus_may_say_how_long_handlers_may_take(services: ServiceRegistry) -> None:
+    """Scenario 65: for handlers that do not say it themselves. That of a handler may be longer, or without end."""
+    with TypedEventBus(services, tolerance=Tolerance(timeout=SOON)) as bus:
+        hanging = [Hanging() for _ in range(3)]
+        first = untyped(services, hanging[0], "a")
+        others = [untyped(services, hanging[1], "a", timeout=300), untyped(services, hanging[2], "a", timeout=0)]
+        bus.deliver_untyped("a", {"n": 0})
+        until_blocked(bus, first)
+        time.sleep(2 * SOON)
+        assert [blocked(bus, each) for each in others] == [None, None]
+        for each in hanging:
+            each.opened.set()
+        publish(bus, [1])
+        assert [each.of("n") for each in hanging] == [[0], [0, 1], [0, 1]]
+
+
+def test_without_a_limit_a_handler_may_take_as_long_as_it_likes(services: ServiceRegistry) -> None:
+    """Scenario 65: it can be switched off."""
+    with TypedEventBus(services, tolerance=Tolerance(timeout=0)) as bus:
+        hanging = Hanging()
+        registration = untyped(services, hanging, "a")
+        hasty = untyped(services, Hanging(), "a", timeout=SOON)
+        bus.deliver_untyped("a", {"n": 0})
+        until_blocked(bus, hasty)
+        time.sleep(SOON)
+        assert blocked(bus, registration) is None
+        hanging.opened.set()
+
+
+def test_the_limit_of_a_handler_may_be_changed_by_an_update(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """Also while it has an event."""
+    hanging = Hanging()
+    registration = untyped(services, hanging, "a", timeout=0)
+    bus.deliver_untyped("a", {"n": 0})
+    hanging.wait()
+    time.sleep(2 * SOON)
+    assert blocked(bus, registration) is None
+    registration.update(named("a", timeout=SOON))
+    until_blocked(bus, registration)
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", float("nan"), float("inf"), True, [1]], ids=repr)
+def test_what_is_no_time_makes_a_handler_ignored(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture, timeout: Any
+) -> None:
+    registration = untyped(services, Recorder(), "a", timeout=timeout)
+    assert handler_of(bus, registration) is None
+    assert "event.timeout" in ignored(caplog, registration)
+
+
+def test_an_update_gives_a_handler_that_hangs_new_events_while_the_old_one_hangs(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 64; 157.4.6. When the old call returns at last, that changes nothing."""
+    hanging, received = Hanging(), Recorder()
+
+    def handle(topic: str, event: dict[str, Any]) -> None:
+        if event["n"] == 0:
+            hanging.notify(topic, event)
+        received.notify(topic, event)
+
+    registration = untyped(services, handle, "a", timeout=SOON)
+    bus.deliver_untyped("a", {"n": 0})
+    bus.deliver_untyped("a", {"n": 1})
+    until_blocked(bus, registration)
+    registration.update(named("a"))
+    publish(bus, range(2, 50))
+    assert received.of("n") == [*range(2, 50)]
+    hanging.opened.set()
+    eventually(lambda: len(received.events) == 49, "the first one has returned")
+    publish(bus, range(50, 100))
+    assert received.of("n") == [*range(2, 50), 0, *range(50, 100)]
+    assert blocked(bus, registration) is None
+
+
+def test_many_handlers_that_hang_hold_up_no_other(services: ServiceRegistry) -> None:
+    """157.4.6: their threads are replaced, even if there may be only two."""
+    with TypedEventBus(services, threads=2) as bus:
+        hanging = [Hanging() for _ in range(12)]
+        registrations = [untyped(services, each, "a", timeout=SOON, ranking=1) for each in hanging]
+        other = Recorder()
+        untyped(services, other, "a")
+        for number in range(10):
+            bus.deliver_untyped("a", {"n": number})
+        for registration in registrations:
+            until_blocked(bus, registration)
+        flush(bus)
+        assert other.of("n") == [*range(10)]
+        assert [each.of("n") for each in hanging] == [[0]] * 12
+
+
+# --- coroutines that do not return
+
+
+def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """157.4.6."""
+    log: list[Any] = []
+    other = Recorder()
+
+    async def hang(event: dict[str, Any]) -> None:
+        log.append(event["n"])
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            log.append("cancelled")
+            raise
+
+    async def handle(topic: str, event: Any) -> None:
+        other.notify(topic, event)
+
+    registration = untyped(services, hang, "a", timeout=SOON)
+    untyped(services, handle, "a")
+    for number in range(5):
+        bus.deliver_untyped("a", {"n": number})
+    until_blocked(bus, registration)
+    eventually(lambda: log == [0, "cancelled"], "it is cancelled")
+    publish(bus, [5])
+    assert log == [0, "cancelled"]
+    assert other.of("n") == [*range(6)]
+    assert len(logged(caplog, "is blocked", "hang")) == 1
+    registration.update(named("a", timeout=SOON))
+    bus.deliver_untyped("a", {"n": 6})
+    until_blocked(bus, registration)
+    eventually(lambda: log == [0, "cancelled", 6, "cancelled"], "and again")
+
+
+def test_a_coroutine_that_does_not_let_itself_be_cancelled_gets_no_more_events(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    opened = threading.Event()
+    log: list[int] = []
+
+    async def hang(event: dict[str, Any]) -> None:
+        log.append(event["n"])
+        while not opened.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    registration = untyped(services, hang, "a", timeout=SOON)
+    for number in range(5):
+        bus.deliver_untyped("a", {"n": number})
+    until_blocked(bus, registration)
+    opened.set()
+    publish(bus, [5])
+    assert log == [0]
+    registration.update(named("a"))
+    publish(bus, [6])
+    assert log == [0, 6]
+
+
+def test_a_function_that_returns_something_that_does_not_end_is_blocked(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    opened = threading.Event()
+
+    async def wait() -> None:
+        while not opened.is_set():  # noqa: ASYNC110  # another thread sets it
+            await asyncio.sleep(0.01)
+
+    registration = untyped(services, lambda event: wait(), "a", timeout=SOON)
+    bus.deliver_untyped("a", {})
+    until_blocked(bus, registration)
+    opened.set()
+
+
+def test_a_coroutine_that_something_it_awaits_cancels_has_failed(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """It is not the bus's task that is cancelled: it gets the next event."""
+    log: list[int] = []
+
+    async def handle(event: dict[str, Any]) -> None:
+        log.append(event["n"])
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    registration = untyped(services, handle, "a")
+    publish(bus, range(3))
+    found = handler_of(bus, registration)
+    assert found is not None
+    assert (log, found.failures) == ([0, 1, 2], 3)
+
+
+def test_a_coroutine_that_holds_up_its_loop_is_blocked_and_others_there_are_not(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Those that wait for the loop are not to blame."""
+    hanging, other = Hanging(), Recorder()
+
+    async def hold_up(topic: str, event: Any) -> None:
+        hanging.notify(topic, event)
+
+    async def handle(topic: str, event: Any) -> None:
+        other.notify(topic, event)
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def register() -> list[ServiceRegistration]:
+        return [untyped(services, each, "a", timeout=SOON) for each in (hold_up, handle)]
+
+    registrations = asyncio.run_coroutine_threadsafe(register(), loop).result(PATIENCE)
+    bus.deliver_untyped("a", {"n": 0})
+    until_blocked(bus, registrations[0])
+    time.sleep(SOON)
+    assert blocked(bus, registrations[1]) is None
+    hanging.opened.set()
+    publish(bus, [1])
+    assert other.of("n") == [0, 1]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(PATIENCE)
+    loop.close()
+
+
+# --- event loops that end
+
+
+def test_a_coroutine_whose_loop_was_closed_is_blocked_until_it_is_updated(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """157.4.6: then it runs on the loop that the update was made on, or on one for all."""
+    received: list[tuple[int, int]] = []
+    left = Recorder()
+
+    async def handle(event: dict[str, Any]) -> None:
+        received.append((event["n"], threading.get_ident()))
+
+    async def register() -> ServiceRegistration:
+        return untyped(services, handle, "a")
+
+    async def update() -> None:
+        registration.update(named("a"))
+        bus.deliver_untyped("a", {"n": 3})
+        await bus.flush()
+
+    unhandled(services, left)
+    for how in ("elsewhere", "here"):
+        registration = asyncio.run(register())
+        bus.deliver_untyped("a", {"n": 0})
+        assert until_blocked(bus, registration) == "the event loop it ran on is closed"
+        publish(bus, [1])
+        if how == "elsewhere":
+            registration.update(named("a"))
+            publish(bus, [2])
+        else:
+            asyncio.run(update())
+        registration.unregister()
+    assert left.of("n") == [1, 1]
+    assert [number for number, _ in received] == [2, 3]
+    assert received[0][1] != received[1][1] == threading.get_ident()
+    assert len(logged(caplog, "is blocked", "the event loop it ran on is closed")) == 2
+
+
+def test_of_a_loop_that_ends_in_the_middle_no_handler_is_called_any_more(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """What is in its hands then is lost, and what waits, too."""
+    log: list[Any] = []
+
+    async def handle(event: dict[str, Any]) -> None:
+        log.append(event["n"])
+        await asyncio.sleep(3600)
+
+    async def main() -> ServiceRegistration:
+        registration = untyped(services, handle, "a")
+        for number in range(3):
+            bus.deliver_untyped("a", {"n": number})
+        while not log:  # noqa: ASYNC110  # one round of the loop at a time
+            await asyncio.sleep(0)
+        return registration
+
+    registration = asyncio.run(main())  # which cancels what is left
+    assert until_blocked(bus, registration) == "the event loop it ran on is closed"
+    assert log == [0]
+    # this one is closed as it is
+    log.clear()
+    loop = asyncio.new_event_loop()
+    registration = loop.run_until_complete(main())
+    loop.close()
+    until_blocked(bus, registration)
+    assert log == [0]
+
+
+# --- waiting for handlers that misbehave
+
+
+def test_flushing_waits_for_a_handler_that_hangs_until_it_is_blocked(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    hanging = Hanging()
+    registration = untyped(services, hanging, "a", timeout=SOON)
+    bus.deliver_untyped("a", {"n": 0})
+    bus.deliver_untyped("a", {"n": 1})
+    flush(bus)
+    assert blocked(bus, registration)
+    for _ in range(3):  # nor does it matter any more
+        bus.flush().result(1)
+        bus.deliver_untyped("a", {"n": 2})
+    hanging.opened.set()
+
+
+def test_flushing_waits_for_ever_for_one_that_may_hang_for_ever(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    hanging = Hanging()
+    untyped(services, hanging, "a", timeout=0)
+    bus.deliver_untyped("a", {"n": 0})
+    flushing = bus.flush()
+    with pytest.raises(DeadlineError):
+        flushing.result(SOON)
+    hanging.opened.set()
+    flushing.result(PATIENCE)
+
+
+def test_flushing_does_not_wait_for_what_is_published_later(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    gate = Hanging()
+    untyped(services, gate, "a")
+    flushing = bus.flush()
+    bus.deliver_untyped("a", {"n": 0})
+    flushing.result(PATIENCE)
+    gate.wait()
+    flushing = bus.flush()
+    bus.deliver_untyped("a", {"n": 1})
+    with pytest.raises(DeadlineError):
+        flushing.result(0.05)
+    gate.opened.set()
+    flushing.result(PATIENCE)
+
+
+def test_flushing_may_begin_in_a_handler_that_does_not_wait_for_it(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    promises: list[Any] = []
+    waited: list[bool] = []
+
+    def handle(topic: str, event: Any) -> None:
+        promises.append(bus.flush())
+        try:
+            promises[-1].result(0.05)  # it would wait for itself
+        except DeadlineError:
+            waited.append(True)
+
+    untyped(services, handle, "a")
+    publish(bus, [0])
+    assert waited == [True]
+    promises[0].result(PATIENCE)
+
+
+def test_a_handler_that_hangs_may_be_unregistered(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    hanging, other = Hanging(), Recorder()
+    registration = untyped(services, hanging, "a", timeout=SOON)
+    untyped(services, other, "a")
+    bus.deliver_untyped("a", {"n": 0})
+    hanging.wait()
+    registration.unregister()
+    time.sleep(2 * SOON)
+    publish(bus, [1])
+    assert other.of("n") == [0, 1]
+    hanging.opened.set()
+    flush(bus)
+
+
+def test_closing_waits_for_a_handler_that_hangs_until_it_is_blocked(services: ServiceRegistry) -> None:
+    bus = TypedEventBus(services)
+    hanging, other = Hanging(), Recorder()
+    untyped(services, hanging, "a", timeout=SOON)
+    untyped(services, other, "a")
+    for number in range(3):
+        bus.deliver_untyped("a", {"n": number})
+    bus.close(PATIENCE)
+    assert other.of("n") == [0, 1, 2]
+    assert hanging.of("n") == [0]
+
+
+def test_closing_waits_for_one_that_may_hang_for_ever_no_longer_than_it_is_told_to(
+    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = TypedEventBus(services)
+    hanging = Hanging()
+    untyped(services, hanging, "a", timeout=0)
+    for number in range(3):
+        bus.deliver_untyped("a", {"n": number})
+    hanging.wait()
+    began = time.monotonic()
+    bus.close(SOON)
+    assert SOON <= time.monotonic() - began < PATIENCE
+    assert logged(caplog, "was closed before 2 events were delivered", bus.name)
+    hanging.opened.set()
+    assert hanging.of("n") == [0]
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_a_handler_that_was_blocked_does_not_hold_up_closing(services: ServiceRegistry, kind: str) -> None:
+    bus = TypedEventBus(services)
+    hanging = Hanging()
+    released = threading.Event()
+
+    async def hang(event: Any) -> None:
+        while not released.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+
+    handler: Callable[..., Any] = hanging if kind == "function" else hang
+    registration = services.register(UntypedEventHandler, handler, named("a", timeout=SOON))
+    bus.deliver_untyped("a", {"n": 0})
+    until_blocked(bus, registration)
+    began = time.monotonic()
+    bus.close(PATIENCE)
+    assert time.monotonic() - began < PATIENCE / 2
+    released.set()
+
+
+def test_typed_handlers_are_blocked_like_others(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """157.4.6."""
+    failing, hanging = Failing(ValueError("no")), Hanging()
+    registrations = [
+        typed(services, failing, "a", type=Order),
+        typed(services, hanging, "a", type=Order, timeout=SOON),
+    ]
+    for number in range(FAILURES):
+        bus.deliver(Order(number), "a")
+    for registration in registrations:
+        until_blocked(bus, registration)
+    assert [each.id for each in failing.data] == [*range(FAILURES)]
+    assert hanging.data == [Order(0)]

@@ -1,0 +1,816 @@
+"""Watching a bus (157.6, 157.11): everything is seen, and nobody is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
+
+import pytest
+import reactivex
+from reactivex import Observable
+from reactivex import operators as ops
+from reactivex.internal.exceptions import SequenceContainsNoElementsError
+from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
+
+from messaging.dispatch.lanes import LIMIT
+from messaging.errors import ArgumentError, ClosedError, InvalidTopicError, NullEventError
+from messaging.services import ServiceRegistry
+from messaging.typedevent import (
+    MonitorEvent,
+    RangePolicy,
+    Tolerance,
+    TopicPermission,
+    TopicPolicy,
+    TypedEventBus,
+    TypedEventMonitor,
+)
+from tests.conformance.helpers import eventually
+
+PATIENCE = 10.0
+EVERYTHING = {"*": RangePolicy.unlimited()}
+
+BAD_FILTERS = ["", "a//b", "/a", "a/", "a b", "a.b", "*/a", "a*", "a/*/b", "a/+b", "++", "*+", "a\n"]
+BAD_TOPICS = ["", "a//b", "/a", "a/", "a b", "a.b", "*", "a/*", "+", "a/+", "a\n"]
+
+
+@pytest.fixture
+def bus() -> Iterator[TypedEventBus]:
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING) as bus:
+        yield bus
+
+
+class Watching:
+    """Observes, and keeps what it is given; ``act`` is called first with each event."""
+
+    def __init__(
+        self,
+        source: Observable[MonitorEvent],
+        act: Callable[[MonitorEvent], object] = lambda event: None,
+    ) -> None:
+        self.events: list[MonitorEvent] = []
+        self.error: Exception | None = None
+        self.is_completed = False
+        self._act = act
+        self._changed = threading.Condition()
+        self.subscription = source.subscribe(self._on_next, self._on_error, self._on_completed)
+
+    def _on_next(self, event: MonitorEvent) -> None:
+        self._act(event)
+        with self._changed:
+            assert self.error is None
+            assert not self.is_completed
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def _on_error(self, error: Exception) -> None:
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    def _on_completed(self) -> None:
+        with self._changed:
+            self.is_completed = True
+            self._changed.notify_all()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [event.event_data["n"] for event in self.events]
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE), (self.numbers[:20], self.error, self.is_completed)
+
+    def has(self, *numbers: int) -> None:
+        """These, and no others until now."""
+        self.wait(lambda: len(self.events) >= len(numbers))
+        assert self.numbers == [*numbers]
+
+    def completes(self) -> None:
+        self.wait(lambda: self.is_completed)
+        assert self.error is None
+
+    def errs(self) -> Exception:
+        self.wait(lambda: self.error is not None)
+        assert self.error is not None
+        assert not self.is_completed
+        return self.error
+
+
+def publish(bus: TypedEventBus, *numbers: int, topic: str = "a") -> None:
+    for number in numbers:
+        bus.deliver_untyped(topic, {"n": number})
+
+
+# --- what is seen
+
+
+def test_a_monitor_must_be_registered_as_a_service() -> None:
+    """157.6: as long as its bus is open."""
+    services = ServiceRegistry()
+    with TypedEventBus(services) as bus:
+        assert services.service(TypedEventMonitor) is bus.monitor
+        assert services.service(TypedEventMonitor, f"(event.bus.name={bus.name})") is bus.monitor
+    assert services.service(TypedEventMonitor) is None
+
+
+@dataclasses.dataclass
+class Item:
+    price: float
+
+
+@dataclasses.dataclass
+class Order:
+    n: int
+    items: list[Item]
+    _secret: str = "hush"
+
+
+def test_each_event_is_seen_with_topic_data_in_map_form_and_time(bus: TypedEventBus) -> None:
+    """Scenario 81; 157.6, 157.11.2: data in map form even if published typed, at every level."""
+    watching = Watching(bus.monitor.monitor_events())
+    before = datetime.now(UTC)
+    bus.deliver(Order(1, [Item(2.5)]), "orders")
+    bus.deliver_untyped("a", {"n": 2, "more": {"x": [1]}})
+    with bus.create_publisher("b") as publisher:
+        publisher.deliver(Order(3, []))
+    watching.has(1, 2, 3)
+    after = datetime.now(UTC)
+    one, two, three = watching.events
+    assert (one.topic, one.event_data) == ("orders", {"n": 1, "items": [{"price": 2.5}]})
+    assert (two.topic, two.event_data) == ("a", {"n": 2, "more": {"x": [1]}})
+    assert (three.topic, three.event_data) == ("b", {"n": 3, "items": []})
+    times = [event.publication_time for event in watching.events]
+    assert all(each.tzinfo is UTC for each in times)
+    assert times == sorted(times)
+    assert before - timedelta(microseconds=1) <= times[0]
+    assert times[-1] <= after + timedelta(microseconds=1)
+
+
+def test_a_monitor_event_never_changes(bus: TypedEventBus) -> None:
+    event = MonitorEvent("a", {}, datetime.now(UTC))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.topic = "b"  # type: ignore[misc]
+
+
+def test_unhandled_and_filtered_out_events_are_seen_and_watching_is_not_handling(bus: TypedEventBus) -> None:
+    """Scenarios 81 and 61; 157.6."""
+    unhandled: list[int] = []
+    bus.on_unhandled(handler=lambda event: unhandled.append(event["n"]))
+    bus.on("a", filter="(n=5)", handler=lambda topic, event: None)
+    bus.on("b", handler=lambda topic, event: None)
+    watching = Watching(bus.monitor.monitor_events())
+    publish(bus, 1, 5)
+    publish(bus, 3, topic="b")
+    publish(bus, 4, topic="c")
+    watching.has(1, 5, 3, 4)
+    bus.flush().result(PATIENCE)
+    assert unhandled == [1, 4]
+
+
+def test_what_was_refused_is_not_seen(bus: TypedEventBus) -> None:
+    watching = Watching(bus.monitor.monitor_events())
+    for topic, event in (("a//b", {}), ("a", None), ("a", 5)):
+        with pytest.raises(ArgumentError):
+            bus.deliver(event, topic)
+    publish(bus, 1)
+    watching.has(1)
+
+
+def test_the_time_is_that_of_publishing(bus: TypedEventBus) -> None:
+    """Scenario 13; 157.6, 157.11.2.2: not of delivery, nor of looking back."""
+    gate = threading.Event()
+    slow = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
+    publish(bus, 1, 2)
+    published = datetime.now(UTC)
+    eventually(lambda: datetime.now(UTC) > published + timedelta(milliseconds=50), "later")
+    gate.set()
+    slow.has(1, 2)
+    again = Watching(bus.monitor.monitor_events(2, True))
+    again.completes()
+    assert again.events == slow.events
+    assert all(event.publication_time <= published + timedelta(microseconds=1) for event in slow.events)
+
+
+def test_an_event_that_has_no_map_form_is_left_out_and_logged(
+    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no tree, or what is in it cannot be read: that is not the observer's fault."""
+
+    class Unreadable:
+        n: int
+
+        @property
+        def topic(self) -> str:
+            return "x"
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "n":
+                raise SystemError("no paper")
+            return object.__getattribute__(self, name)
+
+    watching = Watching(bus.monitor.monitor_events())
+    own: list[Any] = []
+    own.append(own)
+    bus.deliver(Order(1, own), "bad/tree")
+    bus.deliver(Unreadable(), "bad/fields")
+    publish(bus, 2)
+    watching.has(2)
+    assert watching.error is None
+    for topic in ("bad/tree", "bad/fields"):
+        assert f"{bus.name!r}: no monitor sees an event on {topic!r}" in caplog.text
+
+
+# --- past and present (157.6.1)
+
+
+def test_without_history_only_what_comes_is_seen(bus: TypedEventBus) -> None:
+    """Scenario 77; 157.11.4.6: whatever is stored."""
+    publish(bus, 1, 2)
+    watching = Watching(bus.monitor.monitor_events())
+    zero = Watching(bus.monitor.monitor_events(0))
+    publish(bus, 3)
+    for each in (watching, zero):
+        each.has(3)
+
+
+@pytest.mark.parametrize(("history", "past"), [(1, [5]), (3, [3, 4, 5]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_up_to_so_many_past_events_come_first(bus: TypedEventBus, history: int, past: list[int]) -> None:
+    """Scenario 78; 157.6.1, 157.11.4.7: of all topics, the newest, in order; if there are fewer, all of them."""
+    publish(bus, 1, 3, 5, topic="a")
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING) as bus:
+        for number in range(1, 6):
+            publish(bus, number, topic=f"t{number % 3}")
+        for only in (False, True):
+            watching = Watching(bus.monitor.monitor_events(history, only))
+            watching.has(*past)
+        live = Watching(bus.monitor.monitor_events(history, history_only=False))
+        publish(bus, 6)
+        live.has(*past, 6)
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+@pytest.mark.parametrize("history", [0, 2, 10, datetime.min, datetime(2020, 1, 1, tzinfo=UTC), datetime.max])
+def test_history_only_completes_after_the_history_even_if_there_is_none(
+    history: int | datetime, is_empty: bool
+) -> None:
+    """Scenario 79; 157.6.1, 157.11.4.8, 157.11.4.10: and what comes is not seen."""
+    with TypedEventBus(ServiceRegistry(), history={} if is_empty else EVERYTHING) as bus:
+        publish(bus, 1, 2, 3)
+        watching = Watching(bus.monitor.monitor_events(history, True))
+        publish(bus, 4)
+        watching.completes()
+        expected = [] if is_empty or history in (0, datetime.max) else [2, 3] if history == 2 else [1, 2, 3]
+        assert watching.numbers == expected
+        assert bus.get_dto().monitors == 0
+
+
+class Nowhere(tzinfo):
+    """A zone that does not know where it is; times in it are as good as naive."""
+
+    def utcoffset(self, when: datetime | None) -> None:
+        return None
+
+    def dst(self, when: datetime | None) -> None:
+        return None
+
+    def tzname(self, when: datetime | None) -> str:
+        return "nowhere"
+
+
+ZONES: list[Callable[[datetime], datetime]] = [
+    lambda time: time,
+    lambda time: time.astimezone(timezone(timedelta(hours=14))),
+    lambda time: time.astimezone().replace(tzinfo=None),  # naive: local time
+    lambda time: time.astimezone().replace(tzinfo=Nowhere()),
+]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_events_at_or_after_an_instant_come_first(bus: TypedEventBus, zone: Callable[[datetime], datetime]) -> None:
+    """Scenario 80; 157.6.1, 157.11.4.9: to the microsecond, in whatever zone."""
+    for number in range(5):
+        publish(bus, number, topic=f"t{number % 2}")
+        before = time.time()
+        eventually(lambda: time.time() > before + 2e-6, "the clock goes on")  # noqa: B023
+    past = Watching(bus.monitor.monitor_events(10, True))
+    past.completes()
+    for number, event in enumerate(past.events):
+        instant = zone(event.publication_time)
+        watching = Watching(bus.monitor.monitor_events(instant, True))
+        watching.completes()
+        assert watching.numbers == [*range(number, 5)]
+        later = Watching(bus.monitor.monitor_events(instant + timedelta(microseconds=1), True))
+        later.completes()
+        assert later.numbers == [*range(number + 1, 5)]
+    live = Watching(bus.monitor.monitor_events(zone(past.events[3].publication_time)))
+    publish(bus, 5)
+    live.has(3, 4, 5)
+
+
+@pytest.mark.parametrize("zone", [None, UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-14))])
+def test_the_ends_of_the_calendar_are_instants_too(bus: TypedEventBus, zone: tzinfo | None) -> None:
+    publish(bus, 1)
+    for instant, seen in ((datetime.min, [1]), (datetime.max, [])):
+        watching = Watching(bus.monitor.monitor_events(instant.replace(tzinfo=zone), True))
+        watching.completes()
+        assert watching.numbers == seen
+
+
+def test_an_instant_to_come_leaves_out_nothing_that_comes(bus: TypedEventBus) -> None:
+    """It says which of the past are wanted."""
+    publish(bus, 1)
+    watching = Watching(bus.monitor.monitor_events(datetime.now(UTC) + timedelta(hours=1)))
+    publish(bus, 2)
+    watching.has(2)
+
+
+@pytest.mark.parametrize("history", [-1, 1.0, "1", True, False, [1], datetime.now(UTC).date(), timedelta(1)])
+def test_what_is_neither_a_number_of_events_nor_an_instant_is_refused(bus: TypedEventBus, history: Any) -> None:
+    """When it is asked for, not when it is subscribed to."""
+    with pytest.raises(ArgumentError, match="history must be an int of at least 0, or a datetime"):
+        bus.monitor.monitor_events(history)
+    with pytest.raises(NullEventError):
+        bus.monitor.monitor_events(None)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("history_only", [None, 1, 0, "yes"])
+def test_history_only_is_true_or_false(bus: TypedEventBus, history_only: Any) -> None:
+    with pytest.raises(ArgumentError, match="history_only must be a bool"):
+        bus.monitor.monitor_events(1, history_only)
+
+
+def test_each_subscription_to_an_observable_begins_when_it_is_made(bus: TypedEventBus) -> None:
+    publish(bus, 1, 2)
+    source = bus.monitor.monitor_events(2)
+    publish(bus, 3)
+    one = Watching(source)
+    publish(bus, 4)
+    two = Watching(source)
+    one.has(2, 3, 4)
+    two.has(3, 4)
+    one.subscription.dispose()
+    publish(bus, 5)
+    two.has(3, 4, 5)
+    assert one.numbers == [2, 3, 4]
+    assert bus.get_dto().monitors == 1
+
+
+# --- the end
+
+
+def test_it_completes_when_the_bus_is_closed_after_all_that_was_published(bus: TypedEventBus) -> None:
+    gate = threading.Event()
+    several = [
+        Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE)),
+        Watching(bus.monitor.monitor_events()),
+    ]
+    publish(bus, *range(100))
+    bus.close()
+    gate.set()
+    for each in several:
+        each.completes()
+        assert each.numbers == [*range(100)]
+    assert bus.get_dto().monitors == 0
+
+
+@pytest.mark.parametrize("arguments", [(), (5,), (5, True), (datetime.min,), (datetime.min, True)])
+def test_a_subscription_to_a_closed_bus_errors_and_does_not_raise(bus: TypedEventBus, arguments: Any) -> None:
+    source = bus.monitor.monitor_events(*arguments)
+    publish(bus, 1)
+    bus.close()
+    for each in (source, bus.monitor.monitor_events(*arguments), source.pipe(ops.map(lambda event: event))):
+        watching = Watching(each)
+        error = watching.errs()
+        assert isinstance(error, ClosedError)
+        assert bus.name in str(error)
+        assert watching.events == []
+        watching.subscription.dispose()
+    with pytest.raises(ClosedError):
+        source.subscribe(lambda event: None)  # nobody is there to be told otherwise
+    with pytest.raises(ClosedError):
+        source.run()
+
+
+def test_closing_and_subscribing_at_once_end_one_way_or_the_other() -> None:
+    for _ in range(50):
+        bus = TypedEventBus(ServiceRegistry(), history=EVERYTHING)
+        publish(bus, 1)
+        found: list[Watching] = []
+
+        def subscribe(bus: TypedEventBus = bus, found: list[Watching] = found) -> None:
+            for _ in range(20):
+                found.append(Watching(bus.monitor.monitor_events(5)))
+
+        thread = threading.Thread(target=subscribe, daemon=True)
+        thread.start()
+        bus.close()
+        thread.join(PATIENCE)
+        assert len(found) == 20
+        for each in found:
+            each.wait(lambda each=each: each.is_completed or isinstance(each.error, ClosedError))  # type: ignore[misc]
+            assert each.numbers == ([1] if each.is_completed else [])
+        assert bus.get_dto().monitors == 0
+
+
+def test_what_was_disposed_of_sees_nothing_more(bus: TypedEventBus) -> None:
+    """Scenario 82: nor does it complete."""
+    watching = Watching(bus.monitor.monitor_events())
+    publish(bus, 1)
+    watching.has(1)
+    watching.subscription.dispose()
+    watching.subscription.dispose()
+    assert bus.get_dto().monitors == 0
+    publish(bus, 2)
+    other = Watching(bus.monitor.monitor_events(1))
+    other.has(2)
+    bus.close()
+    other.completes()
+    assert (watching.numbers, watching.is_completed, watching.error) == ([1], False, None)
+
+
+def test_an_observer_may_dispose_of_itself(bus: TypedEventBus) -> None:
+    publish(bus, *range(5))
+    disposed = threading.Event()
+
+    def stop(event: MonitorEvent) -> None:
+        if event.event_data["n"] == 2:
+            eventually(lambda: hasattr(watching, "subscription"), "it is subscribed")
+            watching.subscription.dispose()
+            disposed.set()
+
+    watching = Watching(bus.monitor.monitor_events(10), stop)
+    assert disposed.wait(PATIENCE)
+    publish(bus, 5)
+    Watching(bus.monitor.monitor_events(1)).has(5)
+    bus.flush().result(PATIENCE)
+    assert watching.numbers == [0, 1, 2]
+
+
+class Tracked:
+    def __init__(self) -> None:
+        self.n = 1
+
+
+@pytest.mark.parametrize("how", ["disposed", "raised", "taken", "only history", "closed"])
+def test_nothing_is_retained_of_what_was_disposed_of_or_ended(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario 82: neither the observer nor what waited for it."""
+    caplog.set_level(logging.CRITICAL + 1, "messaging.typedevent.monitor")  # log records keep tracebacks, and so frames
+    with TypedEventBus(ServiceRegistry(), history={"first": RangePolicy.at_most(1)}) as bus:
+        begun, gate = threading.Event(), threading.Event()
+
+        def wait(event: MonitorEvent) -> None:
+            begun.set()
+            assert gate.wait(PATIENCE)
+            if how == "raised":
+                raise LookupError("no paper")
+
+        publish(bus, 0, topic="first")
+        source = bus.monitor.monitor_events(1, how == "only history")
+        watching = Watching(source.pipe(ops.take(1)) if how == "taken" else source, wait)
+        assert begun.wait(PATIENCE)
+        tracked = Tracked()
+        bus.deliver(tracked, "tracked")  # waits for the observer
+        refs: list[weakref.ref[Any]] = [weakref.ref(tracked), weakref.ref(watching)]
+        if how == "disposed":
+            watching.subscription.dispose()
+            del tracked
+            assert refs[0]() is None  # at once, whatever the observer is doing
+            tracked = Tracked()
+        elif how == "closed":
+            bus.close()
+        gate.set()
+        if how == "raised":
+            assert isinstance(watching.errs(), LookupError)
+        elif how != "disposed":
+            watching.completes()
+        assert bus.get_dto().monitors == 0
+        del tracked, watching, source, wait
+        # the delivery thread may still be on its way back
+        eventually(lambda: gc.collect() >= 0 and not any(each() for each in refs), "all is gone")
+
+
+# --- observers that are slow, or fail
+
+
+def test_a_slow_observer_misses_the_oldest_which_are_counted_and_logged_once(
+    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 82; 157.6: publishers and handlers go on."""
+    bus.monitor.limit = 10
+    gate, begun = threading.Event(), threading.Event()
+    handled: list[int] = []
+    bus.on("a", handler=lambda topic, event: handled.append(event["n"]))
+
+    def wait(event: MonitorEvent) -> None:
+        begun.set()
+        assert gate.wait(PATIENCE)
+
+    slow = Watching(bus.monitor.monitor_events(), wait)
+    quick = Watching(bus.monitor.monitor_events())
+    publish(bus, 0)
+    assert begun.wait(PATIENCE)
+    for number in range(1, 101, 5):
+        publish(bus, *range(number, number + 5))
+        quick.has(*range(number + 5))
+    bus.flush().result(PATIENCE)
+    assert handled == [*range(101)]
+    assert bus.get_dto().missed == 90
+    gate.set()
+    slow.has(0, *range(91, 101))
+    publish(bus, 101)
+    slow.wait(lambda: slow.numbers[-1] == 101)
+    said = [each for each in caplog.records if f"{bus.name!r}: a monitor does not keep up" in each.getMessage()]
+    assert len(said) == 1
+    slow.subscription.dispose()
+    assert bus.get_dto().missed == 90  # what was missed is missed
+
+
+def test_a_monitor_that_lags_is_logged_without_any_lock_of_the_bus(bus: TypedEventBus) -> None:
+    """Whoever handles log records may publish them, and the one who publishes waits for nobody."""
+
+    class Publishing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if bus.name in record.getMessage():
+                published.append(record.getMessage())
+                other = threading.Thread(target=publish, args=(bus, -1), daemon=True)
+                other.start()
+                other.join(PATIENCE)
+                assert not other.is_alive()
+                done.set()
+
+    bus.monitor.limit = 1
+    gate, done = threading.Event(), threading.Event()
+    published: list[str] = []
+    slow = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
+    handler = Publishing()
+    logging.getLogger("messaging").addHandler(handler)
+    try:
+        publish(bus, *range(5))
+        assert done.wait(PATIENCE)
+    finally:
+        logging.getLogger("messaging").removeHandler(handler)
+        gate.set()
+    slow.wait(lambda: -1 in slow.numbers)
+    assert len(published) == 1
+
+
+def test_publishers_do_not_wait_for_an_observer_that_never_returns(bus: TypedEventBus) -> None:
+    """157.6: without having the measurements disrupt the system. Nor does closing."""
+    gate = threading.Event()
+    stuck = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(6 * PATIENCE))
+    count = LIMIT + 500
+    started = time.monotonic()
+    publish(bus, *range(count))
+    bus.close()
+    assert time.monotonic() - started < PATIENCE
+    assert count - LIMIT - 1 <= bus.get_dto().missed <= count - LIMIT
+    gate.set()
+    stuck.completes()
+    assert stuck.numbers[-1] == count - 1
+
+
+def test_an_observer_is_not_blocked_however_long_it_takes() -> None:
+    tolerance = Tolerance(failures=1, timeout=0.01)
+    with TypedEventBus(ServiceRegistry(), tolerance=tolerance) as bus:
+        late = threading.Event()
+        bus.on("slow", handler=lambda topic, event: late.wait(PATIENCE))
+        watching = Watching(bus.monitor.monitor_events(), lambda event: late.wait(PATIENCE))
+        publish(bus, 1, 2, topic="slow")
+        # the handler was given up, the observer was not, though it took as long
+        eventually(lambda: bus.get_dto().handlers[0].blocked, "the handler is blocked")
+        late.set()
+        watching.has(1, 2)
+
+
+def test_an_observer_that_raises_gets_its_error_and_no_one_else_does(
+    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    handled: list[int] = []
+    bus.on("a", handler=lambda topic, event: handled.append(event["n"]))
+
+    def fail(event: MonitorEvent) -> None:
+        if event.event_data["n"] == 2:
+            raise LookupError("no paper")
+
+    failing = Watching(bus.monitor.monitor_events(), fail)
+    piped = Watching(bus.monitor.monitor_events().pipe(ops.do_action(fail)))
+    others = [Watching(bus.monitor.monitor_events()), Watching(bus.monitor.monitor_events())]
+    publish(bus, *range(5))
+    for each in (failing, piped):
+        assert isinstance(each.errs(), LookupError)
+        assert each.numbers == [0, 1]
+    for each in others:
+        each.has(*range(5))
+    bus.flush().result(PATIENCE)
+    assert handled == [*range(5)]
+    eventually(lambda: bus.get_dto().monitors == 2, "they are gone")
+    assert caplog.text.count(f"{bus.name!r}: a monitor's observer failed") == 1  # the other one told itself
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_observer_that_raises_what_is_no_exception_gets_one(bus: TypedEventBus, error: type[BaseException]) -> None:
+    def fail(event: MonitorEvent) -> None:
+        raise error
+
+    failing = Watching(bus.monitor.monitor_events(), fail)
+    publish(bus, 1)
+    assert error.__name__ in repr(failing.errs())
+    Watching(bus.monitor.monitor_events(1)).has(1)
+
+
+@pytest.mark.parametrize("where", ["on_error", "on_completed", "no on_error"])
+def test_an_observer_that_raises_at_its_end_is_logged_and_harms_nobody(
+    bus: TypedEventBus, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise LookupError("no paper")
+
+    other = Watching(bus.monitor.monitor_events())
+    source = bus.monitor.monitor_events()
+    if where == "on_completed":
+        source.subscribe(on_completed=fail)
+    else:
+        source.subscribe(fail, fail if where == "on_error" else None)
+    publish(bus, 1)
+    other.has(1)
+    bus.close()
+    other.completes()
+    eventually(lambda: f"{bus.name!r}: a monitor's observer failed" in caplog.text, "it is logged")
+    assert bus.get_dto().monitors == 0
+
+
+# --- with the operators of Rx
+
+
+def test_operators_work_on_what_is_seen(bus: TypedEventBus) -> None:
+    def number(event: Any) -> int:
+        found: int = event.event_data["n"]
+        return found
+
+    def is_odd(event: Any) -> bool:
+        return number(event) % 2 == 1
+
+    publish(bus, *range(5))
+    watch: Any = bus.monitor.monitor_events
+    assert watch(3, True).pipe(ops.map(number), ops.to_list()).run() == [2, 3, 4]
+    assert watch(10).pipe(ops.take(1)).run().event_data == {"n": 0}
+    assert watch(10).pipe(ops.filter(is_odd), ops.first()).run().event_data == {"n": 1}
+    assert watch(10, True).pipe(ops.count()).run() == 5
+    twice = reactivex.concat(watch(1, True), watch(2, True))
+    assert twice.pipe(ops.map(number), ops.to_list()).run() == [4, 3, 4]
+    with pytest.raises(SequenceContainsNoElementsError):
+        watch(0, True).run()
+    eventually(lambda: bus.get_dto().monitors == 0, "all have unsubscribed")
+
+
+def test_taking_some_of_what_comes_lets_go_of_the_monitor(bus: TypedEventBus) -> None:
+    taken: Future[list[MonitorEvent]] = Future()
+    bus.monitor.monitor_events().pipe(ops.take(3), ops.to_list()).subscribe(taken.set_result, taken.set_exception)
+    publish(bus, *range(10))
+    assert [event.event_data["n"] for event in taken.result(PATIENCE)] == [0, 1, 2]
+    eventually(lambda: bus.get_dto().monitors == 0, "it has unsubscribed")
+
+
+def test_on_an_event_loop_what_is_seen_can_be_awaited(bus: TypedEventBus) -> None:
+    """Observers are called on delivery threads: an ``observe_on`` brings it to the loop."""
+    publish(bus, 1, 2)
+
+    async def look() -> tuple[MonitorEvent, MonitorEvent]:
+        on_loop: Any = ops.observe_on(AsyncIOThreadSafeScheduler(asyncio.get_running_loop()))
+        last: Any = bus.monitor.monitor_events(5, True).pipe(on_loop, ops.to_future())
+        following: Any = bus.monitor.monitor_events().pipe(on_loop, ops.take(1), ops.to_future())
+        publish(bus, 3)
+        return await asyncio.wait_for(last, PATIENCE), await asyncio.wait_for(following, PATIENCE)
+
+    last, following = asyncio.run(look())
+    assert (last.event_data["n"], following.event_data["n"]) == (2, 3)
+
+
+def test_an_observer_may_publish_and_watch(bus: TypedEventBus) -> None:
+    inner: list[Watching] = []
+
+    def publish_more(event: MonitorEvent) -> None:
+        if event.topic == "a":
+            publish(bus, event.event_data["n"] + 10, topic="b")
+            inner.append(Watching(bus.monitor.monitor_events(1)))
+
+    watching = Watching(bus.monitor.monitor_events(), publish_more)
+    publish(bus, 1)
+    watching.has(1, 11)
+    inner[0].has(11)
+
+
+# --- with permissions (157.8.2)
+
+
+def test_a_monitor_shows_what_its_principal_may_subscribe_to() -> None:
+    """Past and present; without a principal, what whoever gives no name may."""
+    policy = TopicPolicy(
+        {
+            None: [TopicPermission("*", "publish"), TopicPermission("public/*", "subscribe")],
+            "auditor": [TopicPermission("*", "subscribe")],
+            "publisher": [TopicPermission("*", "publish")],
+        }
+    )
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, permissions=policy) as bus:
+        topics = ["public/a", "secret/a", "public/b", "secret/b"]
+        seen: dict[str | None, list[int]] = {None: [0, 2], "auditor": [0, 1, 2, 3], "publisher": [], "stranger": []}
+        for number, topic in enumerate(topics):
+            publish(bus, number, topic=topic)
+        live = {who: Watching(bus.monitor.monitor_events(principal=who)) for who in seen}
+        for who, numbers in seen.items():
+            past = Watching(bus.monitor.monitor_events(10, True, principal=who))
+            past.completes()
+            assert past.numbers == numbers
+            newest = Watching(bus.monitor.monitor_events(1, True, principal=who))
+            newest.completes()
+            assert newest.numbers == numbers[-1:]  # those that it may not see do not count
+            since = Watching(bus.monitor.monitor_events(datetime.min, True, principal=who))
+            since.completes()
+            assert since.numbers == numbers
+        for number, topic in enumerate(topics):
+            publish(bus, number, topic=topic)
+        bus.close()
+        for who, each in live.items():
+            each.completes()
+            assert each.numbers == seen[who]
+
+
+def test_what_a_principal_is_granted_or_loses_shows_from_then_on() -> None:
+    policy = TopicPolicy({None: [TopicPermission("*", "publish")]})
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, permissions=policy) as bus:
+        watching = Watching(bus.monitor.monitor_events(principal="auditor"))
+        publish(bus, 1)
+        policy.grant("auditor", TopicPermission("a", "subscribe"))
+        publish(bus, 2)
+        publish(bus, 3, topic="b")
+        policy.revoke("auditor")
+        publish(bus, 4)
+        policy.grant("auditor", TopicPermission("*", "subscribe"))
+        publish(bus, 5, topic="b")
+        watching.has(2, 5)
+
+
+@pytest.mark.parametrize("principal", [5, b"a", ["a"], object()])
+def test_a_principal_is_a_str(bus: TypedEventBus, principal: Any) -> None:
+    with pytest.raises(ArgumentError, match="principal must be a str"):
+        bus.monitor.monitor_events(principal=principal)
+
+
+# --- matching topics (157.11.4.12, 157.11.4.13)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    wanted, tokens = topic_filter.split("/"), topic.split("/")
+    if wanted[-1] == "*":
+        if len(tokens) < len(wanted):
+            return False
+        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
+    return len(wanted) == len(tokens) and all(one in ("+", other) for one, other in zip(wanted, tokens, strict=True))
+
+
+def test_both_forms_of_matching_agree(bus: TypedEventBus) -> None:
+    """Scenario 83; 157.4.3."""
+    levels = ("a", "B", "-", "+")
+    filters = ["/".join(each) for count in (1, 2, 3) for each in itertools.product(levels, repeat=count)]
+    filters += ["*", *(f"{each}/*" for each in filters if each.count("/") < 2)]
+    topics = ["/".join(each) for count in (1, 2, 3) for each in itertools.product(("a", "b", "B", "-"), repeat=count)]
+    for topic_filter in filters:
+        tells = bus.monitor.topic_filter_matches(topic_filter)
+        for topic in topics:
+            wanted = matches(topic_filter, topic)
+            assert tells(topic) is bus.monitor.topic_filter_matches(topic, topic_filter) is wanted
+
+
+def test_matching_refuses_what_is_no_filter_or_no_topic(bus: TypedEventBus) -> None:
+    """Scenario 83: null arguments are the null-type error, others the argument error."""
+    match: Any = bus.monitor.topic_filter_matches
+    for arguments in ((None,), (None, "a"), ("a", None), (None, None)):
+        with pytest.raises(NullEventError):
+            match(*arguments)
+    with pytest.raises(NullEventError):
+        match("a")(None)
+    for bad in [*BAD_FILTERS, 5, b"a", ["a"]]:
+        with pytest.raises(InvalidTopicError):
+            match(bad)
+        with pytest.raises(InvalidTopicError):
+            match("a", bad)
+    for bad in [*BAD_TOPICS, 5, b"a", ["a"]]:
+        with pytest.raises(InvalidTopicError):
+            match("*")(bad)
+        with pytest.raises(InvalidTopicError):
+            match(bad, "*")
+    with pytest.raises(ArgumentError):
+        match()
+    with pytest.raises(ArgumentError):
+        match("a", "a", "a")

@@ -1,0 +1,265 @@
+"""TypedEventPublisher (157.3.4, 157.9.6): one topic, checked once, until it is closed."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidEventError,
+    InvalidTopicError,
+    MessagingError,
+    NullEventError,
+)
+from messaging.services import ServiceRegistry
+from messaging.typedevent import RangePolicy, TypedEventBus, TypedEventPublisher
+from tests.typedevent.conftest import ORDERS, Gate, Order, Recorder, flush, in_threads, typed, untyped
+from tests.typedevent.test_publishing import INVALID_TOPICS, WILDCARDS
+
+
+@pytest.fixture
+def received(services: ServiceRegistry) -> Recorder:
+    recorder = Recorder()
+    untyped(services, recorder, "*")
+    return recorder
+
+
+def test_the_topic_of_a_publisher_is_that_it_was_made_for_even_when_it_is_closed(bus: TypedEventBus) -> None:
+    """Scenario 15; 157.9.6.4: it cannot be changed."""
+    publisher = bus.create_publisher("a/b")
+    assert publisher.topic == "a/b"
+    with pytest.raises(AttributeError):
+        publisher.topic = "c"  # type: ignore[misc]
+    publisher.close()
+    assert publisher.topic == "a/b"
+
+
+@pytest.mark.parametrize("topic", INVALID_TOPICS + WILDCARDS, ids=ascii)
+def test_an_invalid_topic_is_refused_when_the_publisher_is_made(bus: TypedEventBus, topic: str) -> None:
+    """Scenario 16; 157.3.4."""
+    for call in (lambda: bus.create_publisher(topic), lambda: bus.create_publisher(topic, Order)):
+        with pytest.raises(InvalidTopicError):
+            call()
+
+
+def test_no_topic_and_no_class_are_refused_when_the_publisher_is_made(bus: TypedEventBus) -> None:
+    """Scenario 16."""
+    anything: Any = bus.create_publisher
+    with pytest.raises(NullEventError):
+        anything(None)
+    with pytest.raises(NullEventError):
+        anything(None, Order)
+    with pytest.raises(InvalidTopicError, match="must be a str"):
+        anything(5)
+    with pytest.raises(ArgumentError, match="event_type must be a class"):
+        anything("a", "Order")
+
+    class Local:
+        x: int
+
+    with pytest.raises(InvalidTopicError, match="no topic can be made of the name"):
+        bus.create_publisher(Local)
+
+
+def test_a_publisher_of_a_class_has_the_topic_of_its_name_unless_one_is_given(
+    bus: TypedEventBus, received: Recorder
+) -> None:
+    """Scenario 17; 157.9.3.1 to 157.9.3.3."""
+    by_class, by_both = bus.create_publisher(Order), bus.create_publisher("a", Order)
+    assert (by_class.topic, by_both.topic) == (ORDERS, "a")
+    by_class.deliver(Order(1))
+    by_both.deliver(Order(2))
+    by_class.deliver_untyped({"id": 3})
+    flush(bus)
+    assert [*zip(received.topics, received.of("id"), strict=True)] == [(ORDERS, 1), ("a", 2), (ORDERS, 3)]
+
+
+def test_closing_a_publisher_once_more_does_nothing(bus: TypedEventBus) -> None:
+    """Scenario 18; 157.9.6.1, 157.9.6.5."""
+    publisher = bus.create_publisher("a")
+    assert publisher.is_open
+    publisher.close()
+    assert not publisher.is_open
+    publisher.close()
+    assert not publisher.is_open
+
+
+def test_a_closed_publisher_delivers_nothing_and_says_so(bus: TypedEventBus, received: Recorder) -> None:
+    """Scenario 19; 157.3.4, 157.9.6.1."""
+    publisher = bus.create_publisher("a", Order)
+    publisher.deliver(Order(1))
+    publisher.close()
+    with pytest.raises(ClosedError, match="the publisher for 'a' is closed"):
+        publisher.deliver(Order(2))
+    with pytest.raises(ClosedError):
+        publisher.deliver_untyped({"id": 3})
+    with pytest.raises(ClosedError), publisher:
+        pass
+    flush(bus)
+    assert received.of("id") == [1]  # what was published before that is delivered
+
+
+def test_a_closed_publisher_refuses_no_event_as_well(bus: TypedEventBus) -> None:
+    """Scenario 20: which of the two errors it is, is not said; here it is that of closing."""
+    publisher = bus.create_publisher("a")
+    publisher.close()
+    with pytest.raises(MessagingError) as raised:
+        publisher.deliver(None)
+    assert isinstance(raised.value, ClosedError)
+    with pytest.raises(ClosedError):
+        publisher.deliver_untyped(None)  # type: ignore[arg-type]
+
+
+def test_an_open_publisher_refuses_no_event_and_what_is_none(bus: TypedEventBus, received: Recorder) -> None:
+    """Scenario 21; 157.9.6.2, 157.9.6.3."""
+    publisher = bus.create_publisher("a")
+    for call in (lambda: publisher.deliver(None), lambda: publisher.deliver_untyped(None)):  # type: ignore[arg-type]
+        with pytest.raises(NullEventError):
+            call()
+    for bad in (5, "text", object()):
+        for deliver in (publisher.deliver, publisher.deliver_untyped):
+            with pytest.raises(InvalidEventError):
+                deliver(bad)  # type: ignore[operator]
+    with pytest.raises(InvalidEventError, match="keys"):
+        publisher.deliver({5: 1})
+    assert publisher.is_open
+    publisher.deliver({"id": 1})
+    flush(bus)
+    assert received.data == [{"id": 1}]
+
+
+def test_publishers_of_one_topic_are_closed_one_by_one(bus: TypedEventBus, received: Recorder) -> None:
+    """Scenario 22."""
+    first, second = bus.create_publisher("a"), bus.create_publisher("a")
+    assert first is not second
+    first.close()
+    assert second.is_open
+    second.deliver_untyped({"id": 1})
+    flush(bus)
+    assert received.topics == ["a"]
+
+
+def test_a_publisher_is_closed_at_the_end_of_its_block_whatever_happens_there(
+    bus: TypedEventBus, received: Recorder
+) -> None:
+    """Scenario 23; 157.9.6: AutoCloseable."""
+    publisher = bus.create_publisher("a")
+
+    def fail() -> None:
+        with publisher as entered:
+            assert entered is publisher
+            publisher.deliver_untyped({"id": 1})
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    assert not publisher.is_open
+    with bus.create_publisher("a") as publisher:
+        assert publisher.is_open
+    assert not publisher.is_open
+    flush(bus)
+    assert received.of("id") == [1]
+
+
+def test_what_goes_through_publishers_and_through_the_bus_keeps_its_order(
+    bus: TypedEventBus, received: Recorder
+) -> None:
+    """Scenario 24; 157.3.3."""
+    a, b = bus.create_publisher("a"), bus.create_publisher("b", Order)
+    ways = itertools.cycle(
+        [
+            lambda number: a.deliver_untyped({"id": number}),
+            lambda number: bus.deliver(Order(number)),
+            lambda number: b.deliver(Order(number)),
+            lambda number: bus.deliver_untyped("a", {"id": number}),
+        ]
+    )
+    for number in range(1_000):
+        next(ways)(number)
+    flush(bus)
+    assert received.of("id") == [*range(1_000)]
+
+
+def test_a_publisher_of_a_closed_bus_says_so_and_does_not_hang(bus: TypedEventBus, received: Recorder) -> None:
+    """Scenario 25."""
+    publisher = bus.create_publisher("a")
+    bus.close()
+    for call in (lambda: publisher.deliver(Order(1)), lambda: publisher.deliver_untyped({"id": 1})):
+        with pytest.raises(ClosedError):
+            call()
+    with pytest.raises(ClosedError):
+        bus.create_publisher("a")
+    assert publisher.is_open  # it was not closed itself (157.9.6.5)
+    publisher.close()
+    assert received.events == []
+
+
+def test_a_publisher_that_waits_for_room_when_the_bus_is_closed_does_not_hang(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 25: its handler is ten thousand events behind, and never returns in time."""
+    gate = Gate()
+    untyped(services, gate, "a")
+    publisher = bus.create_publisher("a")
+    publisher.deliver_untyped({})
+    gate.wait()
+    for _ in range(10_000):
+        publisher.deliver_untyped({})
+    ended = threading.Event()
+
+    def publish() -> None:
+        publisher.deliver_untyped({})
+        ended.set()
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    assert not ended.wait(0.1)
+    bus.close(0.2)
+    thread.join(5)
+    assert not thread.is_alive()
+    gate.opened.set()
+
+
+def test_publishers_reach_handlers_and_recording_that_came_later(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """157.3.4: the topic is checked once; who gets it, each time."""
+    publisher = bus.create_publisher("a", Order)
+    publisher.deliver(Order(1))
+    received = Recorder()
+    registration = typed(services, received, "a", type=Order)
+    publisher.deliver(Order(2))
+    bus.monitor.configure_history_storage("a", RangePolicy.at_most(5))
+    publisher.deliver(Order(3))
+    flush(bus)
+    assert [each.id for each in received.data] == [2, 3]
+    assert bus.get_dto().recorded == 1
+    registration.unregister()
+    publisher.deliver(Order(4))
+    flush(bus)
+    assert [each.id for each in received.data] == [2, 3]
+
+
+def test_a_publisher_may_be_used_by_several_threads(bus: TypedEventBus, received: Recorder) -> None:
+    """157.9.6: thread-safe."""
+    publisher = bus.create_publisher("a")
+
+    def publish(thread: int) -> None:
+        for number in range(500):
+            publisher.deliver_untyped({"thread": thread, "n": number})
+
+    in_threads(4, publish)
+    flush(bus)
+    for thread in range(4):
+        assert [each["n"] for each in received.data if each["thread"] == thread] == [*range(500)]
+
+
+def test_a_publisher_shows_what_it_is(bus: TypedEventBus) -> None:
+    publisher = bus.create_publisher("a")
+    assert isinstance(publisher, TypedEventPublisher)
+    assert repr(publisher) == "<TypedEventPublisher for 'a', open>"
+    publisher.close()
+    assert repr(publisher) == "<TypedEventPublisher for 'a', closed>"

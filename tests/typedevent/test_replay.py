@@ -1,0 +1,514 @@
+"""Past events for new handlers (157.4.7): which, in what order, and without a seam to those that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError
+from messaging.services import ServiceRegistry
+from messaging.typedevent import (
+    EventTopics,
+    MonitorEvent,
+    RangePolicy,
+    Tolerance,
+    TypedEventBus,
+    TypedEventHandler,
+    UnhandledEventHandler,
+    UntypedEventHandler,
+)
+from tests.conformance.helpers import eventually
+
+PATIENCE = 10.0
+EVERYTHING = {"*": RangePolicy.unlimited()}
+
+
+@pytest.fixture
+def bus() -> Iterator[TypedEventBus]:
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING) as bus:
+        yield bus
+
+
+class Got(UntypedEventHandler):
+    """A handler that remembers topics and numbers; ``act`` is called first."""
+
+    def __init__(self, act: Callable[[str, dict[str, Any]], object] = lambda topic, event: None) -> None:
+        self.events: list[str] = []
+        self._act = act
+
+    def notify_untyped(self, topic: str, event: dict[str, Any]) -> None:
+        self._act(topic, event)
+        self.events.append(f"{topic} {event['n']}")
+
+
+def publish(bus: TypedEventBus, *events: str, **more: Any) -> None:
+    """``"a 1"`` is event 1 on topic ``a``."""
+    for event in events:
+        topic, number = event.split()
+        bus.deliver_untyped(topic, {"n": int(number), **more})
+
+
+def registered(bus: TypedEventBus, topics: Any, history: Any, **properties: Any) -> Got:
+    """A handler, registered, and what it gets at once."""
+    handler = Got()
+    given = {"event.topics": topics, "event.history": history, **properties}
+    bus.services.register(
+        UntypedEventHandler, handler, {name: each for name, each in given.items() if each is not None}
+    )
+    bus.flush().result(PATIENCE)
+    return handler
+
+
+# --- which events, and how many
+
+
+def test_the_newest_events_are_replayed_in_order_before_anything_newer(bus: TypedEventBus) -> None:
+    """Scenario 66; 157.4.7."""
+    publish(bus, *(f"a {n}" for n in range(1, 6)))
+    handler = registered(bus, "a", 3)
+    publish(bus, "a 6", "a 7")
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 3", "a 4", "a 5", "a 6", "a 7"]
+
+
+@pytest.mark.parametrize("history", [2, 3, 1_000_000, 2**40])
+def test_too_little_history_is_no_error(bus: TypedEventBus, history: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario 67; 157.4.7: what there is is replayed."""
+    publish(bus, "a 1", "b 2", "a 3")
+    assert registered(bus, "a", history).events == ["a 1", "a 3"]
+    assert registered(bus, "c", history).events == []
+    assert bus.name not in caplog.text
+
+
+@pytest.mark.parametrize("history", [0, None])
+def test_without_the_property_or_with_zero_nothing_is_replayed(bus: TypedEventBus, history: int | None) -> None:
+    """Scenario 68; 157.4.7: not set, it should be assumed to be zero."""
+    publish(bus, "a 1")
+    handler = registered(bus, "a", history)
+    publish(bus, "a 2")
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 2"]
+
+
+@pytest.mark.parametrize("bad", [-1, 2.5, 3.0, "3", "abc", True, [1], -(2**40)])
+def test_a_handler_with_an_invalid_history_must_be_ignored_and_logged(
+    bus: TypedEventBus, bad: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 69; 157.4.9: the log says which service it is. As it is updated to something valid, it is new."""
+    publish(bus, "a 1")
+    handler = Got()
+    registration = bus.services.register(UntypedEventHandler, handler, {"event.topics": "a", "event.history": bad})
+    publish(bus, "a 2")
+    bus.flush().result(PATIENCE)
+    assert handler.events == []
+    said = [each.getMessage() for each in caplog.records if f"{bus.name!r}: the handler" in each.getMessage()]
+    assert len(said) == 1
+    assert repr(registration.reference) in said[0]
+    assert "event.history must be an int of at least 0" in said[0]
+
+    registration.update({"event.topics": "a", "event.history": 1})
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 2"]
+    registration.update({"event.topics": "a", "event.history": bad})
+    publish(bus, "a 3")
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 2"]
+
+
+def test_an_invalid_history_is_refused_where_handlers_are_given_to_the_bus(bus: TypedEventBus) -> None:
+    several: list[Any] = [-1, 1.5, "3", True]
+    for bad in several:
+        with pytest.raises(ArgumentError, match=r"event.history must be an int of at least 0"):
+            bus.on("a", history=bad, handler=Got().notify_untyped)
+    assert bus.get_dto().handlers == ()
+
+
+def test_filtered_events_do_not_count(bus: TypedEventBus) -> None:
+    """Scenario 70; 157.4.7: filtered first, and of the rest the last N."""
+    for number in range(10):
+        publish(bus, f"a {number}", even=number % 2 == 0)
+    handler = registered(bus, "a", 3, **{"event.filter": "(even=true)"})
+    publish(bus, "a 10", even=False)
+    publish(bus, "a 11", even=True)
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 4", "a 6", "a 8", "a 11"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "replayed"),
+    [
+        ("a", ["a 1", "a 5"]),
+        ("a/b", ["a/b 2", "a/b 6"]),
+        ("a/+", ["a/b 2", "a/c 3", "a/b 6"]),
+        ("a/*", ["a/b 2", "a/c 3", "a/b/c 4", "a/b 6"]),
+        ("+", ["a 1", "a 5"]),
+        (["a", "a/c"], ["a 1", "a/c 3", "a 5"]),
+        (["a/b", "a/+", "a/*"], ["a/b 2", "a/c 3", "a/b/c 4", "a/b 6"]),
+        ("ab", []),
+        ([], []),
+        (None, []),
+    ],
+)
+def test_only_topics_that_the_handler_asks_for_are_replayed(
+    bus: TypedEventBus, topics: Any, replayed: list[str]
+) -> None:
+    """Scenarios 71 and 37; 157.4.7: exact topics, wildcards, several of them; each event once."""
+    publish(bus, "a 1", "a/b 2", "a/c 3", "a/b/c 4", "a 5", "a/b 6")
+    assert registered(bus, topics, 10).events == replayed
+
+
+def test_of_several_topics_the_newest_of_all_are_replayed_in_time_order(bus: TypedEventBus) -> None:
+    """Scenario 72; 157.4.7: chronological."""
+    publish(bus, "a 1", "b 2", "b 3", "c 4", "a 5", "b 6", "a 7")
+    assert registered(bus, ["b", "a"], 4).events == ["b 3", "a 5", "b 6", "a 7"]
+    assert registered(bus, "+", 3).events == ["a 5", "b 6", "a 7"]
+
+
+def test_never_more_than_asked_for_precede_what_is_new(bus: TypedEventBus) -> None:
+    """157.4.7: the only guarantee."""
+    publish(bus, *(f"a {n}" for n in range(50)))
+    for history in (1, 7, 49, 50, 51):
+        assert registered(bus, "a", history).events == [f"a {n}" for n in range(max(0, 50 - history), 50)]
+
+
+def test_only_recorded_topics_are_replayed() -> None:
+    with TypedEventBus(ServiceRegistry(), history={"a": RangePolicy.at_most(2)}) as bus:
+        publish(bus, "a 1", "b 2", "a 3", "a 4")
+        assert registered(bus, "*", 10).events == ["a 3", "a 4"]
+
+
+def test_a_handler_with_history_works_without_storage() -> None:
+    """Scenario 75; 157.4.7: it must not require that anything is replayed."""
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, history_capacity=0) as bus:
+        publish(bus, "a 1")
+        handler = registered(bus, "a", 5)
+        publish(bus, "a 2", "a 3")
+        bus.flush().result(PATIENCE)
+        assert handler.events == ["a 2", "a 3"]
+
+
+def test_more_can_be_replayed_than_a_handler_may_lag_behind() -> None:
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, history_capacity=-1) as bus:
+        publish(bus, *(f"a {n}" for n in range(12_000)))
+        handler = registered(bus, "a", 12_000)
+        publish(bus, "a 12000")
+        bus.flush().result(PATIENCE)
+        assert handler.events == [f"a {n}" for n in range(12_001)]
+        assert not any(each.dropped for each in bus.get_dto().handlers)
+
+
+# --- to whom
+
+
+@dataclasses.dataclass
+class Reading:
+    n: int
+
+
+def test_every_kind_of_handler_gets_past_events(bus: TypedEventBus) -> None:
+    got: dict[str, list[Any]] = defaultdict(list)
+
+    class Typed(TypedEventHandler[Reading]):
+        def notify(self, topic: str, event: Reading) -> None:
+            got["typed"].append(event)
+
+    @EventTopics("a")
+    class Declared(Typed):
+        def notify(self, topic: str, event: Reading) -> None:
+            got["declared"].append(event)
+
+    async def later(topic: str, event: dict[str, Any]) -> None:
+        got["coroutine"].append(event)
+
+    bus.deliver(Reading(1), "a")
+    publish(bus, "a 2")
+    bus.services.register(TypedEventHandler, Typed(), {"event.topics": "a", "event.history": 2})
+    bus.services.register(TypedEventHandler, Declared(), {"event.history": 1})
+    bus.services.register(UntypedEventHandler, later, {"event.topics": "a", "event.history": 2})
+
+    @bus.on("a", history=2)
+    def handle(event: Reading) -> None:
+        got["function"].append(event)
+
+    publish(bus, "a 3")
+    bus.flush().result(PATIENCE)
+    assert got == {
+        "typed": [Reading(1), Reading(2), Reading(3)],
+        "declared": [Reading(2), Reading(3)],
+        "coroutine": [{"n": 1}, {"n": 2}, {"n": 3}],
+        "function": [Reading(1), Reading(2), Reading(3)],
+    }
+
+
+def test_a_replay_does_not_make_events_unhandled_once_more(bus: TypedEventBus) -> None:
+    """Scenario 74: neither those that were handled, nor those that were not."""
+    unhandled: list[int] = []
+    bus.on_unhandled(handler=lambda event: unhandled.append(event["n"]))
+    first = registered(bus, "a", 0)
+    publish(bus, "a 1", "b 2")
+    assert registered(bus, "*", 5, **{"event.filter": "(n=3)"}).events == []
+    assert registered(bus, "*", 5).events == ["a 1", "b 2"]
+    assert first.events == ["a 1"]
+    assert unhandled == [2]
+
+
+def test_handlers_of_unhandled_events_may_not_ask_for_history(
+    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 60; 157.4.8."""
+    publish(bus, "a 1")
+    got: list[Any] = []
+    reference = bus.services.register(UnhandledEventHandler, got.append, {"event.history": 1}).reference
+    publish(bus, "a 2")
+    bus.flush().result(PATIENCE)
+    assert got == []
+    assert f"{bus.name!r}: the handler {reference!r} is ignored" in caplog.text
+
+
+def test_a_handler_that_was_there_before_the_bus_gets_what_comes() -> None:
+    services, handler = ServiceRegistry(), Got()
+    services.register(UntypedEventHandler, handler, {"event.topics": "a", "event.history": 5})
+    with TypedEventBus(services, history=EVERYTHING) as bus:
+        publish(bus, "a 1", "a 2")
+        bus.flush().result(PATIENCE)
+        assert handler.events == ["a 1", "a 2"]
+
+
+# --- updates
+
+
+def test_an_update_replays_nothing_once_more(bus: TypedEventBus) -> None:
+    """Scenario 76: nor the past of topics that it has not asked for before."""
+    publish(bus, "a 1", "b 2", "a 3")
+    handler = Got()
+    registration = bus.services.register(UntypedEventHandler, handler, {"event.topics": "a", "event.history": 1})
+    for topics, history in (("a", 5), (["a", "b"], 5), ("*", 1), ("*", 0), (["b", "a"], 3)):
+        registration.update({"event.topics": topics, "event.history": history})
+    publish(bus, "b 4")
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 3", "b 4"]
+
+
+def test_a_handler_that_is_unblocked_goes_on_with_what_is_new() -> None:
+    """157.4.6: its update lifts the block, and replays nothing."""
+    tolerance = Tolerance(failures=1)
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, tolerance=tolerance) as bus:
+        is_broken = True
+
+        def fail(topic: str, event: dict[str, Any]) -> None:
+            if is_broken:
+                raise LookupError("no paper")
+
+        handler = Got(fail)
+        properties = {"event.topics": "a", "event.history": 3}
+        publish(bus, "a 1")
+        registration = bus.services.register(UntypedEventHandler, handler, properties)
+        eventually(lambda: bus.get_dto().handlers[0].blocked, "it is blocked")
+        publish(bus, "a 2")
+        is_broken = False
+        registration.update(properties)
+        publish(bus, "a 3")
+        bus.flush().result(PATIENCE)
+        assert handler.events == ["a 3"]
+
+
+# --- the seam (scenario 73)
+
+
+class Telltale(str):
+    """A value that does something when a filter looks at it; that is, in the middle of a replay."""
+
+    __slots__ = ("act",)
+    act: Callable[[], object]
+
+    def __eq__(self, other: object) -> bool:
+        self.act()
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def telltale(act: Callable[[], object]) -> Telltale:
+    value = Telltale("yes")
+    value.act = act
+    return value
+
+
+def test_what_is_published_during_a_replay_comes_after_it(bus: TypedEventBus) -> None:
+    """Scenario 73; 157.4.7: delivery is delayed until all of the history is."""
+    live = iter(["a 10", "b 11", "c 12"])
+    value = telltale(lambda: publish(bus, *itertools.islice(live, 1), seen="yes"))
+    publish(bus, "a 1", "b 2", "a 3", seen=value)
+    handler = registered(bus, ["a", "b", "c"], 5, **{"event.filter": "(seen=yes)"})
+    assert next(live, None) is None
+    assert handler.events == ["a 1", "b 2", "a 3", "a 10", "b 11", "c 12"]
+
+
+def test_a_handler_that_goes_during_its_replay_gets_nothing_new(bus: TypedEventBus) -> None:
+    publish(bus, "a 1", "a 2", seen=telltale(lambda: registration.unregister()))
+    handler = Got()
+    properties = {"event.topics": "a", "event.history": 2, "event.filter": "(seen=yes)"}
+    # for another bus at first, so that there is a registration when the replay begins
+    registration = bus.services.register(UntypedEventHandler, handler, {**properties, "event.target": "(x=y)"})
+    registration.update(properties)
+    publish(bus, "a 3", seen="yes")
+    bus.flush().result(PATIENCE)
+    assert bus.get_dto().handlers == ()
+    assert handler.events in ([], ["a 1"], ["a 1", "a 2"])  # it was going while they were on their way
+
+
+class Publishing:
+    """Threads that publish all the time. Each event says where it is among those of its thread: in all, and by kind."""
+
+    TOPICS = ("seam/x", "seam/y", "seam/x", "seam/y/z", "noise/x", "noise/y")
+
+    def __init__(self, bus: TypedEventBus, count: int) -> None:
+        self._bus = bus
+        self._stop = threading.Event()
+        self.errors: list[BaseException] = []
+        # as many events are on their way as this lets through: monitors that lag too much would miss some
+        self._room = threading.Semaphore(2_000)
+        bus.on("*", handler=lambda _: self._room.release())
+        self._threads = [threading.Thread(target=self._run, args=(each,), daemon=True) for each in range(count)]
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        if self.errors:
+            raise self.errors[0]
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, thread: int) -> None:
+        places: dict[str, int] = defaultdict(int)
+        try:
+            for turn in itertools.count():
+                if self._stop.is_set():
+                    return
+                assert self._room.acquire(timeout=PATIENCE)
+                topic = self.TOPICS[turn % len(self.TOPICS)]
+                kinds = {
+                    "all",
+                    topic.partition("/")[0],
+                    topic,
+                    *(["fifth"] if topic[0] == "s" and turn % 5 == 0 else []),
+                }
+                for kind in kinds:
+                    places[kind] += 1
+                self._bus.deliver_untyped(topic, {"thread": thread, **{kind: places[kind] for kind in kinds}})
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            self.errors.append(error)
+
+
+class Witness:
+    """Remembers, by thread, the places of the events of one kind; and how many there were."""
+
+    def __init__(self, kind: str, *, has_gaps: bool = False) -> None:
+        self._kind = kind
+        self._has_gaps = has_gaps
+        self.places: dict[int, list[int]] = defaultdict(list)
+        self.count = 0
+
+    def __call__(self, topic: str, event: dict[str, Any]) -> None:
+        if self._kind in event:
+            self.places[event["thread"]].append(event[self._kind])
+        self.count += 1
+
+    def on_next(self, event: MonitorEvent) -> None:
+        self(event.topic, event.event_data)
+
+    def check(self) -> None:
+        for places in self.places.values():
+            steps = {after - before for before, after in itertools.pairwise(places)}
+            assert min(steps, default=1) > 0, f"doubled, or out of order: {self._kind} {places}"
+            assert self._has_gaps or steps <= {1}, f"missed: {self._kind} {places}"
+
+
+def test_nothing_is_lost_or_doubled_where_the_past_meets_the_present() -> None:
+    """Scenario 73; 157.4.7, 157.6.1: from some point on, everybody sees all of each thread once and in order.
+
+    Handlers and observers come and go by the hundreds, and policies change, while four threads publish.
+    """
+    history = {"seam/*": RangePolicy.unlimited()}
+    rounds = 100
+    choice = random.Random(157)
+    witnesses: list[Witness] = []
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+
+    def handlers(bus: TypedEventBus) -> None:
+        for _ in range(rounds):
+            wanted = choice.choice([0, 1, 10, 100])
+            kinds: dict[str, dict[str, Any]] = {
+                "seam/x": {"event.topics": "seam/x"},
+                "seam": {"event.topics": choice.choice(["seam/*", ["seam/+", "seam/y/z"], ["seam/x", "seam/*"]])},
+                "fifth": {"event.topics": "*", "event.filter": "(fifth=*)"},
+                "noise": {"event.topics": "noise/+"},
+            }
+            now = [Witness(kind, has_gaps=kind == "noise") for kind in kinds]
+            registrations = [
+                bus.services.register(UntypedEventHandler, each, {**properties, "event.history": wanted})
+                for each, properties in zip(now, kinds.values(), strict=True)
+            ]
+            eventually(lambda: all(each.count > wanted + 10 for each in now), "events of now")  # noqa: B023
+            for registration in registrations:
+                registration.unregister()
+            witnesses.extend(now)
+
+    def observers(bus: TypedEventBus) -> None:
+        for turn in range(rounds):
+            now = [Witness("seam"), Witness("noise", has_gaps=True), Witness("all", has_gaps=turn % 4 > 0)]
+            subscriptions = [bus.monitor.monitor_events((turn % 4) * 30).subscribe(each.on_next) for each in now]
+            eventually(lambda: all(each.count > 200 for each in now), "events of now")  # noqa: B023
+            for subscription in subscriptions:
+                subscription.dispose()
+            witnesses.extend(now)
+
+    def policies(bus: TypedEventBus) -> None:
+        while not is_over.is_set():
+            for topics, policy in (
+                ("noise/x", RangePolicy.exact(5)),
+                ("noise/+", RangePolicy.at_most(10)),
+                ("noise/*", RangePolicy.none()),
+                ("noise/y", RangePolicy.unlimited()),
+            ):
+                bus.monitor.configure_history_storage(topics, policy)
+                is_over.wait(0.001)
+            for topics in ("noise/+", "noise/x", "noise/y", "noise/*"):
+                bus.monitor.remove_history_storage(topics)
+                is_over.wait(0.001)
+
+    def run(work: Callable[[TypedEventBus], None], bus: TypedEventBus) -> None:
+        try:
+            work(bus)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    with TypedEventBus(ServiceRegistry(), history=history, history_capacity=2_000) as bus:
+        with Publishing(bus, 4):
+            threads = [threading.Thread(target=run, args=(each, bus), daemon=True) for each in (handlers, observers)]
+            changing = threading.Thread(target=run, args=(policies, bus), daemon=True)
+            for thread in (*threads, changing):
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            is_over.set()
+            changing.join(PATIENCE)
+            assert not any(thread.is_alive() for thread in (*threads, changing))
+        bus.flush().result(PATIENCE)
+        assert errors == []
+        assert len(witnesses) == rounds * 7
+        assert bus.get_dto().missed == 0
+    for each in witnesses:
+        each.check()

@@ -1,0 +1,323 @@
+"""Topic patterns of handlers (157.4.3), and what changes when they are updated."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging.errors import InvalidTopicError
+from messaging.services import ServiceRegistry
+from messaging.typedevent import RangePolicy, TypedEventBus, TypedEventHandler, UntypedEventHandler
+from tests.typedevent.conftest import (
+    PATIENCE,
+    Order,
+    Recorder,
+    flush,
+    handler_of,
+    ignored,
+    in_threads,
+    named,
+    typed,
+    unhandled,
+    untyped,
+)
+
+INVALID_PATTERNS = [
+    *("", "/", "/a", "a/", "a//b", "a.b", "a b", "foo*", "foo*/bar", "*/foo", "a/*/b", "**", "a/**", "foo/+bar"),
+    *("foo+/bar", "++", "a/+*", "+*", "*/", "/*", "/+", "#", "a/#", "a\n", "a/*\n", "*\n", "+\n"),
+]
+
+
+@pytest.mark.parametrize("pattern", INVALID_PATTERNS, ids=ascii)
+def test_one_bad_pattern_among_good_ones_makes_the_handler_ignored(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture, pattern: str
+) -> None:
+    """Scenario 41; 157.4.9, 157.4.3.1, 157.4.3.2: of all kinds. Aries keeps what is good."""
+    handler = Recorder()
+    for register, more in ((untyped, {}), (unhandled, {}), (typed, {"type": Order})):
+        for topics in ([pattern, "good"], ["good", pattern], pattern):
+            registration = register(services, handler, topics, **more)
+            assert handler_of(bus, registration) is None
+            ignored(caplog, registration)
+    with pytest.raises(InvalidTopicError):
+        bus.on("good", pattern, handler=handler.notify)
+    bus.deliver(Order(1), "good")
+    flush(bus)
+    assert handler.events == []
+
+
+def test_an_event_that_several_patterns_of_a_handler_match_arrives_once(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 42."""
+    handlers = [Recorder(), Recorder(), Recorder()]
+    patterns = ["foo/bar", "foo/*", "foo/+", "*", "+/bar", "+/+", "+/*", "foo/bar"]
+    untyped(services, handlers[0], patterns)
+    untyped(services, handlers[1], patterns, filter="(n=1)")
+    typed(services, handlers[2], patterns, type=dict[str, int])
+    bus.deliver_untyped("foo/bar", {"n": 1})
+    flush(bus)
+    assert [each.topics for each in handlers] == [["foo/bar"]] * 3
+
+
+def test_patterns_with_the_same_beginning_do_not_replace_each_other(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 43: Aries keys them by their literal prefix."""
+    handler = Recorder()
+    registration = untyped(services, handler, ["foo/+/a", "foo/+/b"])
+    topics = ["foo/x/a", "foo/x/b", "foo/x/c", "foo/a", "foo/x/a/y"]
+    for topic in topics:
+        bus.deliver_untyped(topic, {})
+    flush(bus)
+    assert handler.topics == ["foo/x/a", "foo/x/b"]
+    registration.update(named("foo/+/b"))
+    for topic in topics:
+        bus.deliver_untyped(topic, {})
+    flush(bus)
+    assert handler.topics[2:] == ["foo/x/b"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        # the examples of 157.4.3.1 and 157.4.3.2
+        ("foo/+/foobar", ["foo/bar/foobar", "foo/baz/foobar"], ["foo/foobar", "foo/bar/foobar/baz"]),
+        ("foo/*", ["foo/bar", "foo/baz", "foo/bar/baz"], ["foo", "foo-bar/fizzbuzz", "foo-bar/x"]),
+        ("+", ["a", "foo", "-"], ["a/b", "foo/bar"]),
+        ("*", ["a", "a/b", "a/b/c"], []),
+        ("+/*", ["a/b", "a/b/c"], ["a"]),
+        ("+/+", ["a/b"], ["a", "a/b/c"]),
+        ("a/+/*", ["a/b/c", "a/b/c/d"], ["a", "a/b", "b/b/c"]),
+        ("+/b/+", ["a/b/c"], ["a/c/c", "a/b", "a/b/c/d"]),
+        ("a/b", ["a/b"], ["a", "a/b/c", "A/b", "a/bb", "a-b"]),
+        ("a/+", ["a/b", "a/$", "a/é"], ["a", "a/b/c", "ab"]),
+    ],
+)
+def test_a_pattern_matches_what_the_specification_says(
+    bus: TypedEventBus, services: ServiceRegistry, pattern: str, matching: list[str], others: list[str]
+) -> None:
+    """Scenario 44; 157.4.3.1, 157.4.3.2: for handlers of all kinds."""
+    handlers = [Recorder(), Recorder(), Recorder()]
+    untyped(services, handlers[0], pattern)
+    typed(services, handlers[1], [pattern], type=dict[str, int])
+    untyped(services, handlers[2], pattern, filter="(n=1)")
+    left = Recorder()
+    unhandled(services, left, pattern)
+    for topic in (*others, *matching):
+        bus.deliver_untyped(topic, {"n": 1})
+    flush(bus)
+    assert [each.topics for each in handlers] == [matching] * 3
+    assert left.topics == []
+    for each in bus.get_dto().handlers:
+        if each.kind != "UnhandledEventHandler":
+            assert each.topics == (pattern,)
+
+
+def test_of_unhandled_events_the_patterns_that_match_count_too(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """157.4.8, 157.14."""
+    left = Recorder()
+    unhandled(services, left, ["a/+", "b/*"])
+    for topic in ("a", "a/b", "a/b/c", "b", "b/c", "b/c/d", "c/d"):
+        bus.deliver_untyped(topic, {})
+    flush(bus)
+    assert left.topics == ["a/b", "b/c", "b/c/d"]
+
+
+# --- updates
+
+
+def test_after_an_update_the_new_topics_arrive_and_the_old_ones_do_not(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 45."""
+    handler, left = Recorder(), Recorder()
+    registration = untyped(services, handler, ["a", "b/*"])
+    unhandled(services, left)
+    topics = ["a", "b/x", "c/x"]
+    for topics_now in (["a", "b/*"], ["b/+", "c/*"], "c/x", ["a", "b/*"], "*"):
+        registration.update(named(topics_now))
+        for topic in topics:
+            bus.deliver_untyped(topic, {})
+        flush(bus)
+    expected = ["a", "b/x", "b/x", "c/x", "c/x", "a", "b/x", "a", "b/x", "c/x"]
+    assert handler.topics == expected
+    assert left.topics == ["c/x", "a", "a", "b/x", "c/x"]
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["unrecorded", "recorded"])
+def test_updates_lose_and_double_nothing_of_the_topics_that_stay(services: ServiceRegistry, is_recorded: bool) -> None:
+    """Scenario 45: while four threads publish."""
+    history = {"kept/*": RangePolicy.at_most(1)} if is_recorded else {}
+    with TypedEventBus(services, history=history) as bus:
+        handlers: list[tuple[Recorder, list[dict[str, Any]]]] = [
+            (Recorder(), [named(["kept/*", "a"]), named(["b", "kept/*"]), named(["kept/*", "kept/+"], ranking=3)]),
+            (Recorder(), [named(["*", "kept/x"]), named("kept/+"), named(["kept/*"], filter="(n>=0)"), named("+/+")]),
+            (Recorder(), [named("kept/*", filter=each) for each in ("(n>=0)", "(n=*)", "", "(!(n<=-1))")]),
+            (Recorder(), [named("kept/*", type=each) for each in (dict[str, int], dict[str, Any])]),
+        ]
+        left = Recorder()
+        unhandled(services, left, "kept/*")
+        registrations = [
+            services.register(
+                TypedEventHandler if "event.type" in properties[0] else UntypedEventHandler, handler, properties[0]
+            )
+            for handler, properties in handlers
+        ]
+        stop = threading.Event()
+        rounds = 0
+        published = [0] * 4
+
+        def update() -> None:
+            nonlocal rounds
+            while not stop.is_set():
+                rounds += 1
+                for registration, (_, properties) in zip(registrations, handlers, strict=True):
+                    registration.update(properties[rounds % len(properties)])
+
+        def publish(thread: int) -> None:
+            while rounds < 100 or published[thread] < 1_000:
+                bus.deliver_untyped(f"kept/{thread}", {"n": published[thread]})
+                bus.deliver_untyped("a", {"n": 0})
+                published[thread] += 1
+                time.sleep(0)  # the one that updates has to come in between
+
+        updating = threading.Thread(target=update, daemon=True)
+        updating.start()
+        try:
+            in_threads(4, publish)
+        finally:
+            stop.set()
+            updating.join(PATIENCE)
+        flush(bus)
+        for handler, _ in handlers:
+            for thread in range(4):
+                received = [event["n"] for topic, event in handler.events if topic == f"kept/{thread}"]
+                assert received == [*range(published[thread])]
+        assert left.events == []
+
+
+def test_an_update_that_is_wrong_ends_the_handler_and_one_that_is_right_begins_it_again(
+    bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """157.4.9."""
+    handler = Recorder()
+    registration = untyped(services, handler, "a")
+    wrong: list[dict[str, Any]] = [
+        named("a*"),
+        named("a", filter="(n=1"),
+        named("a", history=-1),
+        named("a", timeout="long"),
+        named("a", principal=5),
+    ]
+    for number, properties in enumerate(wrong):
+        registration.update(properties)
+        assert handler_of(bus, registration) is None
+        bus.deliver_untyped("a", {"n": 2 * number})
+        assert len([each for each in caplog.messages if "is ignored" in each]) == number + 1
+        registration.update(named("a"))
+        bus.deliver_untyped("a", {"n": 2 * number + 1})
+        flush(bus)  # what waits for a handler that is ignored from now on is not delivered
+    assert handler.of("n") == [1, 3, 5, 7, 9]
+
+
+def test_an_update_replays_nothing_once_more(services: ServiceRegistry) -> None:
+    """Scenario 76: of topics that the handler had before."""
+    with TypedEventBus(services, history={"*": RangePolicy.unlimited()}) as bus:
+        for number in range(5):
+            bus.deliver_untyped("a", {"n": number})
+        handler = Recorder()
+        registration = untyped(services, handler, "a", history=3)
+        flush(bus)
+        assert handler.of("n") == [2, 3, 4]
+        for properties in (named("a", history=3), named("a", history=5), named(["a", "b"], history=3, ranking=1)):
+            registration.update(properties)
+            flush(bus)
+        bus.deliver_untyped("a", {"n": 5})
+        flush(bus)
+        assert handler.of("n") == [2, 3, 4, 5]
+
+
+def test_what_waits_during_an_update_is_delivered(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """Scenario 45: also of topics that it has no more; it was published before."""
+    opened = threading.Event()
+    received: list[int] = []
+
+    def handle(topic: str, event: dict[str, Any]) -> None:
+        assert opened.wait(PATIENCE)
+        received.append(event["n"])
+
+    registration = untyped(services, handle, ["a", "b"])
+    for number in range(10):
+        bus.deliver_untyped("ab"[number % 2], {"n": number})
+    registration.update(named("b"))
+    bus.deliver_untyped("a", {"n": 10})
+    bus.deliver_untyped("b", {"n": 11})
+    opened.set()
+    flush(bus)
+    assert received == [*range(10), 11]
+
+
+# --- nothing is left
+
+
+def nodes(bus: TypedEventBus) -> int:
+    return len(bus._dispatcher._trie)
+
+
+def test_ten_thousand_handlers_that_came_and_went_leave_nothing(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    """Scenario 46: neither patterns nor routes, handlers or threads."""
+    other = Recorder()
+    untyped(services, other, "stays/+/*")
+    size, threads = nodes(bus), threading.active_count()
+    patterns: list[Callable[[int], Any]] = [
+        lambda number: f"a/{number}/*",
+        lambda number: [f"a/+/{number % 100}", "a/*", "+", "*"],
+        lambda number: f"{number}/+/b/+/*",
+        lambda number: f"a/b/c/{number % 7}",
+        lambda number: ["stays/+/*", f"stays/{number}/b"],
+    ]
+    handler = Recorder()
+    for number in range(10_000):
+        registration = untyped(services, handler, patterns[number % 5](number))
+        if number % 10 == 0:
+            bus.deliver_untyped(f"a/{number}/x", {})
+        if number % 10 == 1:
+            registration.update(named(patterns[number % 4](number)))
+        registration.unregister()
+    flush(bus)
+    assert nodes(bus) == size
+    assert len(bus.get_dto().handlers) == 1
+    assert bus._dispatcher.routes == {}
+    assert threading.active_count() <= threads + 3
+    bus.deliver_untyped("stays/a/b", {})
+    flush(bus)
+    assert other.topics == ["stays/a/b"]
+
+
+def test_handlers_that_went_are_forgotten(bus: TypedEventBus, services: ServiceRegistry) -> None:
+    import weakref
+
+    handlers = [Recorder() for _ in range(5)]
+    registrations = [untyped(services, each, "a/*") for each in handlers]
+    bus.deliver_untyped("a/b", {})
+    flush(bus)
+    gone = [weakref.ref(each) for each in handlers]
+    for registration in registrations:
+        registration.unregister()
+    del handlers, registrations, registration
+
+    def all_gone() -> bool:
+        gc.collect()
+        return not any(each() for each in gone)
+
+    deadline = time.monotonic() + PATIENCE
+    while not all_gone():  # a delivery thread may have the last one in its hands for a moment
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert nodes(bus) == 0
