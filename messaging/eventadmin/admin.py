@@ -2,8 +2,9 @@
 
 **Posted events** go through one queue, handler by handler: who gets an event is determined when it is posted, and all
 of them have returned from it before anybody gets the next one (requirement 15). Handlers that do without
-(``async.unordered``) have queues of their own. A handler that has been unregistered meanwhile is not called. If its
-filter was changed meanwhile, it is called: the filter is applied when the event is posted.
+(``async.unordered``) have queues of their own. A handler that has been unregistered meanwhile is not called, nor one
+whose principal may not have the event any more. If its filter was changed meanwhile, it is called: the filter is
+applied when the event is posted.
 
 **Sent events** are handled before ``send_event`` returns, handler by handler, on the thread that sends. With a
 ``send_timeout`` each handler is called on a thread of its own instead, and whoever sends does not wait any longer.
@@ -15,15 +16,19 @@ with the next handler on another thread. No lock is held while a handler runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import inspect
 import itertools
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from messaging.coroutines import is_coroutine, running_loop
+from messaging.coroutines import handlers_loop, is_coroutine, running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import (
     Handler,
@@ -31,16 +36,20 @@ from messaging.dispatch.handler import (
     Terms,
     Tolerance,
     dto_of,
+    is_awaitable,
+    name_of,
     read_filter,
     read_principal,
     read_timeout,
     read_topics,
+    run_elsewhere,
 )
 from messaging.dispatch.lanes import ThreadLane
-from messaging.dispatch.permission import TopicPermission
+from messaging.dispatch.permission import TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import parse_filter
-from messaging.errors import ArgumentError, ClosedError, NullEventError
+from messaging.errors import ArgumentError, ClosedError, DeadlineError, NullEventError
+from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
@@ -51,7 +60,7 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
-    from messaging.dispatch.permission import Principal, TopicPolicy
+    from messaging.dispatch.permission import Principal
     from messaging.services import ServiceProperties, ServiceReference
 
 logger = logging.getLogger(__name__)
@@ -59,8 +68,14 @@ logger = logging.getLogger(__name__)
 #: exceptions do not block a handler (5.3.1), not returning does (5.3.2)
 TOLERANCE: Final = Tolerance(failures=0)
 
-#: the event that is being delivered in this context
-delivering: contextvars.ContextVar[Event | None] = contextvars.ContextVar("delivering", default=None)
+#: what :data:`within` holds if all this happens since something was logged
+QUIET: Final = object()
+
+#: the EventAdmins whose handlers this context runs in: a thread, or a task and those it starts
+within: Final[contextvars.ContextVar[tuple[object, ...]]] = contextvars.ContextVar("within", default=())
+
+#: tasks of handlers that nobody waits for any more, until they end: event loops hold them weakly
+_stragglers: Final[set[asyncio.Task[None]]] = set()
 
 _numbers: Final = itertools.count(1)
 
@@ -76,11 +91,32 @@ class AdminTerms(Terms):
     is_ordered: bool = True
 
 
+class _Making:
+    """A service that is being made, by one thread; others wait."""
+
+    __slots__ = ("_done", "_thread")
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._done = threading.Event()
+
+    def wait(self) -> None:
+        """Until it is made, or has failed."""
+        if self._thread == threading.get_ident():
+            raise ArgumentError("it is not made yet: its own factory caused an event for it")
+        self._done.wait()
+
+    def end(self) -> None:
+        """Made, or failed."""
+        self._done.set()
+
+
 class AdminHandler(Handler[Event]):
     """A handler. If its service is a prototype, it is made with its first event; it is let go of when unregistered.
 
     Args:
-        services: where it is registered.
+        admin: whose handler it is.
+        dispatcher: of ``admin``.
         queue: of all posted events.
         reference, terms, options: see :class:`Handler`.
     """
@@ -88,49 +124,101 @@ class AdminHandler(Handler[Event]):
     terms: AdminTerms
 
     def __init__(
-        self, reference: ServiceReference, terms: AdminTerms, *, services: ServiceRegistry, queue: Lane, **options: Any
+        self,
+        reference: ServiceReference,
+        terms: AdminTerms,
+        *,
+        admin: EventAdmin,
+        dispatcher: Dispatcher[AdminHandler, Route],
+        queue: Queue,
+        **options: Any,
     ) -> None:
-        self._services = services
+        self._dispatcher = dispatcher
+        self._services = dispatcher.services
         self._queue = queue
         self._function: Callable[[Event], Any] | None = None
-        super().__init__(reference, self._call_service, terms, **options)
+        #: by whom it is being made; under ``None``, if by anybody
+        self._making: dict[None, _Making] = {}
+        #: whether it is a coroutine function; ``None`` if it is not made yet
+        self.is_coroutine: bool | None = None
+        #: grows when it is blocked: what was posted before that is not delivered
+        self.era = 0
+        #: lanes it had before it changed its mind about order, as long as something is in them; replaced
+        self._earlier: list[Lane] = []
+        self._inside = {False: (admin,), True: (admin, QUIET)}
+        super().__init__(reference, self._call_service, terms, block=dispatcher.block, **options)
         self._loop = running_loop()
 
     @property
     def name(self) -> str:
         """See ``Handler``."""
-        function = getattr(self._function, "__func__", self._function)
-        what = "" if function is None else f" ({getattr(function, '__qualname__', type(function).__name__)})"
-        return f"{self.reference!r}{what}"
+        function = self._function
+        return f"{self.reference!r}{'' if function is None else f' ({name_of(function)})'}"
 
     @property
     def is_active(self) -> bool:
-        """Whether it may be called (5.2.2, 5.3.2)."""
-        return self.is_registered and self.blocked is None
+        """Whether it may be called (5.2.2, 5.3.2). The registry knows first, and then tells."""
+        return self.blocked is None and self.is_registered and self._services.is_registered(self.reference)
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that are its own."""
+        lane = self.lane
+        return self._earlier if lane is self._queue else [*self._earlier, lane]
 
     @property
     def waiting(self) -> int:
-        """Events on their way to it; if it needs them in order, those of others are counted, too."""
-        return len(self.lane)
+        """Events on their way to it, but for those in the queue."""
+        return sum(map(len, self.lanes))
+
+    @property
+    def dropped(self) -> int:
+        """See ``Handler``."""
+        return self._dropped_before + (0 if self.lane is self._queue else self.lane.dropped)
+
+    def miss(self) -> None:
+        """There was no room for an event."""
+        self._dropped_before += 1
 
     # --- its service
 
     def fetch(self) -> Callable[[Event], Any] | None:
-        """The function to call; ``None`` if it was unregistered. Raises what its factory raises."""
-        if self._function is None:
-            service = self._services.get(self.reference)
-            if service is None:
-                return None
-            function = getattr(service, "handle_event", service)
-            if not callable(function):
-                raise ArgumentError(f"a {type(service).__name__} is neither a function nor has handle_event()")
-            if self._function is None:  # two threads may have its first event
+        """The function to call; ``None`` if it was unregistered. Raises what its factory raises.
+
+        It is made once: who comes while another thread makes it waits for that.
+        """
+        while (function := self._function) is None:
+            mine = _Making()
+            making = self._making.setdefault(None, mine)  # in one step
+            if making is not mine:
+                making.wait()
+                continue
+            try:
+                function = self._function or self._get()
                 self._function = function
-        return self._function
+            finally:
+                del self._making[None]
+                mine.end()
+            if function is None or not self.is_registered:
+                self._function = None
+                return None
+        return function
+
+    def _get(self) -> Callable[[Event], Any] | None:
+        service = self._services.get(self.reference) if self.is_registered else None
+        if service is None:
+            return None
+        function = getattr(service, "handle_event", service)
+        if not callable(function):
+            raise ArgumentError(f"a {type(service).__name__} is neither a function nor has handle_event()")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ArgumentError(f"{name_of(function)} is a generator function: nothing of it would run")
+        self.is_coroutine = is_coroutine(function)
+        return function  # type: ignore[no-any-return]
 
     def runs_on(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether it is a coroutine function that runs on this loop."""
-        return self._loop is loop and self._function is not None and is_coroutine(self._function)
+        return bool(self.is_coroutine) and (self._loop or handlers_loop()) is loop
 
     def _call_service(self, event: Event) -> Any:
         function = self.fetch()
@@ -143,7 +231,7 @@ class AdminHandler(Handler[Event]):
         if self.terms.is_ordered:
             return self._queue
         lane: Lane = ThreadLane(
-            self.receive_if_active,
+            self._receive_unordered,
             self._pool,
             self.name,
             timeout=self.timeout,
@@ -152,14 +240,28 @@ class AdminHandler(Handler[Event]):
         )
         return lane
 
-    def give_up(self, lane: Lane) -> int:
+    def give_up(self, lane: Lane) -> int:  # noqa: ARG002  # all of its lanes
         """See ``Handler``: what waits for it among others is passed over when it comes up."""
-        return 0 if lane is self._queue else super().give_up(lane)
+        waiting = self._queue.waiting()[self]
+        self.era += 1
+        lost = waiting + sum(each.close() for each in self.lanes)
+        self._dropped_before += lost
+        return lost
+
+    def unblock(self) -> None:
+        """See ``Handler``."""
+        self._dropped_before = self.dropped
+        self._earlier = []
+        if self._loop is not None and self._loop.is_closed():
+            self._loop = running_loop()
+        self.lane = self.new_lane()
+        self.blocked = None
+        self.failures_in_a_row = 0
 
     def removed(self) -> None:
         """See ``Handler``."""
-        if self.lane is not self._queue:
-            super().removed()
+        for each in self.lanes:
+            each.close()
         self._function = None
 
     def take_over(self, terms: AdminTerms) -> None:
@@ -167,49 +269,177 @@ class AdminHandler(Handler[Event]):
         was_ordered = self.terms.is_ordered
         self.terms = terms
         if terms.is_ordered != was_ordered:
-            # what waits in the old one is delivered: its lane is not closed
+            self._dropped_before = self.dropped
+            # what waits there is delivered
+            self._earlier = [each for each in self.lanes if len(each) or each.is_scheduled]
             self.lane = self.new_lane()
-        elif self.lane is not self._queue:
-            self.lane.timeout = self.timeout
+        for each in self.lanes:
+            each.timeout = self.timeout
+
+    def _stalled(self, lane: Lane) -> None:
+        self._block(self, self.lane, _too_long(lane.timeout))
+        self._dropped_before += lane.close()  # if it is not closed by that, it is one that it had before
 
     # --- events
 
     def accepts(self, event: Event) -> bool:
         """Whether an event passes its filter."""
+        wanted = self.terms.filter  # read once: an update may take it away meanwhile
         try:
-            return self.terms.filter is None or event.matches(self.terms.filter)
+            return wanted is None or event.matches(wanted)
         except Exception:
             logger.exception("%s: its filter failed on %s", self.name, self.describe(event))
             return False
 
     def call(self, event: Event) -> Any:
         """See ``Handler``."""
-        return self.function(event)
+        return self._call_service(event)
 
-    def receive(self, event: Event) -> None:
-        """See ``Handler``."""
-        token = delivering.set(event)
+    def receive(
+        self,
+        event: Event,
+        is_quiet: bool = False,
+        limit: float = 0.0,
+        waits: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """Give it an event.
+
+        Args:
+            event: what it gets.
+            is_quiet: the event was posted since something was logged.
+            limit: how long what it returns may take, if that has to be awaited, seconds; 0: for ever.
+            waits: an event loop that waits for this.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: on the main thread, where they are no affair of handlers. Nothing else.
+        """
+        token = within.set(self._context_of(event, is_quiet))
         try:
-            super().receive(event)
+            function = self._function or self.fetch()
+            found = None if function is None else function(event)
+            if found is not None and is_awaitable(found):
+                self._wait_for(found, limit, waits)
+        except BaseException as error:  # whatever a handler raises, the others get their events
+            if is_interrupt(error):
+                raise
+            self._failed(event, error)
+        else:
+            if self.failures_in_a_row:
+                self.failures_in_a_row = 0
         finally:
-            delivering.reset(token)
+            within.reset(token)
 
-    def receive_if_active(self, event: Event) -> None:
-        """Give it a posted event, unless it was unregistered or blocked meanwhile."""
-        if self.is_active:
-            self.receive(event)
+    def _context_of(self, event: Event, is_quiet: bool) -> tuple[object, ...]:
+        inside = self._inside[is_quiet or event.topic == LOG_TOPIC]
+        outside = within.get()
+        return tuple(dict.fromkeys((*outside, *inside))) if outside else inside
+
+    def _wait_for(self, found: Any, limit: float, waits: asyncio.AbstractEventLoop | None) -> None:
+        loop = found.get_loop() if asyncio.isfuture(found) else self._loop or handlers_loop()
+        if loop is waits or loop is running_loop():
+            if inspect.iscoroutine(found):
+                found.close()
+            raise ArgumentError("it returned what the event loop has to await that waits for it: use asend_event()")
+        begun = time.monotonic()
+        try:
+            run_elsewhere(found, loop, limit)
+        except ClosedError:
+            if not loop.is_closed():
+                raise
+            self._block(self, self.lane, "the event loop it ran on is closed")
+        except DeadlineError:
+            if not limit or time.monotonic() - begun < limit:
+                raise
+            self._block(self, self.lane, _too_long(limit))
+
+    def receive_posted(self, event: Event, is_quiet: bool) -> None:
+        """Give it a posted event, unless it was unregistered or blocked meanwhile, or may not have it any more."""
+        dispatcher = self._dispatcher
+        if self.is_active and (
+            dispatcher.policy is None or dispatcher.may(self.terms.principal, TopicPermission.SUBSCRIBE, event.topic)
+        ):
+            self.receive(event, is_quiet, self.timeout)
+
+    def _receive_unordered(self, item: tuple[Event, bool]) -> None:
+        self.receive_posted(*item)
 
     async def receive_async(self, event: Event) -> None:
         """Give it an event, on its loop."""
-        token = delivering.set(event)
+        token = within.set(self._context_of(event, is_quiet=False))
         try:
-            await self._receive_async(event)
+            found = self.call(event)
+            if found is not None:
+                await found
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # whoever sends gives up
+            self._failed(event, error)  # of something that the handler awaited
+        except GeneratorExit:
+            raise  # its loop was closed on it: it is never to be awaited again
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self._failed(event, error)
+        else:
+            if self.failures_in_a_row:
+                self.failures_in_a_row = 0
         finally:
-            delivering.reset(token)
+            with contextlib.suppress(ValueError):  # it ends elsewhere if its loop was closed on it
+                within.reset(token)
+
+    def fail(self, event: Event, error: Exception) -> None:
+        """It did not get as far as to be called with an event."""
+        token = within.set(self._context_of(event, is_quiet=False))
+        try:
+            self._failed(event, error)
+        finally:
+            within.reset(token)
+
+    def _failed(self, event: Event, error: BaseException) -> None:
+        # logging raises what filters of log records raise
+        with contextlib.suppress(Exception):
+            super()._failed(event, error)
 
     def describe(self, event: Event) -> str:
         """See ``Handler``."""
         return f"the event {event.topic!r}"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether this ends the program, rather than being the failure of a handler that happened to run."""
+    return isinstance(error, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread()
+
+
+def _too_long(seconds: float) -> str:
+    return f"it took more than {seconds:g} s for one event"
+
+
+#: whose turn it is; its era when the event was posted; the event; whether that was since something was logged
+_Item: TypeAlias = tuple[AdminHandler, int, Event, bool]
+
+
+class Queue(ThreadLane):
+    """All posted events, handler by handler."""
+
+    def waiting(self) -> Counter[AdminHandler]:
+        """How many events wait for whom."""
+        items = [item for item in self._items.copy() if type(item) is tuple]
+        return Counter(handler for handler, era, _, _ in items if handler.era == era)
+
+
+class Route:
+    """What there is to know to publish to one topic. Immutable.
+
+    Args:
+        handlers: those that match it, the preferred first.
+    """
+
+    __slots__ = ("handlers", "is_filtered")
+
+    def __init__(self, handlers: list[AdminHandler]) -> None:
+        self.handlers = handlers
+        self.is_filtered = any(each.terms.filter is not None for each in handlers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +450,7 @@ class EventAdminDTO:
     handlers: tuple[HandlerDTO, ...]
     #: threads that deliver now
     threads: int
-    #: posted events times handlers that are still to come, but for those without order
+    #: posted events that are still to come, once for each handler
     waiting: int
 
 
@@ -247,7 +477,7 @@ class EventAdmin(EventService):
         ArgumentError: one of these is not as described.
     """
 
-    _dispatcher: Dispatcher[AdminHandler, list[AdminHandler]]
+    _dispatcher: Dispatcher[AdminHandler, Route]
 
     def __init__(
         self,
@@ -264,6 +494,10 @@ class EventAdmin(EventService):
         super().__init__(f"event-admin-{next(_numbers)}" if name is None else name, threads)
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
+        if not isinstance(tolerance, Tolerance):
+            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
+        if permissions is not None and not isinstance(permissions, TopicPolicy):
+            raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
         self.services = default_registry() if services is None else services
         self._tolerance = tolerance
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
@@ -271,7 +505,7 @@ class EventAdmin(EventService):
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
         #: whose turn it is, of posted events
         self._current: AdminHandler | None = None
-        self._queue = ThreadLane(
+        self._queue = Queue(
             self._deliver, self._pool, f"the event admin {self.name!r}", timeout=0, stalled=self._stalled
         )
         self._open(
@@ -281,7 +515,7 @@ class EventAdmin(EventService):
                 (EventHandler,),
                 make=self._make,
                 change=self._change,
-                route=lambda _, handlers: handlers,
+                route=lambda _, handlers: Route(handlers),
                 policy=permissions,
             ),
             [(EventAdmin, self, self._properties)],
@@ -307,14 +541,23 @@ class EventAdmin(EventService):
             ClosedError: the service is closed.
         """
         handlers = self._handlers_for(event, principal)
-        ordered: list[tuple[AdminHandler, Event]] = []
+        queue, is_quiet = self._queue, QUIET in within.get()
+        ordered: list[_Item] = []
         for handler in handlers:
-            if handler.terms.is_ordered:
-                ordered.append((handler, event))
-            elif handler.lane.has_room():
-                handler.lane.put(event)
-        if ordered and self._queue.has_room():
-            self._queue.put_all(ordered)
+            lane = handler.lane
+            if lane is queue:
+                ordered.append((handler, handler.era, event, is_quiet))
+            elif lane.has_room():
+                lane.put((event, is_quiet))
+        if ordered:
+            if queue.has_room():
+                queue.put_all(ordered)
+            else:
+                for handler, *_ in ordered:
+                    handler.miss()
+        if queue.is_closed:
+            # by another thread, while this one was at it: what was put in time was delivered, or counted as lost
+            self._refuse_closed()
 
     def send_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
         """Publish an event synchronously: returns when all handlers have returned (5.2.1, 6.4.2).
@@ -332,47 +575,77 @@ class EventAdmin(EventService):
                 loop that runs here, which would wait for itself: use :meth:`asend_event`. Nobody gets the event then.
             PermissionDeniedError: the principal may not publish to its topic.
             ClosedError: the service is closed.
+            KeyboardInterrupt, SystemExit: raised while a handler had the event, on the main thread; it is raised again
+                when the others have had it, too.
         """
         seconds = self._seconds(timeout)
         handlers = self._handlers_for(event, principal)
-        here = running_loop()
-        if here is not None:
-            for handler in handlers:
-                self._fetch(handler)
-                if handler.runs_on(here):
-                    raise ArgumentError(
-                        f"{handler.name} runs on the event loop that would wait for it: use asend_event()"
-                    )
+        failed = self._refuse_waiting_for_itself(handlers)
+        interrupt: BaseException | None = None
         for handler in handlers:
             if not handler.is_active:
                 continue
-            if not seconds:
-                handler.receive(event)
-                continue
-            done = threading.Event()
-            self._receive_elsewhere(handler, event, done.set)
-            if not done.wait(handler.terms.timeout or seconds):
-                self._took_too_long(handler, handler.terms.timeout or seconds)
+            try:
+                if handler in failed:
+                    handler.fail(event, failed[handler])
+                elif not seconds:
+                    handler.receive(event)
+                else:
+                    limit = handler.terms.timeout or seconds
+                    done = threading.Event()
+                    self._receive_elsewhere(handler, event, limit, running_loop(), done.set)
+                    if not done.wait(limit):
+                        self._took_too_long(handler, limit)
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
+
+    @staticmethod
+    def _refuse_waiting_for_itself(handlers: list[AdminHandler]) -> dict[AdminHandler, Exception]:
+        """Refuse to send to coroutine functions on the event loop that runs here.
+
+        Returns:
+            Handlers that had to be made to see what they are, and could not be.
+        """
+        failed: dict[AdminHandler, Exception] = {}
+        here = running_loop() if any(each.is_coroutine is not False for each in handlers) else None
+        if here is None:
+            return failed
+        for handler in handlers:
+            try:
+                handler.fetch()
+            except Exception as error:  # noqa: BLE001
+                failed[handler] = error
+            if handler.runs_on(here):
+                raise ArgumentError(f"{handler.name} runs on the event loop that would wait for it: use asend_event()")
+        return failed
 
     async def asend_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
-        """As :meth:`send_event`, for event loops: handlers that are functions are called on other threads."""
+        """As :meth:`send_event`, for event loops: handlers that are functions are called on other threads.
+
+        If it is cancelled, the handler that has the event is cancelled, if it is a coroutine function; those after it
+        do not get the event.
+        """
         seconds = self._seconds(timeout)
         here = asyncio.get_running_loop()
         for handler in self._handlers_for(event, principal):
             if not handler.is_active:
                 continue
-            self._fetch(handler)
-            limit = (handler.terms.timeout or seconds) if seconds else None
-            try:
-                async with asyncio.timeout(limit):
-                    if handler.runs_on(here):
-                        await handler.receive_async(event)
-                    else:
-                        done: Promise[None] = Promise(f"the event {event.topic!r} for {handler.name}")
-                        self._receive_elsewhere(handler, event, lambda done=done: done.resolve(None))  # type: ignore[misc]
+            limit = (handler.terms.timeout or seconds) if seconds else 0.0
+            if handler.runs_on(here):
+                in_time = await self._receive_here(handler, event, limit)
+            else:
+                done: Promise[None] = Promise(f"the event {event.topic!r} for {handler.name}")
+                self._receive_elsewhere(handler, event, limit, None, lambda done=done: done.resolve(None))  # type: ignore[misc]
+                try:
+                    async with asyncio.timeout(limit or None):
                         await done
-            except TimeoutError:
-                self._took_too_long(handler, limit or 0.0)
+                    in_time = True
+                except TimeoutError:
+                    in_time = False
+            if not in_time:
+                self._took_too_long(handler, limit)
 
     def _seconds(self, timeout: float | None) -> float:
         return self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
@@ -383,94 +656,109 @@ class EventAdmin(EventService):
             raise NullEventError("an event is needed, not None")
         if not isinstance(event, Event):
             raise ArgumentError(f"an Event is needed; this is of type {type(event).__name__}")
-        if not self._is_open:
-            raise ClosedError(f"{self._dispatcher.name} is closed")
+        self._refuse_closed()
         topic = event.topic
         if self._dispatcher.policy is not None:
             self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        handlers = self._dispatcher.routes.get(topic)
-        if handlers is None:
-            handlers = self._dispatcher.route(topic)
-        return [each for each in handlers if each.terms.filter is None or each.accepts(event)]
-
-    def _fetch(self, handler: AdminHandler) -> None:
-        """Get its service, to see what it is; what is wrong with it shows when it is called."""
-        try:
-            handler.fetch()
-        except Exception as error:  # noqa: BLE001
-            logger.debug("%s: %s", handler.name, error)
+        route = self._dispatcher.routes.get(topic)
+        if route is None:
+            route = self._dispatcher.route(topic)
+        return [each for each in route.handlers if each.accepts(event)] if route.is_filtered else route.handlers
 
     @staticmethod
-    def _receive_elsewhere(handler: AdminHandler, event: Event, done: Callable[[], object]) -> None:
+    async def _receive_here(handler: AdminHandler, event: Event, limit: float) -> bool:
+        """Give an event to a coroutine function. Whether it has returned in time."""
+        if not limit:
+            await handler.receive_async(event)
+            return True
+        task = asyncio.ensure_future(handler.receive_async(event))
+        _stragglers.add(task)
+        task.add_done_callback(_stragglers.discard)
+        try:
+            done, _ = await asyncio.wait((task,), timeout=limit)
+        finally:
+            task.cancel()  # if it has not ended
+        return bool(done)
+
+    @staticmethod
+    def _receive_elsewhere(
+        handler: AdminHandler,
+        event: Event,
+        limit: float,
+        waits: asyncio.AbstractEventLoop | None,
+        done: Callable[[], object],
+    ) -> None:
         context = contextvars.copy_context()
 
         def run() -> None:
             try:
-                context.run(handler.receive, event)
+                context.run(handler.receive, event, False, limit, waits)
             finally:
                 done()
 
         workers().submit(run)
 
     def _took_too_long(self, handler: AdminHandler, seconds: float) -> None:
-        self._dispatcher.block(handler, handler.lane, f"it took more than {seconds:g} s for one event")
+        self._dispatcher.block(handler, handler.lane, _too_long(seconds))
 
     # --- the queue of posted events
 
-    def _deliver(self, item: tuple[AdminHandler, Event]) -> None:
-        handler, event = item
-        if handler.is_active:
+    def _deliver(self, item: _Item) -> None:
+        handler, era, event, is_quiet = item
+        if handler.era == era:
             self._current = handler
             self._queue.timeout = handler.timeout
-            handler.receive(event)
+            handler.receive_posted(event, is_quiet)
 
     def _stalled(self) -> None:
         """Whoever has its turn does not return: it is the next one's, on another thread (5.3.2)."""
         handler = self._current
-        if handler is not None:
-            self._took_too_long(handler, handler.timeout)
-        self._queue.restart()
+        try:
+            if handler is not None:
+                self._took_too_long(handler, self._queue.timeout)
+        finally:
+            self._queue.restart()
 
     # --- handlers
 
     def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler | None:
         if not self._is_meant(properties):
             return None
-        terms = self._read(properties)
-        if _first(properties, Names.EVENT_TOPIC_NAMES) is None:
-            logger.warning(
-                "%s: the handler %r has no %s: it gets %s events",
-                self._dispatcher.name if self._is_open else self.name,
-                reference,
-                Names.EVENT_TOPIC,
-                "all" if self._without_topics else "no",
-            )
         made = AdminHandler(
             reference,
-            terms,
-            services=self.services,
+            self._read(reference, properties),
+            admin=self,
+            dispatcher=self._dispatcher,
             queue=self._queue,
             pool=self._pool,
             tolerance=self._tolerance,
-            block=self._dispatcher.block,
         )
         if properties["service.scope"] == "singleton":
-            made.fetch()  # nothing is made by that, and what is no handler is found out at once
+            # nothing is made by that, and what is no handler is found out at once
+            made.fetch()
         return made
 
     def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object] | None:
         if not self._is_meant(properties):
             return None
-        terms = self._read(properties)
+        terms = self._read(handler.reference, properties)
         return lambda: handler.take_over(terms)
 
     def _is_meant(self, properties: ServiceProperties) -> bool:
         target = as_filter(properties.get(Names.EVENT_TARGET))
         return target is None or target.matches(self._properties)
 
-    def _read(self, properties: Mapping[str, Any]) -> AdminTerms:
+    def _read(self, reference: ServiceReference, properties: Mapping[str, Any]) -> AdminTerms:
         """What a handler asks for. Raises ``ArgumentError``: what is wrong with it."""
         topics = read_topics(_first(properties, Names.EVENT_TOPIC_NAMES), Names.EVENT_TOPIC, single_level=False)
+        if topics is None:
+            logger.warning(
+                "%s: the handler %r has no %s: it gets %s events",
+                self._dispatcher.name,
+                reference,
+                Names.EVENT_TOPIC,
+                "all" if self._without_topics else "no",
+            )
         return AdminTerms(
             self._without_topics if topics is None else topics,
             read_filter(_first(properties, Names.EVENT_FILTER_NAMES)),
@@ -483,15 +771,21 @@ class EventAdmin(EventService):
 
     def get_dto(self) -> EventAdminDTO:
         """What there is now: handlers, which of them are blocked and why, and how much waits."""
+        queued = self._queue.waiting()
+        found = [(each, dto_of(each, "EventHandler")) for _, each in self._dispatcher.handlers()]
         return EventAdminDTO(
             name=self.name,
-            handlers=tuple(dto_of(each, "EventHandler") for _, each in self._dispatcher.handlers()),
+            handlers=tuple(replace(dto, waiting=dto.waiting + queued[each]) for each, dto in found),
             threads=self._pool.threads,
-            waiting=len(self._queue),
+            waiting=queued.total() + sum(dto.waiting for _, dto in found),
         )
 
     def _lanes(self) -> list[Lane]:
-        return [*super()._lanes(), self._queue]
+        # the queue first: if one of the others is closed, so is the queue
+        return [self._queue, *(lane for _, each in self._dispatcher.handlers() for lane in each.lanes)]
+
+    def _is_inside(self) -> bool:
+        return self in within.get() or super()._is_inside()
 
     def _closed(self) -> None:
         self._queue.close()

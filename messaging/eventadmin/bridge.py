@@ -6,12 +6,14 @@ bridges there are, it is at most once at each service for each way it can take, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from messaging.dispatch.handler import read_principal
 from messaging.dispatch.topics import TopicFilter, parse_filter
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError
+from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.eventadmin.constants import EventConstants
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
@@ -58,7 +60,7 @@ class EventBridge:
 
     Raises:
         InvalidTopicError: one of the topics is no topic filter.
-        ArgumentError: nothing would cross.
+        ArgumentError: nothing would cross, or the principal is no str.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class EventBridge:
     ) -> None:
         self._admin = admin
         self._bus = bus
-        self._principal = principal
+        self._principal = read_principal(principal, "principal")
         self._topics = [parse_filter(each) for each in ([topics] if isinstance(topics, str) else topics)]
         if not self._topics or not (to_bus or to_admin):
             raise ArgumentError("a bridge needs a topic, and a direction")
@@ -156,13 +158,11 @@ def _data_of(event: Event) -> dict[str, Any]:
     """The properties that an event of a bus can have."""
     found = {}
     for name, value in event.properties.items():
-        if name == EventConstants.EVENT_TOPIC:
-            continue
-        if is_simple(value) and not isinstance(value, type):
-            found[name] = value
-            continue
-        try:
-            found[name] = checked_copy({name: value})[name]
-        except InvalidEventError:
-            continue
+        if name != EventConstants.EVENT_TOPIC:
+            with contextlib.suppress(Exception):  # whatever looking at it may raise
+                if is_simple(value):
+                    if not isinstance(value, type):
+                        found[name] = value
+                else:
+                    found[name] = checked_copy({name: value})[name]
     return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+#: of what is logged (5.6.3)
+LOG_TOPIC: Final = "org/osgi/service/log/LogEntry"
+
 
 class EventConstants:
     """Standard names. The first of several is the one to use; the RFC itself uses the others here and there."""

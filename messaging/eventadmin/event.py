@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from messaging.dispatch.topics import check_topic
-from messaging.errors import InvalidEventError
+from messaging.errors import InvalidEventError, InvalidFilterError
 from messaging.eventadmin.constants import EventConstants
 from messaging.services.filter import LdapFilter, as_filter
 
@@ -16,6 +16,7 @@ _FINAL: Final = (
     *("topic", "get_topic", "properties", "get_property", "get_property_names", "matches"),
     *("__eq__", "__hash__", "__repr__", "__str__"),
 )
+_STR: Final = frozenset({str})
 
 
 class Event:
@@ -26,14 +27,15 @@ class Event:
     Args:
         topic: what happened.
         properties: what else is to be known; copied. Keys that are no ``str`` are left out.
-        topic_names: under which names the topic is a property. Properties of these names cannot be given.
+        topic_names: under which names the topic is a property, beside ``event.topics``. Properties of these names
+            cannot be given.
 
     Raises:
         NullEventError, InvalidTopicError: it is no topic.
-        InvalidEventError: the properties are no mapping.
+        InvalidEventError: the properties are no mapping, or a name of the topic is no ``str``.
     """
 
-    __slots__ = ("__weakref__", "_names", "_properties", "_topic")
+    __slots__ = ("__weakref__", "_properties", "_topic", "_topic_names")
 
     def __init__(
         self,
@@ -43,19 +45,28 @@ class Event:
         topic_names: Iterable[str] = EventConstants.EVENT_TOPIC_NAMES,
     ) -> None:
         check_topic(topic)
-        if properties is not None and not isinstance(properties, Mapping):
-            raise InvalidEventError(
-                f"the properties of an event must be a mapping; these are {type(properties).__name__}"
-            )
-        names = (topic_names,) if isinstance(topic_names, str) else tuple(topic_names)
-        given = {key: value for key, value in (properties or {}).items() if isinstance(key, str) and key not in names}
+        if type(topic) is not str:
+            topic = str.__str__(topic)  # a plain one, whatever a subclass makes of it
+        found: dict[str, Any] = {}
+        if properties is not None:
+            if not isinstance(properties, Mapping):
+                raise InvalidEventError(
+                    f"the properties of an event must be a mapping; these are {type(properties).__name__}"
+                )
+            found = dict(properties)  # of a dict in one step: others may change it meanwhile
+            if not _STR.issuperset(map(type, found)):
+                found = {key: value for key, value in found.items() if isinstance(key, str)}
+        if topic_names is not EventConstants.EVENT_TOPIC_NAMES:
+            topic_names = _checked(topic_names)
+        for name in topic_names:
+            found[name] = topic
         self._topic = topic
-        self._names = (EventConstants.EVENT_TOPIC, *given)
-        self._properties = {**given, **dict.fromkeys(names, topic), EventConstants.EVENT_TOPIC: topic}
+        self._topic_names = topic_names
+        self._properties = found
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        overridden = [name for name in _FINAL if name in cls.__dict__]
+        overridden = [name for name in _FINAL if getattr(cls, name) is not getattr(Event, name)]
         if overridden:
             raise TypeError(f"{cls.__name__} must not override {', '.join(overridden)} of Event (RFC 97 6.3)")
 
@@ -67,7 +78,7 @@ class Event:
     @property
     def properties(self) -> Mapping[str, Any]:
         """Its properties, the topic among them; read-only."""
-        return MappingProxyType({name: self._properties[name] for name in self._names})
+        return MappingProxyType({name: self._properties[name] for name in self.get_property_names()})
 
     def get_topic(self) -> str:
         """Its topic (6.3.4)."""
@@ -79,23 +90,28 @@ class Event:
 
     def get_property_names(self) -> list[str]:
         """The names of its properties, once each; never empty, since the topic is one (6.3.3)."""
-        return [*self._names]
+        return [EventConstants.EVENT_TOPIC, *(name for name in self._properties if name not in self._topic_names)]
 
     def matches(self, filter: str | LdapFilter) -> bool:  # noqa: A002  # the name of the specification
         """Whether the properties match a filter, in which case counts (6.3.5, 5.7.1).
 
         Raises:
-            InvalidFilterError: it does not parse.
+            InvalidFilterError: it does not parse, or is none.
         """
         wanted = as_filter(filter)
         if wanted is None:
-            raise InvalidEventError("a filter is needed, not None")
+            raise InvalidFilterError("an LDAP filter is needed, not None", 0)
         return wanted.match_case(self._properties)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
+            return NotImplemented
+        if self._topic != other._topic:
             return False
-        return self._topic == other._topic and self._properties == other._properties
+        try:
+            return self._properties == other._properties
+        except Exception:  # noqa: BLE001  # of values that cannot be compared, such as arrays of numbers
+            return False
 
     def __hash__(self) -> int:
         # values may have no hash; equal events have equal names
@@ -103,4 +119,14 @@ class Event:
 
     def __repr__(self) -> str:
         # values may be secrets of the application: names only
-        return f"<{type(self).__name__} {self._topic!r}: {', '.join(self._names)}>"
+        return f"<{type(self).__name__} {self._topic!r}: {', '.join(self.get_property_names())}>"
+
+    __str__ = __repr__
+
+
+def _checked(topic_names: Iterable[str]) -> tuple[str, ...]:
+    """The names of the topic, the one to use among them."""
+    names = (topic_names,) if isinstance(topic_names, str) else tuple(topic_names)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidEventError(f"the names of the topic must be str: {names!r:.80}")
+    return tuple(dict.fromkeys((EventConstants.EVENT_TOPIC, *names)))

@@ -22,8 +22,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError
-from messaging.eventadmin.admin import delivering
+from messaging.dispatch.handler import read_principal
+from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
+from messaging.eventadmin.admin import QUIET, within
+from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 
@@ -36,10 +38,10 @@ if TYPE_CHECKING:
     from messaging.state import ConnectionState
 
 SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
-LOG_TOPIC: Final = "org/osgi/service/log/LogEntry"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"
 CONNECTION_TOPIC: Final = "messaging/state/ConnectionState"
 
+logger = logging.getLogger(__name__)
 
 #: whether this context posts a log event: what is logged by that (of a filter that fails, say) is not posted
 _posting: contextvars.ContextVar[bool] = contextvars.ContextVar("posting", default=False)
@@ -78,14 +80,31 @@ class Source(abc.ABC):
 
     def __init__(self, admin: EventAdmin, principal: Principal) -> None:
         self._admin = admin
-        self._principal = principal
+        self._principal = read_principal(principal, "principal")
+        self._is_over = False
+        self._is_denied = False
 
     def _publish(self, publish: Callable[..., None], topic: str, properties: Mapping[str, Any]) -> None:
-        """Publish; once the EventAdmin is closed, so is this."""
+        """Publish, unless it is closed; once the EventAdmin is closed, so is this."""
+        if self._is_over:
+            return
         try:
             publish(Event(topic, properties), principal=self._principal)
+            self._is_denied = False
         except ClosedError:
-            self.close()
+            self._end()
+        except PermissionDeniedError as error:
+            self._deny(error)
+
+    def _deny(self, error: PermissionDeniedError) -> None:
+        """Tell, but not with every event: there is nobody who could be told by raising it."""
+        if not self._is_denied:
+            self._is_denied = True
+            logger.warning("%s: what happens is not published: %s", type(self).__name__, error)
+
+    def _end(self) -> None:
+        """There is nobody to publish any more."""
+        self.close()
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -100,6 +119,8 @@ class Source(abc.ABC):
 
 class ServiceEvents(Source):
     """What happens to the services of a registry, sent on the thread of whoever changes them (5.6.2.3).
+
+    Where that is an event loop, and one of the handlers is a coroutine function on it, the event is posted.
 
     Args:
         admin: publishes.
@@ -117,14 +138,21 @@ class ServiceEvents(Source):
         principal: Principal = None,
     ) -> None:
         super().__init__(admin, principal)
-        self._watch = (services or admin.services).add_listener(self._tell, filter=filter)
+        self._watch = (admin.services if services is None else services).add_listener(self._tell, filter=filter)
 
     def _tell(self, event: ServiceEvent) -> None:
         properties = {**service_properties(event.reference), Names.EVENT: event}
-        self._publish(self._admin.send_event, f"{SERVICE_TOPIC}/{event.kind.name}", properties)
+        self._publish(self._send, f"{SERVICE_TOPIC}/{event.kind.name}", properties)
+
+    def _send(self, event: Event, *, principal: Principal) -> None:
+        try:
+            self._admin.send_event(event, principal=principal)
+        except ArgumentError:  # nobody has got it
+            self._admin.post_event(event, principal=principal)
 
     def close(self) -> None:
         """See ``Source``."""
+        self._is_over = True
         self._watch.remove()
 
 
@@ -132,7 +160,9 @@ class LogEvents(Source, logging.Handler):
     """A ``logging.Handler`` that posts what is logged (5.6.3); it is added to ``logger``, or to any by you.
 
     What is logged while a log event is delivered is not posted: neither what a handler of log events logs, nor that it
-    failed. Otherwise it would go round for ever.
+    failed. Nor is what handlers log of events that it posts or sends, and of those that their handlers do. Otherwise it
+    would go round for ever. It still can if a handler of log events has something logged by a thread that is not of
+    Event Admin: do not do that.
 
     Args:
         admin: publishes.
@@ -160,8 +190,7 @@ class LogEvents(Source, logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Post a record, without the lock that handlers have: posting may have to wait for room."""
-        current = delivering.get()
-        if _posting.get() or (current is not None and current.topic == LOG_TOPIC):
+        if self._is_over or _posting.get() or QUIET in within.get():
             return False
         found: Any = self.filter(record)  # from Python 3.12 on, it may be another record
         if not found:
@@ -188,8 +217,13 @@ class LogEvents(Source, logging.Handler):
         finally:
             _posting.reset(token)
 
+    def _end(self) -> None:
+        # not removed: the logger is going through its handlers just now, and would leave out the one after this
+        self._is_over = True
+
     def close(self) -> None:
         """See ``Source``."""
+        self._is_over = True
         if self._logger is not None:
             self._logger.removeHandler(self)
         logging.Handler.close(self)
@@ -209,7 +243,6 @@ class ConfigurationEvents(Source):
     ) -> None:
         super().__init__(admin, principal)
         self._manager = manager
-        self._is_closed = False
 
     def updated(self, pid: str, factory_pid: str | None = None) -> None:
         """Post that a configuration was made or changed.
@@ -220,6 +253,7 @@ class ConfigurationEvents(Source):
 
         Raises:
             ArgumentError: one of them is no non-empty str.
+            PermissionDeniedError: the principal may not publish that.
         """
         self._tell("CM_UPDATED", pid, factory_pid)
 
@@ -234,12 +268,14 @@ class ConfigurationEvents(Source):
         properties = {"cm.pid": pid, **service_properties(self._manager)}
         if factory_pid is not None:
             properties["cm.factoryPid"] = factory_pid
-        if not self._is_closed:
-            self._publish(self._admin.post_event, f"{CONFIGURATION_TOPIC}/{kind}", properties)
+        self._publish(self._admin.post_event, f"{CONFIGURATION_TOPIC}/{kind}", properties)
+
+    def _deny(self, error: PermissionDeniedError) -> None:
+        raise error
 
     def close(self) -> None:
         """See ``Source``."""
-        self._is_closed = True
+        self._is_over = True
 
 
 class ConnectionEvents(Source):
@@ -259,6 +295,8 @@ class ConnectionEvents(Source):
         self._name = instance.name
         self._watch: Any = None
         self._watch = instance.connection_state.subscribe(self._tell)
+        if self._is_over:  # it was told the present state meanwhile, and the EventAdmin is closed
+            self._watch.dispose()
 
     def _tell(self, state: ConnectionState) -> None:
         properties = {
@@ -273,5 +311,6 @@ class ConnectionEvents(Source):
 
     def close(self) -> None:
         """See ``Source``."""
-        if self._watch is not None:  # it is told the present state before that
+        self._is_over = True
+        if self._watch is not None:
             self._watch.dispose()

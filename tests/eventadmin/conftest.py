@@ -1,0 +1,321 @@
+"""An EventAdmin with a registry of its own, handlers that keep what they get, and waiting with deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from messaging.eventadmin import Event, EventAdmin, EventHandler, HandlerDTO
+from messaging.services import ServiceRegistration, ServiceRegistry
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take
+PATIENCE: Final = 20.0
+#: seconds after which a handler that does not return is blocked, in tests of that
+SOON: Final = 0.25
+#: and how long a test waits for what must not happen
+MOMENT: Final = 0.05
+
+#: what is logged when something is wrong that no handler can be blamed for
+_DEFECTS: Final = ("worker job failed", "the receiver of", "nobody looks after", "was to be called after an event")
+
+
+@pytest.fixture
+def services() -> ServiceRegistry:
+    return ServiceRegistry()
+
+
+@pytest.fixture
+def admin(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[EventAdmin]:
+    """With defaults."""
+    admin = EventAdmin(services)
+    try:
+        yield admin
+    finally:
+        admin.close()
+    no_defects(caplog)
+
+
+@pytest.fixture
+def admins(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., EventAdmin]]:
+    """Makes them; they are closed at the end, without waiting for handlers that are stuck."""
+    made: list[EventAdmin] = []
+
+    def make(**options: Any) -> EventAdmin:
+        options.setdefault("services", services)
+        made.append(EventAdmin(**options))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for each in made:
+            each.close(0)
+    no_defects(caplog)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop on another thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield loop
+    if not loop.is_closed():
+        end_loop(loop)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Stop it as ``asyncio.run`` does: what runs there is cancelled."""
+
+    async def cancel_all() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(PATIENCE)
+    kill_loop(loop)
+
+
+def kill_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Close it at once, whatever runs there."""
+    if loop.is_running():
+        loop.call_soon_threadsafe(loop.stop)
+        eventually(lambda: not loop.is_running(), "the loop has stopped")
+    loop.close()
+
+
+def on(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:
+    """Call a function on an event loop, as what runs there."""
+
+    async def run() -> T:
+        return call()
+
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(PATIENCE)
+
+
+def no_defects(caplog: pytest.LogCaptureFixture) -> None:
+    texts = [each.getMessage() for each in [*caplog.records] if each.name.startswith("messaging.")]
+    assert not [each for each in texts if each.startswith(_DEFECTS)]
+
+
+class Recorder:
+    """A handler that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.threads: list[int] = []
+
+    def handle_event(self, event: Event) -> Any:
+        self.threads.append(threading.get_ident())
+        self.events.append(event)
+
+    @property
+    def topics(self) -> list[str]:
+        return [event.topic for event in self.events]
+
+    @property
+    def numbers(self) -> list[Any]:
+        return self.of("n")
+
+    def of(self, name: str) -> list[Any]:
+        """What the events have under that name."""
+        return [event.get_property(name) for event in self.events]
+
+
+class Gate(Recorder):
+    """A handler that returns when it is told to: from each event if ``let`` is called, from all once it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Semaphore(0)
+        self.returned = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+    def handle_event(self, event: Event) -> None:
+        super().handle_event(event)
+        self.entered.release()
+        assert self.opened.wait(PATIENCE)
+        self.returned.release()
+
+    def wait(self) -> None:
+        """Until it has got another event."""
+        assert self.entered.acquire(timeout=PATIENCE)
+
+    def leave(self) -> None:
+        """Let it return, and wait until it has, once."""
+        self.opened.set()
+        assert self.returned.acquire(timeout=PATIENCE)
+
+
+class Failing(Recorder):
+    """A handler that raises whatever it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error: BaseException | None = error
+
+    def handle_event(self, event: Event) -> None:
+        super().handle_event(event)
+        if self.error is not None:
+            raise self.error
+
+
+class AsyncRecorder(Recorder):
+    """A handler that is a coroutine function; it keeps the loops it ran on, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loops: list[asyncio.AbstractEventLoop] = []
+
+    async def handle_event(self, event: Event) -> None:
+        await asyncio.sleep(0)
+        self.loops.append(asyncio.get_running_loop())
+        super().handle_event(event)
+
+
+class AsyncGate(AsyncRecorder):
+    """One that returns when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Semaphore(0)
+        self.opened: asyncio.Event | None = None
+        self.cancelled = threading.Event()
+        self.returned = threading.Event()
+
+    async def handle_event(self, event: Event) -> None:
+        await super().handle_event(event)
+        self.opened = asyncio.Event()
+        self.entered.release()
+        try:
+            await self.opened.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        self.returned.set()
+
+    def wait(self) -> None:
+        """Until it has got another event."""
+        assert self.entered.acquire(timeout=PATIENCE)
+
+    def open(self) -> None:
+        assert self.opened is not None
+        self.loops[-1].call_soon_threadsafe(self.opened.set)
+
+
+_PROPERTIES: Final = {"ranking": "service.ranking"}
+
+
+def named(topics: Any = None, **properties: Any) -> dict[str, Any]:
+    """Service properties: ``filter="(a=1)"`` for ``event.filter``."""
+    found = {_PROPERTIES.get(name, f"event.{name}"): value for name, value in properties.items()}
+    return found if topics is None else {"event.topics": topics, **found}
+
+
+def handle(
+    services: ServiceRegistry, handler: Any, topics: Any = "*", *, scope: Any = "singleton", **properties: Any
+) -> ServiceRegistration:
+    """Register a handler."""
+    return services.register(EventHandler, handler, named(topics, **properties), scope=scope)
+
+
+def record(services: ServiceRegistry, topics: Any = "*", **properties: Any) -> Recorder:
+    """Register a handler that keeps what it gets."""
+    recorder = Recorder()
+    handle(services, recorder, topics, **properties)
+    return recorder
+
+
+def flush(admin: EventAdmin) -> None:
+    """Wait until all handlers are through with what was posted."""
+    admin.flush().result(PATIENCE)
+
+
+def dto(admin: EventAdmin, registration: ServiceRegistration) -> HandlerDTO | None:
+    """What the admin says of a handler; ``None`` if it ignores it."""
+    found = [each for each in admin.get_dto().handlers if each.service_id == registration.reference.id]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def blocked(admin: EventAdmin, registration: ServiceRegistration) -> str | None:
+    """Why a handler is blocked."""
+    found = dto(admin, registration)
+    assert found is not None
+    return found.blocked
+
+
+def eventually(condition: Callable[[], T], what: str = "condition") -> T:
+    """Wait until ``condition()`` is true and return what it returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
+        time.sleep(0.005)
+    return found
+
+
+def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.WARNING) -> list[str]:
+    """What this project logged, from ``level`` on, with all these parts in it."""
+    return [
+        text
+        for each in [*caplog.records]
+        if each.name.startswith("messaging.") and each.levelno >= level
+        for text in [each.getMessage() + (f"\n{each.exc_text}" if each.exc_text else "")]
+        if all(part in text for part in parts)
+    ]
+
+
+def in_threads(count: int, run: Callable[[int], object]) -> None:
+    """Call ``run`` with 0, 1, ... on as many threads at once, and raise what it raises."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def work(number: int) -> None:
+        try:
+            barrier.wait(PATIENCE)
+            run(number)
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(6 * PATIENCE)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def in_background(call: Callable[[], object]) -> Callable[[], None]:
+    """Call it on another thread; returns what waits for it, and raises what it raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join() -> None:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        if errors:
+            raise errors[0]
+
+    return join

@@ -1,0 +1,595 @@
+"""Events cross to a typed event bus, and back; nothing goes round (RFC 97 5.5)."""
+
+from __future__ import annotations
+
+import array
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
+from messaging.eventadmin import (
+    Event,
+    EventAdmin,
+    EventBridge,
+    EventHandler,
+    LogEvents,
+    TopicPermission,
+    TopicPolicy,
+)
+from messaging.services import ServiceRegistry
+from messaging.typedevent import (
+    TypedEventBus,
+    UnhandledEventHandler,
+    UntypedEventHandler,
+)
+from tests.eventadmin.conftest import (
+    PATIENCE,
+    Gate,
+    eventually,
+    flush,
+    handle,
+    in_background,
+    logged,
+    record,
+)
+
+Admins = Callable[..., EventAdmin]
+Buses = Callable[..., TypedEventBus]
+
+
+@dataclass
+class Item:
+    name: str
+    price: float = 1.0
+
+
+@dataclass
+class Order:
+    id: int
+    items: list[Item] = field(default_factory=list)
+
+
+class BusRecorder:
+    """A handler of a bus that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+
+    def notify_untyped(self, topic: str, event: Any) -> None:
+        self.events.append((topic, event))
+
+    notify = notify_unhandled = notify_untyped
+
+    @property
+    def topics(self) -> list[str]:
+        return [topic for topic, _ in self.events]
+
+    def of(self, key: str) -> list[Any]:
+        return [event.get(key) for _, event in self.events]
+
+
+def listen(
+    services: ServiceRegistry, topics: Any = "*", interface: Any = UntypedEventHandler, **more: Any
+) -> BusRecorder:
+    recorder = BusRecorder()
+    services.register(interface, recorder, {"event.topics": topics, **more})
+    return recorder
+
+
+@pytest.fixture
+def bus(services: ServiceRegistry) -> Iterator[TypedEventBus]:
+    with TypedEventBus(services) as bus:
+        yield bus
+
+
+@pytest.fixture
+def buses(services: ServiceRegistry) -> Iterator[Buses]:
+    made: list[TypedEventBus] = []
+
+    def make(**options: Any) -> TypedEventBus:
+        options.setdefault("services", services)
+        made.append(TypedEventBus(**options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close(0)
+
+
+@pytest.fixture
+def bridge(admin: EventAdmin, bus: TypedEventBus) -> Iterator[EventBridge]:
+    with EventBridge(admin, bus) as bridge:
+        yield bridge
+
+
+def settle(*several: Any, rounds: int = 4) -> None:
+    """Until nothing is on its way anywhere."""
+    for _ in range(rounds):
+        for each in several:
+            each.flush().result(PATIENCE)
+
+
+# --- there
+
+
+def test_events_cross_to_the_bus(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    """RFC 97 5.5: topic and properties, of what is posted and what is sent."""
+    recorder = listen(services)
+    admin.post_event(Event("a/b", {"x": 1}))
+    flush(admin)
+    admin.send_event(Event("c", {"y": "z"}))
+    settle(admin, bus)
+    assert recorder.events == [("a/b", {"x": 1}), ("c", {"y": "z"})]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text", "", "ü 日本 \U0001f600 \x00", 5, -(2**63), 2**80, 127, 1.5, float("inf"), True, False, "c",
+        ["a", "ü"], [1, 2], [1.5], [True], ("a", "b"), [], [1, "a", None], None, b"bytes", array.array("i", [1, 2]),
+        array.array("d", [1.5]), {"nested": {"deeply": [{"a": 1}]}}, [[1], [2, [3]]], {1, 2},
+        MappingProxyType({"a": (1, 2)}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_of_these_types_must_be_supported(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge, value: Any
+) -> None:
+    """Scenario 44; RFC 97 5.5: text, the eight scalar kinds, flat lists of them; and more, nested ones among it."""
+    recorder = listen(services)
+    admin.send_event(Event("a", {"value": value, "other": 1}))
+    settle(bus)
+    ((_, event),) = recorder.events
+    expected = [*value] if isinstance(value, (tuple, array.array)) else value
+    expected = {"a": [1, 2]} if isinstance(value, MappingProxyType) else expected
+    assert event == {"value": expected, "other": 1}
+    assert type(event["value"]) is type(expected)
+
+
+class Evil:
+    """A value that cannot even be looked at."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("boom")
+
+
+class EvilMapping(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("boom")
+
+    keys = __iter__ = items
+
+
+circle: list[Any] = []
+circle.append(circle)
+
+
+UNSUPPORTED: dict[str, Callable[[], Any]] = {
+    "object": object,
+    "exception": lambda: ValueError("x"),
+    "function": lambda: settle,
+    "instance of a schema": lambda: Item("a"),
+    "keys that are no text": lambda: {1: "a"},
+    "in a list": lambda: [1, object()],
+    "nested": lambda: {"a": {"b": object()}},
+    "class": lambda: int,
+    "raises": Evil,
+    "part of itself": lambda: circle,
+    "lock": threading.Lock,
+    "iterator": lambda: iter([]),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_values_of_other_types_must_be_silently_discarded(
+    admin: EventAdmin,
+    bus: TypedEventBus,
+    services: ServiceRegistry,
+    bridge: EventBridge,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Scenario 44; RFC 97 5.5: and the event still passes."""
+    recorder = listen(services)
+    admin.send_event(Event("a", {"before": 1, "value": UNSUPPORTED[kind](), "after": 2}))
+    settle(bus)
+    assert recorder.events == [("a", {"before": 1, "after": 2})]
+    assert not logged(caplog)
+
+
+def test_what_a_mapping_raises_stays_there(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    recorder = listen(services)
+    admin.send_event(Event("a", {"value": EvilMapping(), "after": 2}))
+    settle(bus)
+    ((_, event),) = recorder.events
+    assert event["after"] == 2
+
+
+def test_what_crossed_is_not_shared(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    """RFC 97 5.1.1.2: what handlers on one side do to a list is nothing to those on the other."""
+    recorder = listen(services)
+    values = [1]
+    admin.send_event(Event("a", {"values": values, "nested": {"values": values}}))
+    values.append(2)
+    settle(bus)
+    assert recorder.of("values") == [[1]]
+    assert recorder.of("nested") == [{"values": [1]}]
+
+
+def test_typed_handlers_get_what_they_ask_for(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    orders: list[Order] = []
+
+    @bus.on("orders/*")
+    def handle_order(event: Order) -> None:
+        orders.append(event)
+
+    admin.send_event(Event("orders/new", {"id": "7", "items": [{"name": "a", "price": 2}], "more": 1}))
+    settle(bus)
+    assert orders == [Order(7, [Item("a", 2.0)])]
+
+
+# --- and back
+
+
+def test_typed_events_cross_as_maps(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    recorder = record(services)
+    bus.deliver(Order(7, [Item("a")]), "orders/new")
+    bus.deliver_untyped("plain", {"x": {"y": [1]}})
+    settle(bus, admin)
+    assert recorder.topics == ["orders/new", "plain"]
+    assert recorder.of("id") == [7, None]
+    assert recorder.of("items") == [[{"name": "a", "price": 1.0}], None]
+    assert recorder.of("x") == [None, {"y": [1]}]
+    for event in recorder.events:
+        assert event.get_property("event.topics") == event.topic
+        assert isinstance(event, Event)
+    assert threading.get_ident() not in recorder.threads
+
+
+def test_filters_of_the_admin_see_what_crossed(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    recorder = record(services, "orders/*", filter="(&(id>=5)(topic=orders/new))")
+    for number in (4, 5):
+        bus.deliver(Order(number), "orders/new")
+    settle(bus, admin)
+    assert recorder.of("id") == [5]
+
+
+def test_the_real_topic_wins_over_fields_of_its_name(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    """Scenario 4."""
+    recorder = record(services)
+    bus.deliver_untyped("a", {"topic": "b", "event.topics": "c", "x": 1})
+    settle(bus, admin)
+    assert dict(recorder.events[0].properties) == {"event.topics": "a", "x": 1}
+
+
+@dataclass
+class Looping:
+    x: list[Any]
+
+
+def test_what_is_no_tree_does_not_cross(
+    admin: EventAdmin,
+    bus: TypedEventBus,
+    services: ServiceRegistry,
+    bridge: EventBridge,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = record(services)
+    bus.deliver(Looping(circle), "a")
+    bus.deliver(Order(1), "b")
+    settle(bus, admin)
+    assert recorder.topics == ["b"]
+    assert len(logged(caplog, "an event on 'a' does not cross the bridge", level=logging.ERROR)) == 1
+
+
+# --- order
+
+
+def test_order_is_kept_both_ways(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    """RFC 97 5.2.2."""
+    there, back = listen(services), record(services)
+    for number in range(200):
+        admin.post_event(Event("to/bus", {"n": number}))
+        bus.deliver_untyped("to/admin", {"n": number})
+    settle(admin, bus)
+    for topic in ("to/bus", "to/admin"):
+        assert [event["n"] for each, event in there.events if each == topic] == [*range(200)]
+        assert [event.get_property("n") for event in back.events if event.topic == topic] == [*range(200)]
+
+
+# --- round and round
+
+
+def test_an_event_does_not_come_back(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    there, back = listen(services), record(services)
+    admin.post_event(Event("from/admin"))
+    bus.deliver_untyped("from/bus", {})
+    settle(admin, bus)
+    assert sorted(there.topics) == sorted(back.topics) == ["from/admin", "from/bus"]
+
+
+def test_several_bridges_between_the_same_two_are_no_loop(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Each takes it there, since each is a way; wildcards that overlap within one are not two."""
+    there, back = listen(services), record(services)
+    with EventBridge(admin, bus, ["a/*", "*", "a/b"]), EventBridge(admin, bus, "a/b"):
+        admin.send_event(Event("a/b"))
+        bus.deliver_untyped("a/b", {"x": 1})
+        settle(admin, bus)
+    assert sorted(map(str, there.of("x"))) == ["1", "None", "None"]
+    assert sorted(map(str, back.of("x"))) == ["1", "1", "None"]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_a_ring_of_two_admins_and_two_buses_is_no_loop(admins: Admins, buses: Buses, start: int) -> None:
+    """Once at each for each way round, and it ends where it began."""
+    registries = [ServiceRegistry() for _ in range(4)]
+    ring: list[Any] = [
+        admins(services=registries[0]),
+        buses(services=registries[1]),
+        admins(services=registries[2]),
+        buses(services=registries[3]),
+    ]
+    recorders: list[Any] = [record(registries[0]), listen(registries[1]), record(registries[2]), listen(registries[3])]
+    bridges = [EventBridge(ring[a], ring[b]) for a, b in ((0, 1), (2, 1), (2, 3), (0, 3))]
+    if start % 2:
+        ring[start].deliver_untyped("a", {"x": 1})
+    else:
+        ring[start].post_event(Event("a", {"x": 1}))
+    settle(*ring, rounds=8)
+    counts = [len(each.events) for each in recorders]
+    # both ways, they meet on the other side
+    expected = [2, 2, 2, 2]
+    expected[start] = 1
+    assert counts == expected
+    for each in bridges:
+        each.close()
+
+
+def test_a_chain_is_passed_from_end_to_end(admins: Admins, buses: Buses) -> None:
+    registries = [ServiceRegistry() for _ in range(3)]
+    first, bus, last = admins(services=registries[0]), buses(services=registries[1]), admins(services=registries[2])
+    recorder = record(registries[2])
+    with EventBridge(first, bus), EventBridge(last, bus):
+        first.send_event(Event("a", {"x": [1]}))
+        settle(first, bus, last)
+    assert recorder.of("x") == [[1]]
+
+
+def test_what_is_logged_crosses_and_does_not_come_back(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    """Scenario 51."""
+    log = logging.Logger("test")  # noqa: LOG001  # its records go nowhere else
+    there, back = listen(services, "org/osgi/service/log/*"), record(services, "org/osgi/service/log/*")
+    handle(services, lambda event: log.error("again"), "*")
+    with LogEvents(admin, log):
+        log.error("once", exc_info=ValueError("boom"))
+        settle(admin, bus)
+    assert there.of("message") == back.of("message") == ["once"]
+    assert there.of("exception.class") == ["builtins.ValueError"]
+    assert there.of("exception") == [None]  # of no type that can cross
+
+
+# --- what crosses
+
+
+def test_only_the_topics_and_directions_asked_for_cross(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    there, back = listen(services), record(services)
+    with EventBridge(admin, bus, ["in/*", "both"], to_bus=False), EventBridge(admin, bus, ["out/*"], to_admin=False):
+        for topic in ("in/x", "out/x", "both", "neither"):
+            admin.send_event(Event(topic, {"from": "admin"}))
+            bus.deliver_untyped(topic, {"from": "bus"})
+        settle(admin, bus)
+    assert [topic for topic, event in there.events if event["from"] == "admin"] == ["out/x"]
+    assert [event.topic for event in back.events if event.get_property("from") == "bus"] == ["in/x", "both"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "expected"),
+    [
+        ("a/+/c", ["a/b/c", "a/x/c"]),
+        ("+", ["a", "b"]),
+        ("+/b/*", ["a/b/c", "a/b/c/d"]),
+        (["a/+", "a/*"], ["a/b", "a/b/c", "a/x/c", "a/b/c/d"]),
+        (["a/+/c", "a/b/+"], ["a/b/c", "a/x/c"]),
+    ],
+)
+def test_filters_may_have_single_level_wildcards(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, topics: Any, expected: list[str]
+) -> None:
+    """Which only the bus knows; both ways."""
+    there, back = listen(services), record(services)
+    with EventBridge(admin, bus, topics):
+        for topic in ("a", "a/b", "a/b/c", "a/x/c", "a/b/c/d", "b"):
+            admin.send_event(Event(topic, {"from": "admin"}))
+            bus.deliver_untyped(topic, {"from": "bus"})
+        settle(admin, bus)
+    assert [topic for topic, event in there.events if event["from"] == "admin"] == expected
+    assert [event.topic for event in back.events if event.get_property("from") == "bus"] == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"topics": "a//b"}, InvalidTopicError),
+        ({"topics": ["a", "*/b"]}, InvalidTopicError),
+        ({"topics": [None]}, NullEventError),
+        ({"topics": []}, ArgumentError),
+        ({"to_bus": False, "to_admin": False}, ArgumentError),
+        ({"principal": 5}, ArgumentError),
+    ],
+)
+def test_a_bridge_that_cannot_be_is_refused(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, arguments: Any, error: type[Exception]
+) -> None:
+    before = services.find()
+    with pytest.raises(error):
+        EventBridge(admin, bus, **arguments)
+    assert services.find() == before
+
+
+# --- it is no handler
+
+
+def test_what_nobody_else_gets_is_unhandled(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    unhandled, back = listen(services, "*", UnhandledEventHandler), record(services)
+    handled = listen(services, "handled/*")
+    bus.deliver_untyped("handled/x", {})
+    bus.deliver_untyped("other", {})
+    admin.send_event(Event("from/admin"))
+    settle(admin, bus)
+    assert sorted(unhandled.topics) == ["from/admin", "other"]
+    assert handled.topics == ["handled/x"]
+    assert sorted(back.topics) == ["from/admin", "handled/x", "other"]
+
+
+def test_typed_handlers_of_the_bus_may_be_services_of_both(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
+) -> None:
+    """One service with the interfaces of both gets what crosses from both."""
+
+    class Both(BusRecorder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of_admin: list[str] = []
+
+        def handle_event(self, event: Event) -> None:
+            self.of_admin.append(event.topic)
+
+    both = Both()
+    services.register([EventHandler, UntypedEventHandler], both, {"event.topics": "*"})
+    admin.send_event(Event("a"))
+    bus.deliver_untyped("b", {})
+    settle(admin, bus)
+    assert sorted(both.of_admin) == sorted(both.topics) == ["a", "b"]
+
+
+# --- ends
+
+
+def test_a_closed_bridge_lets_nothing_cross(admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry) -> None:
+    there, back = listen(services), record(services)
+    bridge = EventBridge(admin, bus)
+    bridge.close()
+    bridge.close()
+    admin.send_event(Event("a"))
+    bus.deliver_untyped("b", {})
+    settle(admin, bus)
+    assert (there.topics, back.topics) == (["b"], ["a"])
+    assert len(services.find(EventHandler)) == 1
+
+
+@pytest.mark.parametrize("first", ["admin", "bus"])
+def test_when_one_side_is_closed_the_bridge_closes_itself(
+    admins: Admins, buses: Buses, services: ServiceRegistry, first: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin, bus = admins(), buses()
+    EventBridge(admin, bus)
+    if first == "admin":
+        admin.close()
+        bus.deliver_untyped("a", {})
+        bus.flush().result(PATIENCE)
+    else:
+        bus.close()
+        admin.post_event(Event("a"))
+        flush(admin)
+    assert services.find(EventHandler) == services.find(UntypedEventHandler) == []
+    assert not logged(caplog)
+
+
+# --- permissions
+
+
+def test_permissions_count_on_both_sides(
+    admins: Admins, buses: Buses, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RFC 97 5.4: the bridge needs those of a handler where events leave, and those of a publisher where they enter."""
+    everything = [TopicPermission("*", "publish,subscribe")]
+    of_admin, of_bus = TopicPolicy({None: everything}), TopicPolicy({None: everything})
+    admin, bus = admins(permissions=of_admin), buses(permissions=of_bus)
+    there, back = listen(services), record(services)
+    with EventBridge(admin, bus, principal="bridge"):
+
+        def publish() -> tuple[int, int]:
+            admin.send_event(Event("a", {"from": "admin"}))
+            bus.deliver_untyped("a", {"from": "bus"})
+            settle(admin, bus)
+            found = there.of("from").count("admin"), back.of("from").count("bus")
+            there.events.clear()
+            back.events.clear()
+            return found
+
+        assert publish() == (0, 0)
+        of_admin.grant("bridge", TopicPermission("*", "subscribe"))
+        assert publish() == (0, 0)
+        assert len(logged(caplog, "does not cross the bridge", "'bridge' may not publish 'a'")) == 1
+        of_bus.grant("bridge", TopicPermission("a", "publish"))
+        assert publish() == (1, 0)
+        of_bus.grant("bridge", TopicPermission("*", "subscribe"))
+        of_admin.grant("bridge", TopicPermission("*", "publish"))
+        assert publish() == (1, 1)
+
+
+# --- flooding
+
+
+def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(
+    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 42: across the bridge, too."""
+    gate = Gate()
+    reached = threading.Event()
+
+    def slow(topic: str, event: Any) -> None:
+        reached.set()
+        assert gate.opened.wait(PATIENCE)
+
+    services.register(UntypedEventHandler, slow, {"event.topics": "*"})
+    for lane in bus._lanes():
+        lane._limit = 5
+    sent: list[int] = []
+
+    def send() -> None:
+        for number in range(20):
+            admin.send_event(Event("a", {"n": number}))
+            sent.append(number)
+
+    with EventBridge(admin, bus):
+        join = in_background(send)
+        assert reached.wait(PATIENCE)
+        eventually(lambda: len(sent) >= 5, "there is room for some")
+        threading.Event().wait(0.05)
+        assert len(sent) <= 7
+        gate.opened.set()
+        join()
+        settle(admin, bus)

@@ -1,0 +1,686 @@
+"""Opening and closing, and services that are made with their first event (RFC 97 5.1.3, 5.2.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, ClosedError
+from messaging.eventadmin import Event, EventAdmin, EventHandler
+from messaging.services import ServiceRegistry
+from tests.eventadmin.conftest import (
+    MOMENT,
+    PATIENCE,
+    AsyncGate,
+    AsyncRecorder,
+    Gate,
+    Recorder,
+    dto,
+    eventually,
+    flush,
+    handle,
+    in_background,
+    in_threads,
+    logged,
+    on,
+    record,
+)
+
+Admins = Callable[..., EventAdmin]
+
+
+def post(admin: EventAdmin, *numbers: Any, topic: str = "a") -> None:
+    for number in numbers:
+        admin.post_event(Event(topic, {"n": number}))
+
+
+# --- opening
+
+
+def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, admins: Admins) -> None:
+    """RFC 97 5.1.3."""
+    one, other = admins(name="mine"), admins()
+    assert services.service(EventAdmin, "(event.admin.name=mine)") is one
+    assert one.name == "mine"
+    assert other.name != admins().name
+    assert repr(one) == "<EventAdmin 'mine'>"
+    one.close()
+    assert services.service(EventAdmin, "(event.admin.name=mine)") is None
+    assert repr(one) == "<EventAdmin 'mine', closed>"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": ""},
+        {"name": 5},
+        {"without_topics": "some"},
+        {"without_topics": None},
+        {"send_timeout": -1},
+        {"send_timeout": "1"},
+        {"threads": 0},
+        {"threads": True},
+        {"ranking": "high"},
+        {"ranking": None},
+        {"tolerance": None},
+        {"permissions": {}},
+    ],
+)
+def test_what_is_wrong_with_it_is_said_and_nothing_is_left(services: ServiceRegistry, options: Any) -> None:
+    record(services)
+    before = services.find()
+    with pytest.raises(ArgumentError):
+        EventAdmin(services, **options)
+    assert services.find() == before
+    assert not services._listeners
+
+
+# --- closing
+
+
+@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+def test_closing_delivers_what_was_posted(services: ServiceRegistry, admins: Admins, delivery: str) -> None:
+    """Scenario 36."""
+    admin = admins()
+    recorder, coroutine = record(services, delivery=delivery), AsyncRecorder()
+    handle(services, coroutine, delivery=delivery)
+    post(admin, *range(200))
+    admin.close()
+    assert recorder.numbers == coroutine.numbers == [*range(200)]
+    assert not [each for each in services.find() if EventAdmin.__module__ in repr(each)]
+
+
+def test_what_closing_gives_up_must_be_logged_with_a_count(
+    services: ServiceRegistry, admins: Admins, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 36: it does not hang."""
+    admin = admins()
+    gate, unordered, other = Gate(), Gate(), record(services, ranking=-1)
+    handle(services, gate)
+    handle(services, unordered, delivery="async.unordered")
+    post(admin, 1, 2, 3)
+    gate.wait()
+    unordered.wait()
+    admin.close(MOMENT)
+    # the two handlers in order wait for three events each, but for the one that is being handled; the other for two
+    assert len(logged(caplog, admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
+    gate.opened.set()
+    unordered.opened.set()
+    eventually(lambda: gate.returned.acquire(blocking=False), "what was begun ends")
+    assert (gate.numbers, other.numbers) == ([1], [])
+
+
+def test_closing_twice_is_closing_once(services: ServiceRegistry, admins: Admins) -> None:
+    admin = admins()
+    gate = Gate()
+    handle(services, gate)
+    post(admin, 1, 2)
+    gate.wait()
+    joins = [in_background(admin.close) for _ in range(3)]
+    threading.Event().wait(MOMENT)
+    gate.opened.set()
+    for join in joins:
+        join()
+    admin.close()
+    assert gate.numbers == [1, 2]
+
+
+@pytest.mark.parametrize("publish", ["post_event", "send_event", "asend_event"])
+def test_a_closed_admin_takes_no_events(services: ServiceRegistry, admins: Admins, publish: str) -> None:
+    admin = admins(name="mine")
+    recorder = record(services)
+    admin.close()
+    call = getattr(admin, publish)
+    with pytest.raises(ClosedError, match="the event admin 'mine' is closed"):
+        asyncio.run(call(Event("a"))) if publish == "asend_event" else call(Event("a"))
+    assert recorder.events == []
+    assert admin.get_dto().handlers == ()
+    assert admin.flush().done()
+    with pytest.raises(ClosedError):
+        admin.__enter__()
+
+
+def test_what_is_registered_with_a_closed_admin_is_nothing_to_it(services: ServiceRegistry, admins: Admins) -> None:
+    admin = admins()
+    registration = handle(services, Recorder())
+    admin.close()
+    handle(services, 5)  # which would be logged
+    registration.update({"event.topics": "b"})
+    registration.unregister()
+    assert not services._listeners
+
+
+@pytest.mark.parametrize("publish", ["post_event", "send_event"])
+@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+def test_a_handler_may_close_the_admin(services: ServiceRegistry, admins: Admins, publish: str, delivery: str) -> None:
+    """Scenarios 36 and 41: it does not wait for itself, and what was posted is delivered."""
+    admin = admins()
+    posted, returned = threading.Event(), threading.Event()
+    numbers: list[int] = []
+
+    def handler(event: Event) -> None:
+        numbers.append(event.get_property("n"))
+        if len(numbers) == 1:
+            assert posted.wait(PATIENCE)
+            admin.close()
+            with pytest.raises(ClosedError):
+                post(admin, 99)
+            returned.set()
+
+    handle(services, handler, delivery=delivery)
+    if publish == "post_event":
+        post(admin, 1, 2, 3)
+        posted.set()
+    else:
+        posted.set()
+        admin.send_event(Event("a", {"n": 1}))
+    assert returned.wait(PATIENCE)
+    admin.close()
+    assert numbers == ([1, 2, 3] if publish == "post_event" else [1])
+
+
+def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(
+    services: ServiceRegistry, admins: Admins
+) -> None:
+    """It is called on a thread of its own, and still a handler is waiting for it."""
+    admin = admins()
+    steps: list[str] = []
+
+    def close(event: Event) -> None:
+        admin.close()
+        steps.append("closed")
+
+    def outer(event: Event) -> None:
+        admin.send_event(Event("inner"), timeout=PATIENCE)
+        steps.append("sent")
+
+    handle(services, close, "inner")
+    handle(services, outer, "outer")
+    last = record(services, "outer")
+    admin.post_event(Event("outer"))
+    eventually(lambda: steps == ["closed", "sent"], "both")
+    admin.close()
+    assert len(last.events) == 1
+
+
+@pytest.mark.parametrize("way", ["close", "aclose"])
+@pytest.mark.parametrize("publish", ["post", "asend"])
+def test_a_coroutine_may_close_the_admin(
+    services: ServiceRegistry, admins: Admins, loop: asyncio.AbstractEventLoop, way: str, publish: str
+) -> None:
+    """Scenarios 36 and 41: nor does that wait for itself."""
+    admin = admins()
+    done = threading.Event()
+
+    async def handler(event: Event) -> None:
+        if way == "close":
+            admin.close()
+        else:
+            await admin.aclose()
+        done.set()
+
+    on(loop, lambda: handle(services, handler))
+    other = record(services, ranking=-1)
+    if publish == "post":
+        post(admin, 1, 2)
+        assert done.wait(PATIENCE)
+    else:
+        asyncio.run_coroutine_threadsafe(admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
+        assert done.is_set()
+    admin.close()
+    assert other.numbers == ([1, 2] if publish == "post" else [1])
+
+
+def test_an_event_loop_is_not_stopped_by_closing(services: ServiceRegistry, admins: Admins) -> None:
+    """It goes on in the background; ``aclose`` waits."""
+
+    async def main() -> None:
+        gate, admin = Gate(), admins()
+        registration = handle(services, gate)
+        post(admin, 1, 2)
+        await asyncio.to_thread(gate.wait)
+        admin.close()
+        gate.opened.set()
+        await admin.aclose()
+        assert gate.numbers == [1, 2]
+        registration.unregister()
+        async with EventAdmin(services) as other:
+            recorder = AsyncRecorder()
+            handle(services, recorder)
+            post(other, *range(20))
+        assert recorder.numbers == [*range(20)]
+        with pytest.raises(ClosedError):
+            await other.__aenter__()
+
+    asyncio.run(main())
+
+
+def test_the_context_of_an_admin_closes_it(services: ServiceRegistry) -> None:
+    recorder = record(services)
+    with EventAdmin(services) as admin:
+        post(admin, 1)
+    assert recorder.numbers == [1]
+    with pytest.raises(ClosedError):
+        post(admin, 2)
+
+
+def test_an_admin_inside_a_handler_of_another_one_is_waited_for(services: ServiceRegistry, admins: Admins) -> None:
+    """It is another one that must not be waited for there."""
+    admin, own = admins(), ServiceRegistry()
+    counts: list[int] = []
+
+    async def handler(event: Event) -> None:
+        recorder = record(own)
+        async with EventAdmin(own) as inner:
+            post(inner, *range(50))
+        counts.append(len(recorder.events))
+
+    handle(services, handler)
+    post(admin, 1)
+    flush(admin)
+    assert counts == [50]
+
+
+def test_what_is_posted_while_it_is_closed_is_delivered_or_refused_or_counted(
+    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 36: nothing is lost without a word."""
+    for _ in range(20):
+        caplog.clear()
+        recorder = Recorder()
+        registration = handle(services, recorder)
+        admin = EventAdmin(services)
+        posted: list[int] = []
+        started = threading.Event()
+
+        def run(thread: int, admin: EventAdmin = admin, posted: list[int] = posted, started: Any = started) -> None:
+            if thread == 0:
+                assert started.wait(PATIENCE)
+                admin.close()
+                return
+            while True:
+                try:
+                    post(admin, 1)
+                except ClosedError:
+                    return
+                posted.append(1)
+                started.set()
+
+        in_threads(3, run)
+        losses: list[Any] = [each.args for each in caplog.records if "was closed before" in each.msg]
+        lost = losses[0][1] if losses else 0
+        # of those that were refused, one of each thread may have been put just in time
+        assert len(posted) <= len(recorder.events) + lost <= len(posted) + 2
+        registration.unregister()
+
+
+def test_who_waits_for_room_is_told_that_it_is_closed(services: ServiceRegistry, admins: Admins) -> None:
+    """Scenarios 36 and 42."""
+    admin = admins()
+    admin._queue._limit = 2
+    gate = Gate()
+    handle(services, gate)
+    post(admin, 1)
+    gate.wait()
+    post(admin, 2, 3)
+
+    def wait_for_room() -> None:
+        with pytest.raises(ClosedError):
+            post(admin, 4)
+
+    join = in_background(wait_for_room)
+    threading.Event().wait(MOMENT)
+    admin.close(MOMENT)
+    join()
+    gate.leave()
+    assert gate.numbers == [1]
+
+
+def test_sends_that_are_under_way_go_on_when_it_is_closed(services: ServiceRegistry, admins: Admins) -> None:
+    admin = admins()
+    gate, last = Gate(), record(services, ranking=-1)
+    handle(services, gate)
+    join = in_background(lambda: admin.send_event(Event("a", {"n": 1})))
+    gate.wait()
+    admin.close()
+    gate.opened.set()
+    join()
+    assert gate.numbers == last.numbers == [1]
+
+
+def test_closing_ends_with_a_coroutine_that_does_not(
+    services: ServiceRegistry, admins: Admins, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 36."""
+    admin = admins()
+    gate = AsyncGate()
+    on(loop, lambda: handle(services, gate))
+    post(admin, 1, 2)
+    gate.wait()
+    admin.close(MOMENT)
+    assert logged(caplog, "closed before 1 events were delivered")
+    gate.open()
+    assert gate.returned.wait(PATIENCE)
+
+
+def test_an_admin_that_is_closed_is_not_kept(services: ServiceRegistry) -> None:
+    """RFC 97 4.1.1 [3]: nor are its handlers, by it."""
+    recorder = record(services)
+    admin = EventAdmin(services)
+    post(admin, 1)
+    admin.close()
+    weak = weakref.ref(admin)
+    del admin
+
+    def is_gone() -> bool:
+        gc.collect()
+        return weak() is None
+
+    eventually(is_gone, "it is gone")
+    assert recorder.numbers == [1]
+
+
+PROGRAM = """
+    import sys
+    from messaging.eventadmin import Event, EventAdmin, EventHandler
+    from messaging.services import ServiceRegistry
+
+    services = ServiceRegistry()
+    admin = EventAdmin(services)
+    services.register(EventHandler, lambda event: print(event.get_property("n"), flush=True), {"event.topics": "*"})
+    for number in range(5):
+        admin.post_event(Event("a", {"n": number}))
+"""
+
+
+def test_what_was_posted_is_delivered_when_the_program_ends() -> None:
+    """Scenario 36."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")
+
+
+FORKED = """
+    import os, sys, threading
+    from messaging.eventadmin import Event, EventAdmin, EventHandler
+    from messaging.services import ServiceRegistry
+
+    services, done = ServiceRegistry(), threading.Event()
+    admin = EventAdmin(services)
+
+
+    def handle(event):
+        os.write(1, f"{event.topic}\\n".encode())
+        if event.topic != "child/sent":
+            done.set()
+
+
+    services.register(EventHandler, handle, {"event.topics": "*"})
+    admin.post_event(Event("parent"))
+    admin.flush().result(30)
+    done.clear()
+    pid = os.fork()
+    if pid == 0:
+        admin.post_event(Event("child"))
+        admin.send_event(Event("child/sent"))
+        os._exit(0 if done.wait(30) and admin.flush().result(30) is None else 1)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_child_can_use_the_admin() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["child", "child/sent", "parent"]), done.stderr
+
+
+# --- services that are made with their first event
+
+
+class Made(Recorder):
+    """Counts what is made of it."""
+
+    instances: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).instances += 1
+
+
+@pytest.fixture
+def factory() -> type[Made]:
+    return type("Factory", (Made,), {"instances": 0})
+
+
+def test_a_prototype_is_made_with_its_first_event(
+    admin: EventAdmin, services: ServiceRegistry, factory: type[Made]
+) -> None:
+    """Scenario 52: not when it is registered, nor with an event that is not for it."""
+    handle(services, factory, "a", scope="prototype", filter="(n>=2)")
+    post(admin, 1)
+    post(admin, 5, topic="b")
+    flush(admin)
+    assert factory.instances == 0
+    post(admin, 2, 3)
+    admin.send_event(Event("a", {"n": 4}))
+    flush(admin)
+    assert factory.instances == 1
+
+
+@pytest.mark.parametrize("publish", ["post", "send", "asend"])
+def test_a_prototype_is_made_once_for_each_admin(
+    services: ServiceRegistry, admins: Admins, factory: type[Made], publish: str
+) -> None:
+    """Scenario 52."""
+    several = [admins(), admins()]
+    handle(services, factory, scope="prototype")
+    for admin in several:
+        for _ in range(3):
+            if publish == "post":
+                post(admin, 1)
+            elif publish == "send":
+                admin.send_event(Event("a"))
+            else:
+                asyncio.run(admin.asend_event(Event("a")))
+        flush(admin)
+    assert factory.instances == 2
+
+
+def test_a_prototype_is_made_once_even_if_many_have_its_first_event(
+    admin: EventAdmin, services: ServiceRegistry
+) -> None:
+    """Scenario 52: the others wait for it, without a lock."""
+    made: list[Recorder] = []
+    entered = threading.Event()
+    leave = threading.Event()
+
+    def factory() -> Recorder:
+        entered.set()
+        assert leave.wait(PATIENCE)
+        made.append(Recorder())
+        return made[-1]
+
+    handle(services, factory, scope="prototype")
+    joins = [in_background(lambda n=number: admin.send_event(Event("a", {"n": n}))) for number in range(4)]  # type: ignore[misc]
+    post(admin, 4)
+    assert entered.wait(PATIENCE)
+    handle(services, Recorder())  # nothing is locked meanwhile
+    threading.Event().wait(MOMENT)
+    leave.set()
+    for join in joins:
+        join()
+    flush(admin)
+    (recorder,) = made
+    assert sorted(recorder.numbers) == [0, 1, 2, 3, 4]
+
+
+def test_a_factory_that_raises_is_asked_again_with_the_next_event(
+    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RFC 97 5.3.1: it is no different from a handler that raises."""
+    calls: list[Any] = []
+    recorder = Recorder()
+
+    def factory() -> Any:
+        calls.append(None)
+        if len(calls) < 4:
+            raise ValueError("not yet")
+        return recorder
+
+    registration = handle(services, factory, scope="prototype")
+    other = record(services, ranking=-1)
+    post(admin, 1)
+    flush(admin)
+    admin.send_event(Event("a", {"n": 2}))
+    asyncio.run(admin.asend_event(Event("a", {"n": 3})))
+    assert len(calls) == 3
+    post(admin, 4)
+    flush(admin)
+    admin.send_event(Event("a", {"n": 5}))
+    assert (len(calls), recorder.numbers, other.numbers) == (4, [4, 5], [1, 2, 3, 4, 5])
+    assert len(logged(caplog, "failed on the event 'a'", "ValueError: not yet")) == 3
+    assert dto(admin, registration).failures == 3  # type: ignore[union-attr]
+
+
+def test_a_factory_that_raises_is_asked_once_when_it_is_sent_to_on_an_event_loop(
+    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it has to be looked at before, to see whether it can be waited for."""
+    calls: list[Any] = []
+
+    def factory() -> Any:
+        calls.append(None)
+        raise ValueError("boom")
+
+    handle(services, factory, scope="prototype")
+    other = record(services, ranking=-1)
+
+    async def main() -> None:
+        admin.send_event(Event("a"))
+
+    asyncio.run(main())
+    assert (len(calls), other.topics) == (1, ["a"])
+    assert len(logged(caplog, "failed on the event 'a'")) == 1
+
+
+def test_a_prototype_that_is_a_coroutine_function_is_refused_on_its_own_loop_too(
+    admin: EventAdmin, services: ServiceRegistry
+) -> None:
+    async def main() -> None:
+        handle(services, AsyncRecorder, scope="prototype")
+        with pytest.raises(ArgumentError, match="asend_event"):
+            admin.send_event(Event("a"))
+        await admin.asend_event(Event("a"))
+
+    asyncio.run(main())
+
+
+def test_a_factory_that_makes_no_handler_is_logged_with_each_event(
+    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle(services, lambda: 5, scope="prototype")
+    handle(services, lambda: None, scope="prototype")
+    post(admin, 1, 2)
+    flush(admin)
+    assert len(logged(caplog, "failed on the event 'a'", "neither a function nor has handle_event")) == 2
+
+
+def test_a_factory_that_causes_an_event_for_what_it_makes_does_not_wait_for_itself(
+    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder()
+
+    def factory() -> Recorder:
+        admin.send_event(Event("inner"))
+        admin.post_event(Event("later"))
+        return recorder
+
+    handle(services, factory, scope="prototype")
+    post(admin, 1)
+    flush(admin)
+    flush(admin)
+    assert recorder.topics == ["a", "later"]
+    assert len(logged(caplog, "failed on the event 'inner'", "its own factory caused an event")) == 1
+
+
+def test_a_prototype_that_is_a_coroutine_function_runs_on_the_loop_it_was_registered_on(
+    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
+) -> None:
+    recorder = AsyncRecorder()
+    on(loop, lambda: handle(services, lambda: recorder, scope="prototype"))
+    asyncio.run_coroutine_threadsafe(admin.asend_event(Event("a")), loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(admin.asend_event(Event("a")), loop).result(PATIENCE)
+    post(admin, 1)
+    flush(admin)
+    assert recorder.loops == [loop] * 3
+
+
+@pytest.mark.parametrize("scope", ["singleton", "prototype"])
+@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+def test_a_service_is_let_go_of_when_it_is_unregistered(
+    admin: EventAdmin, services: ServiceRegistry, scope: Any, delivery: str
+) -> None:
+    """Scenario 52; RFC 97 4.1.1 [3]: at once, not when the collector comes."""
+    made: list[weakref.ref[Any]] = []
+
+    def make() -> Recorder:
+        recorder = Recorder()
+        made.append(weakref.ref(recorder))
+        return recorder
+
+    registration = services.register(
+        EventHandler,
+        make if scope == "prototype" else make(),
+        {"event.topics": "*", "event.delivery": delivery},
+        scope=scope,
+    )
+    admin.send_event(Event("a"))
+    assert made[0]() is not None
+    registration.unregister()
+    del registration  # which has it, too
+    assert made[0]() is None
+
+
+def test_a_service_that_was_unregistered_while_it_was_made_gets_nothing(
+    admin: EventAdmin, services: ServiceRegistry
+) -> None:
+    """Scenarios 31 and 52."""
+    recorder = Recorder()
+    registrations: list[Any] = []
+
+    def factory() -> Recorder:
+        registrations[0].unregister()
+        return recorder
+
+    registrations.append(handle(services, factory, scope="prototype"))
+    post(admin, 1, 2)
+    flush(admin)
+    assert recorder.events == []
+
+
+def test_changing_sides_makes_a_prototype_anew(services: ServiceRegistry, admins: Admins, factory: type[Made]) -> None:
+    """Scenario 52: an update that takes it from an admin, and back."""
+    admin = admins(name="mine")
+    registration = handle(services, factory, scope="prototype")
+    for target in (None, "(event.admin.name=other)", "(event.admin.name=mine)"):
+        registration.update({"event.topics": "*", "event.target": target})
+        admin.send_event(Event("a"))
+    assert factory.instances == 2

@@ -1,0 +1,278 @@
+"""Who may publish to a topic, and who may receive from it (RFC 97 4.1.4, 5.4, 6.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, InvalidTopicError, NullEventError, PermissionDeniedError
+from messaging.eventadmin import Event, EventAdmin, TopicPermission, TopicPermissionCollection, TopicPolicy
+from messaging.services import ServiceRegistry
+from tests.eventadmin.conftest import Gate, Recorder, dto, flush, handle, in_background, in_threads, logged, record
+
+Admins = Callable[..., EventAdmin]
+PUBLISH, SUBSCRIBE, BOTH = "publish", "subscribe", "publish,subscribe"
+
+
+def may(actions: str, *topics: str) -> list[TopicPermission]:
+    return [TopicPermission(topic, actions) for topic in topics]
+
+
+# --- permissions
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "expected"),
+    [
+        (("a/b/*", PUBLISH), ("a/b/c", PUBLISH), True),
+        (("a/b/*", PUBLISH), ("a/b/c/d", PUBLISH), True),
+        (("a/b/*", PUBLISH), ("a/b/c/*", PUBLISH), True),
+        (("a/b/*", PUBLISH), ("x/y/z", PUBLISH), False),
+        (("a/b/*", PUBLISH), ("a/b", PUBLISH), False),
+        (("a/b/*", PUBLISH), ("a/bc", PUBLISH), False),
+        (("a/b/*", PUBLISH), ("a/*", PUBLISH), False),
+        (("x/y/*", PUBLISH), ("x/y/z", PUBLISH), True),
+        (("*", SUBSCRIBE), ("x/y", SUBSCRIBE), True),
+        (("*", PUBLISH), ("x/y", SUBSCRIBE), False),
+        (("*", SUBSCRIBE), ("x/y", PUBLISH), False),
+        (("x/y", PUBLISH), ("x/y/z", PUBLISH), False),
+        (("x/y", PUBLISH), ("x/Y", PUBLISH), False),
+        (("x/y", BOTH), ("x/y", PUBLISH), True),
+        (("x/y", BOTH), ("x/y", SUBSCRIBE), True),
+        (("x/y", PUBLISH), ("x/y", BOTH), False),
+        (("x/y", SUBSCRIBE), ("x/y", BOTH), False),
+    ],
+)
+def test_what_a_permission_implies(mine: tuple[str, str], other: tuple[str, str], expected: bool) -> None:
+    """Scenario 50; RFC 97 5.4.1, 6.7.4."""
+    assert TopicPermission(*mine).implies(TopicPermission(*other)) is expected
+    collection = TopicPermission(*mine).new_permission_collection()
+    collection.add(TopicPermission(*mine))
+    assert collection.implies(TopicPermission(*other)) is expected
+
+
+def test_a_permission_implies_nothing_but_permissions() -> None:
+    for other in (None, "a/b", 5, object()):
+        assert not TopicPermission("*", BOTH).implies(other)
+
+
+def test_both_actions_may_come_from_two_permissions() -> None:
+    """Scenario 50; RFC 97 6.7.6: together they imply each, and both."""
+    collection = TopicPermissionCollection([*may(PUBLISH, "a/*"), *may(SUBSCRIBE, "*")])
+    assert collection.implies(TopicPermission("a/b", BOTH))
+    assert not collection.implies(TopicPermission("b", BOTH))
+
+
+@pytest.mark.parametrize("actions", [BOTH, "subscribe,publish", " PUBLISH , Subscribe", "publish,publish,subscribe"])
+def test_actions_have_a_canonical_order(actions: str) -> None:
+    """RFC 97 6.7.3, 6.7.5."""
+    assert TopicPermission("a", actions).actions == BOTH
+    assert TopicPermission("a", actions) == TopicPermission("a", BOTH)
+
+
+def test_name_and_actions_make_permissions_equal() -> None:
+    """RFC 97 6.7.7, 6.7.8; and they can be written down, as in Java."""
+    one = TopicPermission("a/*", PUBLISH)
+    assert one == TopicPermission("a/*", "Publish")
+    assert hash(one) == hash(TopicPermission("a/*", "Publish"))
+    for other in (TopicPermission("a/b", PUBLISH), TopicPermission("a/*", SUBSCRIBE), "a/*"):
+        assert one != other
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_what_is_no_permission_is_refused() -> None:
+    with pytest.raises(InvalidTopicError):
+        TopicPermission("a//b", PUBLISH)
+    with pytest.raises(NullEventError):
+        TopicPermission(None, PUBLISH)  # type: ignore[arg-type]
+    for actions in ("", "read", "publish,", None):
+        with pytest.raises(ArgumentError):
+            TopicPermission("a", actions)  # type: ignore[arg-type]
+
+
+# --- publishing
+
+
+def test_publishing_requires_the_permission_for_the_topic(
+    admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RFC 97 5.4.2, 6.4.1, 6.4.2: whoever lacks it is told, and nobody gets the event."""
+    policy = TopicPolicy({"meter": may(PUBLISH, "meters/*"), "listener": may(SUBSCRIBE, "*")})
+    admin = admins(permissions=policy)
+    recorder = record(services, principal="listener")
+
+    def publish(topic: str, principal: str | None) -> None:
+        event = Event(topic)
+        admin.post_event(event, principal=principal)
+        flush(admin)
+        admin.send_event(event, principal=principal)
+        asyncio.run(admin.asend_event(event, principal=principal))
+
+    publish("meters/1", "meter")
+    assert recorder.topics == ["meters/1"] * 3
+    for topic, principal in (("meters", "meter"), ("meters/1", None), ("meters/1", "listener"), ("meters/1", "nobody")):
+        for call in (admin.post_event, admin.send_event):
+            with pytest.raises(PermissionDeniedError, match=f"may not publish '{topic}'"):
+                call(Event(topic), principal=principal)
+        with pytest.raises(PermissionDeniedError):
+            asyncio.run(admin.asend_event(Event(topic), principal=principal))
+    flush(admin)
+    assert recorder.topics == ["meters/1"] * 3
+    assert not logged(caplog)
+
+
+def test_without_a_policy_everybody_may_everything(admin: EventAdmin, services: ServiceRegistry) -> None:
+    recorder = record(services, principal="nobody")
+    admin.send_event(Event("a"), principal="whoever")
+    assert recorder.topics == ["a"]
+
+
+def test_a_principal_is_a_name(admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    admin = admins(permissions=TopicPolicy({None: may(BOTH, "*")}))
+    wrong: Any
+    for wrong in (5, b"x", []):
+        with pytest.raises(ArgumentError):
+            admin.post_event(Event("a"), principal=wrong)
+    registration = handle(services, Recorder(), principal=5)
+    assert dto(admin, registration) is None
+    assert logged(caplog, "is ignored: event.principal must be a str", level=logging.ERROR)
+
+
+# --- receiving
+
+
+def test_handlers_only_get_topics_they_have_the_permission_for(admins: Admins, services: ServiceRegistry) -> None:
+    """RFC 97 4.1.4 [23], 5.4.2, 6.6: those they may not have are as if they had not asked for them."""
+    policy = TopicPolicy({None: may(BOTH, "*"), "some": may(SUBSCRIBE, "a/*"), "writer": may(PUBLISH, "*")})
+    admin = admins(permissions=policy)
+    everything, some, none = record(services), record(services, principal="some"), record(services, principal="writer")
+    for topic in ("a", "a/b", "b"):
+        admin.send_event(Event(topic))
+        admin.post_event(Event(topic))
+    flush(admin)
+    assert sorted(everything.topics) == ["a", "a", "a/b", "a/b", "b", "b"]
+    assert some.topics == ["a/b", "a/b"]
+    assert none.topics == []
+
+
+def test_permissions_may_be_granted_and_revoked_at_any_time(admins: Admins, services: ServiceRegistry) -> None:
+    """RFC 97 5.4: what counts is what is so now."""
+    policy = TopicPolicy({None: may(PUBLISH, "*")})
+    admin = admins(permissions=policy)
+    recorder = record(services, principal="reader")
+
+    def publish(number: int) -> None:
+        admin.send_event(Event("a", {"n": number}))
+        admin.post_event(Event("a", {"n": number}))
+        flush(admin)
+
+    publish(1)
+    policy.grant("reader", *may(SUBSCRIBE, "a"))
+    publish(2)
+    policy.revoke("reader")
+    publish(3)
+    policy.grant("reader", *may(SUBSCRIBE, "b"))
+    publish(4)
+    policy.grant("reader", *may(SUBSCRIBE, "*"))
+    publish(5)
+    policy.revoke(None)
+    with pytest.raises(PermissionDeniedError):
+        publish(6)
+    assert recorder.numbers == [2, 2, 5, 5]
+
+
+@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+def test_what_waits_is_not_delivered_to_whom_it_was_forbidden_meanwhile(
+    admins: Admins, services: ServiceRegistry, delivery: str
+) -> None:
+    """RFC 97 4.1.4 [23]."""
+    policy = TopicPolicy({None: may(BOTH, "*"), "reader": may(SUBSCRIBE, "*")})
+    admin = admins(permissions=policy)
+    gate, other = Gate(), Recorder()
+    handle(services, gate, principal="reader", delivery=delivery)
+    handle(services, other, principal=None)
+    admin.post_event(Event("a"))
+    admin.post_event(Event("b"))
+    gate.wait()
+    policy.revoke("reader")
+    gate.opened.set()
+    flush(admin)
+    assert gate.topics == ["a"]
+    assert other.topics == ["a", "b"]
+
+
+def test_the_principal_of_a_handler_may_be_updated(admins: Admins, services: ServiceRegistry) -> None:
+    policy = TopicPolicy({None: may(PUBLISH, "*"), "reader": may(SUBSCRIBE, "*")})
+    admin = admins(permissions=policy)
+    recorder = Recorder()
+    registration = handle(services, recorder)
+    for number, principal in enumerate(["reader", "nobody", "reader"]):
+        admin.send_event(Event("a", {"n": -1}))
+        registration.update({"event.topics": "*", "event.principal": principal})
+        admin.send_event(Event("a", {"n": number}))
+        registration.update({"event.topics": "*"})
+    assert recorder.numbers == [0, 2]
+
+
+def test_handlers_may_change_the_policy(admins: Admins, services: ServiceRegistry) -> None:
+    """Scenario 41: from inside, and while others publish."""
+    policy = TopicPolicy({None: may(BOTH, "*")})
+    admin = admins(permissions=policy)
+
+    def handler(event: Event) -> None:
+        policy.grant("late", *may(SUBSCRIBE, "b"))
+        in_background(lambda: policy.grant("late", *may(SUBSCRIBE, "c")))()
+
+    handle(services, handler, "a")
+    late = record(services, principal="late")
+    admin.send_event(Event("b"))
+    admin.send_event(Event("a"))
+    for topic in "abc":
+        admin.send_event(Event(topic))
+    assert late.topics == ["b", "c"]
+
+
+def test_permissions_change_while_events_are_published(admins: Admins, services: ServiceRegistry) -> None:
+    """Whoever always may, always can; whoever never may, never gets anything."""
+    policy = TopicPolicy({None: may(PUBLISH, "*"), "always": may(SUBSCRIBE, "*"), "never": may(SUBSCRIBE, "b")})
+    admin = admins(permissions=policy)
+    always, never = record(services, principal="always"), record(services, principal="never")
+
+    def run(thread: int) -> None:
+        for number in range(150):
+            if thread == 0:
+                policy.grant("sometimes", *may(SUBSCRIBE, "a"))
+                policy.revoke("sometimes")
+            else:
+                admin.post_event(Event("a", {"n": number}))
+
+    in_threads(3, run)
+    flush(admin)
+    assert len(always.events) == 300
+    assert never.events == []
+
+
+class Broken(TopicPolicy):
+    """A policy of the application's own."""
+
+    def permits(self, principal: Any, permission: TopicPermission) -> bool:
+        raise RuntimeError("boom")
+
+
+def test_a_policy_that_raises_permits_nothing(admins: Admins, services: ServiceRegistry) -> None:
+    admin = admins(permissions=Broken())
+    recorder = record(services)
+    with pytest.raises(RuntimeError, match="boom"):
+        admin.post_event(Event("a"))
+    assert recorder.events == []
+
+
+def test_a_policy_that_is_none_is_refused(services: ServiceRegistry) -> None:
+    with pytest.raises(ArgumentError, match="must be a TopicPolicy"):
+        EventAdmin(services, permissions=5)  # type: ignore[arg-type]
+    assert services.find() == []

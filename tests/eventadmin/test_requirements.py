@@ -1,0 +1,262 @@
+"""What the RFC requires that no other module is about (RFC 97 4, 5, 6)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging.errors import PermissionDeniedError
+from messaging.eventadmin import (
+    ConfigurationEvents,
+    Event,
+    EventAdmin,
+    EventConstants,
+    EventHandler,
+    LogEvents,
+    ServiceEvents,
+    TopicPermission,
+    TopicPolicy,
+)
+from messaging.services import LdapFilter, ServiceRegistry, interface_name
+from tests.eventadmin.conftest import PATIENCE, Gate, Recorder, eventually, flush, handle, record
+
+Admins = Callable[..., EventAdmin]
+
+
+# --- general requirements (4.1.1)
+
+
+def test_programming_an_event_source_must_be_simple(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 4.1.1 [1], 5.1.4: get the service, make an event, fire it. Nothing to be tracked, or cleaned up."""
+    recorder = record(services)
+    found = services.service(EventAdmin)
+    found.post_event(Event("com/acme/Door/OPENED", {"door": 7}))
+    found.send_event(Event("com/acme/Door/CLOSED", {"door": 7}))
+    flush(admin)
+    assert sorted(recorder.topics) == ["com/acme/Door/CLOSED", "com/acme/Door/OPENED"]
+
+
+def test_programming_an_event_handler_should_be_simple(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 4.1.1 [2]: a function and the topics that it is for."""
+    seen: list[Event] = []
+    services.register(EventHandler, seen.append, {EventConstants.EVENT_TOPIC: "com/acme/*"})
+    admin.send_event(Event("com/acme/x"))
+    assert [event.topic for event in seen] == ["com/acme/x"]
+
+
+def test_an_event_handler_may_be_an_instance_of_the_interface(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 6.6."""
+
+    class Door(EventHandler):
+        def __init__(self) -> None:
+            self.topics: list[str] = []
+
+        def handle_event(self, event: Event) -> None:
+            self.topics.append(event.topic)
+
+    with pytest.raises(TypeError):
+        EventHandler()  # type: ignore[abstract]
+    door = Door()
+    handle(services, door)
+    admin.send_event(Event("a"))
+    assert door.topics == ["a"]
+
+
+def test_dependencies_must_be_cleaned_up_when_one_side_stops(services: ServiceRegistry, admins: Admins) -> None:
+    """RFC 97 4.1.1 [3]: of handlers that go, and of an admin that goes; nobody has to tell the other."""
+    admin = admins()
+    recorder = Recorder()
+    with handle(services, recorder), ServiceEvents(admin), LogEvents(admin), ConfigurationEvents(admin):
+        admin.send_event(Event("a"))
+    admin.send_event(Event("b"))
+    assert [topic for topic in recorder.topics if "/" not in topic] == ["a"]
+    assert admin.get_dto().handlers == ()
+    assert len(admin._dispatcher._trie) == 0
+    assert len(services._listeners) == 1
+    admin.close()
+    assert services.find() == []
+    assert not services._listeners
+
+
+# --- event delivery (4.1.2)
+
+
+def test_the_number_of_threads_may_be_configured(services: ServiceRegistry, admins: Admins) -> None:
+    """RFC 97 4.1.2 [9], [10], 5.2.2: with one thread, not even handlers without order have another one."""
+    admin = admins(threads=1)
+    gate, other = Gate(), Recorder()
+    handle(services, gate, delivery="async.unordered")
+    handle(services, other, delivery="async.unordered")
+    admin.post_event(Event("a"))
+    gate.wait()
+    threading.Event().wait(0.05)
+    assert (other.events, admin.get_dto().threads) == ([], 1)
+    gate.opened.set()
+    flush(admin)
+    assert other.topics == ["a"]
+
+
+def test_resources_should_be_minimal(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 4.1.5 [24], 3.2: hundreds of handlers are no reason for a thread."""
+    recorders = [record(services, delivery="async.unordered" if number % 2 else None) for number in range(300)]
+    assert admin.get_dto().threads == 0
+    admin.post_event(Event("a"))
+    flush(admin)
+    assert [each.topics for each in recorders] == [["a"]] * 300
+    assert len({thread for each in recorders for thread in each.threads}) <= 16
+    eventually(lambda: admin.get_dto().threads == 0, "they are gone")
+
+
+# --- notification infrastructure (4.2.1)
+
+
+def test_one_handler_may_be_for_several_kinds_of_events(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 4.2.1.1, 4.2.1.2, 4.2.1.5: the topic says which it was, wildcards take in what is below."""
+    recorder = record(services, ["sim/INSERTED", "sim/data/CHANGED", "tree/settings/*"])
+    for topic in ("sim/INSERTED", "sim/REMOVED", "sim/data/CHANGED", "tree/settings/gui/colour", "tree/other"):
+        admin.send_event(Event(topic))
+    assert recorder.topics == ["sim/INSERTED", "sim/data/CHANGED", "tree/settings/gui/colour"]
+
+
+def test_any_object_may_be_the_value_of_a_property(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 4.2.1.3, 5.1.1.2: it is handed on as it is."""
+    recorder = record(services)
+    values: dict[str, Any] = {"text": "x", "object": object(), "list": [1], "function": flush, "none": None}
+    admin.send_event(Event("a", values))
+    admin.post_event(Event("a", values))
+    flush(admin)
+    for event in recorder.events:
+        assert all(event.get_property(name) is value for name, value in values.items())
+
+
+# --- entities (5.1)
+
+
+def test_handlers_must_be_registered_as_services_under_the_interface(
+    admin: EventAdmin, services: ServiceRegistry
+) -> None:
+    """RFC 97 5.1.2: the class, or its name; anything else is somebody else's."""
+    by_class, by_name, other = Recorder(), Recorder(), Recorder()
+    for interface, recorder in (
+        (EventHandler, by_class),
+        (interface_name(EventHandler), by_name),
+        ("org.osgi.service.event.EventHandler", other),
+        (Recorder, other),
+    ):
+        services.register(interface, recorder, {"event.topics": "*"})
+    admin.send_event(Event("a"))
+    assert (by_class.topics, by_name.topics, other.topics) == (["a"], ["a"], [])
+
+
+def test_the_admin_must_be_registered_as_a_service(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 5.1.3."""
+    (reference,) = services.find(EventAdmin)
+    assert reference.interfaces == (interface_name(EventAdmin),)
+    assert services.get(reference) is admin
+
+
+# --- delivery and locks (4.1.3, 5.2)
+
+
+def test_no_lock_should_be_held_while_handlers_are_called(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 41; RFC 97 4.1.3 [18]: not that of the dispatcher, of the threads, of the registry, or of a queue."""
+    free: list[bool] = []
+
+    def handler(event: Event) -> None:
+        locks: list[Any] = [admin._dispatcher.lock, admin._pool._lock, services._lock, admin._queue._room]
+
+        def look() -> None:
+            for lock in locks:
+                free.append(lock.acquire(timeout=1))
+                if free[-1]:
+                    lock.release()
+
+        thread = threading.Thread(target=look)  # of another thread: some may be taken again by their own
+        thread.start()
+        thread.join(PATIENCE)
+
+    for delivery in ("async.ordered", "async.unordered"):
+        handle(services, handler, delivery=delivery)
+    handle(services, lambda: handler, scope="prototype")
+    admin.post_event(Event("a"))
+    admin.send_event(Event("a"))
+    flush(admin)
+    assert free == [True] * 24
+
+
+def test_a_filter_is_applied_without_a_lock(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 4.1.3 [18]: what values do when they are compared is code of the application, too."""
+    free: list[bool] = []
+
+    class Value:
+        def __eq__(self, other: object) -> bool:
+            lock: Any = admin._dispatcher.lock
+            thread = threading.Thread(target=lambda: free.append(lock.acquire(timeout=1) and lock.release() is None))
+            thread.start()
+            thread.join(PATIENCE)
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class Looking(LdapFilter):
+        def match_case(self, properties: Any) -> bool:
+            return bool(properties["x"] == 1)
+
+    recorder = record(services, filter=Looking("(x=1)", case_sensitive=True))
+    admin.send_event(Event("a", {"x": Value()}))
+    admin.post_event(Event("a", {"x": Value()}))
+    flush(admin)
+    assert (len(recorder.events), free) == (2, [True, True])
+
+
+# --- security (5.4.3)
+
+
+def test_delivery_must_not_lend_handlers_any_permission(services: ServiceRegistry, admins: Admins) -> None:
+    """RFC 97 5.4.3: neither those of whoever publishes, nor any of the admin's own."""
+    policy = TopicPolicy(
+        {
+            "publisher": [TopicPermission("*", "publish")],
+            "handler": [TopicPermission("*", "subscribe"), TopicPermission("own/*", "publish")],
+        }
+    )
+    admin = admins(permissions=policy)
+    refused: list[str] = []
+    recorder = record(services, ["own/*", "other/*"], principal="handler")
+
+    def handler(event: Event) -> None:
+        for principal in (None, "handler"):
+            for publish in (admin.post_event, admin.send_event):
+                for topic in ("own/x", "other/x"):
+                    try:
+                        publish(Event(topic), principal=principal)
+                    except PermissionDeniedError:
+                        refused.append(f"{principal} {topic}")
+
+    handle(services, handler, "start", principal="handler")
+    admin.send_event(Event("start"), principal="publisher")
+    admin.post_event(Event("start"), principal="publisher")
+    flush(admin)
+    flush(admin)
+    assert (
+        refused
+        == ["None own/x", "None other/x", "None own/x", "None other/x", "handler other/x", "handler other/x"] * 2
+    )
+    assert recorder.topics == ["own/x"] * 4
+
+
+# --- names (6.5)
+
+
+def test_the_constants_are_those_of_the_specifications() -> None:
+    """RFC 97 6.5, 5.1.2; the first of several is the one of later versions."""
+    assert EventConstants.EVENT_TOPIC == EventConstants.EVENT_TOPIC_NAMES[0] == "event.topics"
+    assert {*EventConstants.EVENT_TOPIC_NAMES} == {"event.topics", "event.topic", "topic"}
+    assert EventConstants.EVENT_FILTER == EventConstants.EVENT_FILTER_NAMES[0] == "event.filter"
+    assert {*EventConstants.EVENT_FILTER_NAMES} == {"event.filter", "filter"}
+    assert EventConstants.EVENT_DELIVERY == "event.delivery"
+    assert EventConstants.DELIVERY_ASYNC_ORDERED == "async.ordered"
+    assert EventConstants.DELIVERY_ASYNC_UNORDERED == "async.unordered"

@@ -1,0 +1,770 @@
+"""What happens in the process, as events, and that nothing goes round (RFC 97 5.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging.errors import ArgumentError, ConnectionLostError, PermissionDeniedError
+from messaging.eventadmin import (
+    ConfigurationEvents,
+    ConnectionEvents,
+    Event,
+    EventAdmin,
+    EventConstants,
+    LogEvents,
+    ServiceEvents,
+    Tolerance,
+    TopicPermission,
+    TopicPolicy,
+)
+from messaging.services import LdapFilter, ServiceEventKind, ServiceRegistry
+from messaging.state import ConnectionState
+from tests.eventadmin.conftest import (
+    PATIENCE,
+    AsyncRecorder,
+    Failing,
+    Gate,
+    Recorder,
+    eventually,
+    flush,
+    handle,
+    in_background,
+    in_threads,
+    logged,
+    on,
+    record,
+)
+
+Admins = Callable[..., EventAdmin]
+
+SERVICE = "org/osgi/framework/ServiceEvent"
+LOG = "org/osgi/service/log/LogEntry"
+CONFIGURATION = "org/osgi/service/cm/ConfigurationEvent"
+CONNECTION = "messaging/state/ConnectionState"
+
+
+# --- conventions
+
+
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """A logger of its own, whose records go nowhere else."""
+    log = logging.Logger(f"test-{uuid.uuid4().hex}")  # noqa: LOG001
+    yield log
+    for each in [*log.handlers]:
+        log.removeHandler(each)
+
+
+@pytest.mark.parametrize(
+    ("error", "class_", "message"),
+    [
+        (ValueError("boom"), "builtins.ValueError", "boom"),
+        (ValueError(), "builtins.ValueError", None),
+        (PermissionDeniedError("no"), "messaging.errors.PermissionDeniedError", "no"),
+        (SilentError("x"), f"{__name__}.SilentError", None),
+        (KeyboardInterrupt(), "builtins.KeyboardInterrupt", None),
+    ],
+)
+def test_the_properties_of_an_exception_agree(
+    admin: EventAdmin,
+    services: ServiceRegistry,
+    log: logging.Logger,
+    error: BaseException,
+    class_: str,
+    message: str | None,
+) -> None:
+    """Scenarios 45 and 46; RFC 97 5.6.1, 5.6.3: the message only if there is one."""
+    recorder = record(services)
+    with LogEvents(admin, log):
+        try:
+            raise error
+        except BaseException:
+            log.exception("it failed")
+    flush(admin)
+    (event,) = recorder.events
+    assert event.get_property("exception") is error
+    assert event.get_property("exception.class") == class_
+    assert event.get_property("exception.message") == message
+    assert ("exception.message" in event.get_property_names()) is (message is not None)
+
+
+def test_properties_without_a_value_must_be_left_out(
+    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
+) -> None:
+    """Scenario 46; RFC 97 5.6.1: not set to none, in any source."""
+    recorder = record(services)
+    with ServiceEvents(admin), LogEvents(admin, log), ConfigurationEvents(admin) as configurations:
+        services.register("x", object()).unregister()
+        log.error("message")
+        configurations.updated("pid")
+    flush(admin)
+    assert len(recorder.events) == 4
+    for event in recorder.events:
+        assert None not in event.properties.values()
+        assert "service.pid" not in event.get_property_names()
+        assert not [name for name in event.get_property_names() if name.startswith("exception")]
+
+
+# --- services
+
+
+def test_service_events_must_be_delivered_synchronously(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenarios 47 and 48; RFC 97 5.6.2, 5.6.2.3: the topic is made of class and constant."""
+    recorder = record(services, f"{SERVICE}/*")
+    with ServiceEvents(admin):
+        registration = services.register(["x", "y"], object(), {"service.pid": "p"})
+        registration.update({})
+        registration.unregister()
+        assert recorder.topics == [f"{SERVICE}/{each}" for each in ("REGISTERED", "MODIFIED", "UNREGISTERING")]
+    assert recorder.threads == [threading.get_ident()] * 3
+    reference = registration.reference
+    for event, pid in zip(recorder.events, ("p", None, None), strict=True):
+        assert event.get_property("service") is reference
+        assert event.get_property("service.id") == reference.id
+        assert event.get_property("service.objectClass") == ("x", "y")
+        assert event.get_property("service.pid") == pid
+        assert event.get_property("event").reference is reference
+    assert recorder.events[0].get_property("event").kind is ServiceEventKind.REGISTERED
+
+
+def test_every_kind_of_service_event_has_a_topic(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 47: there are no others, so there is none that would be unknown."""
+    recorder = record(services, f"{SERVICE}/*")
+    with ServiceEvents(admin, filter="(x=1)"):
+        registration = services.register("x", object(), {"x": 1})
+        registration.update({"x": 1, "y": 2})
+        registration.update({})
+        registration.update({"x": 1})
+        registration.unregister()
+    kinds = [topic.rpartition("/")[2] for topic in recorder.topics]
+    assert kinds == ["REGISTERED", "MODIFIED", "MODIFIED_ENDMATCH", "MODIFIED", "UNREGISTERING"]
+    assert {*kinds} == {kind.name for kind in ServiceEventKind}
+
+
+def test_only_services_that_match_are_told_of(admin: EventAdmin, services: ServiceRegistry) -> None:
+    other = ServiceRegistry()
+    recorder = record(services, f"{SERVICE}/*")
+    with ServiceEvents(admin, other, LdapFilter("(colour=red)")):
+        services.register("x", object(), {"colour": "red"})
+        other.register("y", object(), {"colour": "blue"})
+        other.register("z", object(), {"Colour": "red"})
+    other.register("z", object(), {"colour": "red"})
+    assert recorder.of("service.objectClass") == [("z",)]
+
+
+def test_handlers_of_service_events_may_register_services(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 5.6.2.3, 5.2.3: the event of the inner one comes first, where it is synchronous."""
+    steps: list[str] = []
+
+    def handler(event: Event) -> None:
+        name = event.get_property("service.objectClass")[0]
+        steps.append(f"begin {name}")
+        if len(name) < 4:
+            services.register(name + "x", object())
+        steps.append(f"end {name}")
+
+    handle(services, handler, f"{SERVICE}/REGISTERED")
+    with ServiceEvents(admin, filter="(objectClass=x*)"):
+        services.register("x", object())
+    assert steps == [*(f"begin {'x' * n}" for n in (1, 2, 3, 4)), *(f"end {'x' * n}" for n in (4, 3, 2, 1))]
+
+
+def test_the_events_of_one_service_are_never_mixed_up(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """A handler that unregisters what has just been changed hears of that when the others have heard of the change."""
+    steps: list[str] = []
+
+    def first(event: Event) -> None:
+        steps.append(f"first {event.topic.rpartition('/')[2]}")
+        if event.topic.endswith("MODIFIED"):
+            registration.unregister()
+
+    handle(services, first, f"{SERVICE}/*", ranking=1)
+    handle(services, lambda event: steps.append(f"last {event.topic.rpartition('/')[2]}"), f"{SERVICE}/*")
+    registration = services.register("x", object())
+    with ServiceEvents(admin, filter="(objectClass=x)"):
+        registration.update({})
+    assert steps == ["first MODIFIED", "last MODIFIED", "first UNREGISTERING", "last UNREGISTERING"]
+
+
+def test_handlers_of_service_events_may_come_by_service_events(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """A handler that is registered by one gets the next event, and not the one it comes by."""
+    late = Recorder()
+
+    def handler(event: Event) -> None:
+        if not late.events and event.get_property("service.objectClass") == ("x",):
+            handle(services, late, f"{SERVICE}/*")
+
+    handle(services, handler, f"{SERVICE}/*")
+    with ServiceEvents(admin):
+        services.register("x", object())
+        services.register("y", object())
+    assert late.of("service.objectClass")[-1] == ("y",)
+    assert ("x",) not in late.of("service.objectClass")
+
+
+def test_service_events_of_an_event_loop_reach_its_coroutines(
+    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RFC 97 5.6.2.3: synchronously they cannot, so they are posted, rather than lost."""
+    recorder, plain = AsyncRecorder(), record(services, f"{SERVICE}/*")
+
+    async def main() -> None:
+        handle(services, recorder, f"{SERVICE}/*")
+        with ServiceEvents(admin, filter="(objectClass=x)"):
+            services.register("x", object()).unregister()
+            await admin.flush()
+
+    asyncio.run(main())
+    expected = [f"{SERVICE}/{each}" for each in ("REGISTERED", "UNREGISTERING")]
+    assert recorder.topics == plain.topics == expected
+    assert not logged(caplog)
+
+
+def test_threads_may_register_services_at_the_same_time(admin: EventAdmin, services: ServiceRegistry) -> None:
+    recorder = record(services, f"{SERVICE}/*")
+
+    def run(thread: int) -> None:
+        for _ in range(50):
+            services.register(f"t{thread}", object()).unregister()
+
+    with ServiceEvents(admin, filter="(objectClass=t*)"):
+        in_threads(4, run)
+    assert len(recorder.events) == 400
+
+
+# --- the log
+
+
+def test_what_is_logged_is_posted(admin: EventAdmin, services: ServiceRegistry, log: logging.Logger) -> None:
+    """Scenario 48; RFC 97 5.6.3, 4.2.2.3."""
+    recorder = record(services, LOG)
+    with LogEvents(admin, log):
+        log.warning("%d of %s", 3, "them")
+        flush(admin)
+    (event,) = recorder.events
+    entry = event.get_property("log.entry")
+    assert event.topic == LOG
+    assert event.get_property("message") == "3 of them"
+    assert event.get_property("log.level") == 2
+    assert event.get_property("log.logger") == log.name
+    assert isinstance(entry, logging.LogRecord)
+    assert event.get_property("timestamp") == int(entry.created * 1000)
+    assert recorder.threads != [threading.get_ident()]
+    log.warning("not any more")
+    flush(admin)
+    assert len(recorder.events) == 1
+
+
+def test_levels_are_those_of_osgi(admin: EventAdmin, services: ServiceRegistry, log: logging.Logger) -> None:
+    """RFC 97 5.6.3; and those below the one asked for are not posted."""
+    recorder = record(services)
+    log.setLevel(1)
+    with LogEvents(admin, log):
+        for level in (50, 60, 40, 39, 30, 20, 19, 10, 1):
+            log.log(level, "x")
+    with LogEvents(admin, log, "ERROR"):
+        log.warning("x")
+        log.error("x")
+    flush(admin)
+    assert recorder.of("log.level") == [1, 1, 1, 2, 2, 3, 4, 4, 4, 1]
+
+
+def test_filters_of_handlers_work_with_log_events(
+    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
+) -> None:
+    """RFC 97 5.6.1: whoever is interested in an exception need not know where it comes from."""
+    errors = record(services, filter="(&(exception.class=builtins.ValueError)(log.level<=1))")
+    source = LogEvents(admin, log)
+    source.addFilter(lambda record: "secret" not in record.getMessage())
+    log.error("x", exc_info=ValueError())
+    log.warning("x", exc_info=ValueError())
+    log.error("x", exc_info=KeyError())
+    log.error("secret", exc_info=ValueError())
+    flush(admin)
+    assert len(errors.events) == 1
+    source.close()
+
+
+def replaced(record: logging.LogRecord) -> Any:
+    return logging.makeLogRecord({**record.__dict__, "msg": "replaced", "args": ()})
+
+
+def test_records_that_are_odd_do_no_harm(
+    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = record(services)
+    with LogEvents(admin, log) as source:
+        log.error("no exception there", exc_info=True)  # noqa: LOG014
+        log.error("%d", "no number")  # logging has its way with that: it writes to stderr
+        assert "Logging error" in capsys.readouterr().err
+        log.error({"not": "a text"})
+        log.handle(logging.makeLogRecord({"msg": "made by hand", "exc_info": True, "levelno": 20}))
+        assert "Logging error" in capsys.readouterr().err
+        log.error("%s", "")
+        source.addFilter(replaced)
+        log.error("x")
+    flush(admin)
+    expected = ["no exception there", "{'not': 'a text'}", ""]
+    assert recorder.of("message")[:3] == expected
+    assert recorder.of("message")[3] in ("x", "replaced")  # from Python 3.12 on
+    assert recorder.of("exception") == [None] * 4
+
+
+@pytest.fixture
+def rooted(admin: EventAdmin) -> Iterator[LogEvents]:
+    """All that is logged anywhere."""
+    root = logging.getLogger()
+    with LogEvents(admin, root) as source:
+        yield source
+
+
+def settled(admin: EventAdmin, recorder: Recorder) -> list[str]:
+    """What was logged, when nothing goes round any more. Only of tests: other threads log, too."""
+    for _ in range(5):
+        flush(admin)
+    return [
+        text for text, name in zip(recorder.of("message"), recorder.of("log.logger"), strict=True) if name == "here"
+    ]
+
+
+here = logging.getLogger("here")
+
+
+def test_a_handler_of_log_events_that_raises_must_not_feed_itself(
+    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 51: that it failed is logged, but that is not posted, to it or to anybody."""
+    failing, recorder = Failing(ValueError("boom")), record(services, LOG)
+    handle(services, failing, LOG)
+    handle(services, Failing(ValueError("boom")), "*")
+    here.error("once")
+    assert settled(admin, recorder) == ["once"]
+    assert not [each for each in recorder.of("message") if "failed on" in each]
+    assert len(logged(caplog, "failed on the event 'org/osgi/service/log/LogEntry'")) == 2 * len(recorder.events)
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "task", "unordered", "returns an awaitable"])
+def test_a_handler_of_log_events_may_log(
+    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents, loop: asyncio.AbstractEventLoop, kind: str
+) -> None:
+    """Scenario 51."""
+    recorder = record(services, LOG)
+
+    def function(event: Event) -> None:
+        here.error("again")
+
+    async def coroutine(event: Event) -> None:
+        await asyncio.sleep(0)
+        here.error("again")
+
+    async def task(event: Event) -> None:
+        await asyncio.create_task(coroutine(event))
+
+    handler: Any = {"coroutine": coroutine, "task": task, "returns an awaitable": lambda event: coroutine(event)}.get(
+        kind, function
+    )
+    delivery = "async.unordered" if kind == "unordered" else None
+    on(loop, lambda: handle(services, handler, "*", delivery=delivery))
+    here.error("once")
+    assert settled(admin, recorder) == ["once"]
+
+
+@pytest.mark.parametrize("publish", ["post", "send", "send elsewhere", "asend"])
+@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+def test_what_a_handler_of_log_events_causes_does_not_come_back(
+    admin: EventAdmin,
+    services: ServiceRegistry,
+    rooted: LogEvents,
+    loop: asyncio.AbstractEventLoop,
+    publish: str,
+    delivery: str,
+) -> None:
+    """Scenario 51: log event, another event, a handler of that which logs: it would go round for ever."""
+    recorder, alarms = record(services, LOG), record(services, "alarm/*")
+
+    def alarm(event: Event) -> None:
+        if publish == "post":
+            admin.post_event(Event("alarm/1"))
+        elif publish == "send":
+            admin.send_event(Event("alarm/1"))
+        elif publish == "send elsewhere":
+            admin.send_event(Event("alarm/1"), timeout=PATIENCE)
+
+    async def async_alarm(event: Event) -> None:
+        await admin.asend_event(Event("alarm/1"))
+
+    def again(event: Event) -> None:
+        if event.topic == "alarm/1":
+            admin.post_event(Event("alarm/2"))
+        here.error("again")
+
+    filter_ = "(log.logger=here)"
+    if publish == "asend":
+        on(loop, lambda: handle(services, async_alarm, LOG, filter=filter_, delivery=delivery))
+    else:
+        handle(services, alarm, LOG, filter=filter_, delivery=delivery)
+    handle(services, again, "alarm/*", delivery=delivery)
+    handle(services, Failing(ValueError("boom")), "alarm/*")
+    here.error("once")
+    eventually(lambda: len(alarms.events) == 2, "both alarms")
+    assert settled(admin, recorder) == ["once"]
+    assert sorted(alarms.topics) == ["alarm/1", "alarm/2"]
+    # what has nothing to do with that is posted
+    handle(services, lambda event: here.error("something else"), "other")
+    admin.post_event(Event("other"))
+    flush(admin)
+    assert settled(admin, recorder) == ["once", "something else"]
+
+
+def test_two_admins_do_not_keep_each_other_busy(admins: Admins, services: ServiceRegistry, log: logging.Logger) -> None:
+    """Scenario 51: each has the log, and handlers that log."""
+    one, other = admins(), admins()
+    recorder = record(services, LOG)
+    handle(services, lambda event: log.error("again"), LOG)
+    handle(services, lambda event: other.post_event(Event("x")), LOG, target=f"(event.admin.name={one.name})")
+    handle(services, lambda event: log.error("again"), "x")
+    with LogEvents(one, log), LogEvents(other, log):
+        log.error("once")
+        for _ in range(3):
+            flush(one)
+            flush(other)
+    assert recorder.of("message") == ["once", "once"]
+
+
+class RaisingFilter(LdapFilter):
+    def match_case(self, properties: Any) -> bool:
+        raise RuntimeError("boom")
+
+
+def test_a_filter_that_raises_on_log_events_does_no_harm(
+    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents
+) -> None:
+    """Scenario 51: that it did is logged, and not posted."""
+    record(services, "*", filter=RaisingFilter("(x=1)", case_sensitive=True))
+    recorder = record(services, LOG)
+    here.error("once")
+    assert settled(admin, recorder) == ["once"]
+
+
+def test_two_log_events_on_one_admin_post_twice_and_no_more(
+    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents
+) -> None:
+    recorder = record(services, LOG)
+    handle(services, lambda event: here.error("again"), LOG)
+    with LogEvents(admin, here):
+        here.error("once")
+        assert settled(admin, recorder) == ["once", "once"]
+
+
+def test_threads_may_log_while_log_events_are_delivered(
+    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
+) -> None:
+    """What they log is posted: they are not of the admin."""
+    recorder = record(services, LOG)
+    handle(services, lambda event: log.error("again"), LOG)
+    with LogEvents(admin, log):
+
+        def run(thread: int) -> None:
+            for number in range(100):
+                log.error("%d %d", thread, number)
+
+        in_threads(5, run)
+    flush(admin)
+    assert sorted(recorder.of("message")) == sorted(
+        f"{thread} {number}" for thread in range(5) for number in range(100)
+    )
+
+
+def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(
+    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents
+) -> None:
+    """Scenarios 38 and 51."""
+    gate, recorder = Gate(), record(services, LOG)
+    handle(services, gate, LOG, filter="(log.logger=here)", timeout=0.1)
+    here.error("once")
+    gate.wait()
+    eventually(lambda: [each for each in recorder.of("message") if "is blocked" in each], "the others hear of it")
+    gate.opened.set()
+    here.error("twice")
+    assert settled(admin, recorder) == ["once", "twice"]
+    assert gate.of("message") == ["once"]
+
+
+def test_a_handler_of_log_events_may_be_blocked_for_its_failures(
+    admins: Admins, services: ServiceRegistry, log: logging.Logger
+) -> None:
+    admin = admins(tolerance=Tolerance(failures=2))
+    failing = Failing(ValueError("boom"))
+    handle(services, failing, LOG)
+    dispatch = logging.getLogger("messaging.dispatch")
+    with LogEvents(admin, log), LogEvents(admin, dispatch):
+        for number in range(5):
+            log.error("%d", number)
+            flush(admin)
+    assert failing.of("message") == ["0", "1"]
+
+
+def test_no_lock_of_logging_is_held_while_log_events_are_posted(
+    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
+) -> None:
+    """Scenario 41: posting may have to wait for handlers, which may log."""
+    admin._queue._limit = 1
+    gate = Gate()
+    handle(services, gate, LOG)
+    with LogEvents(admin, log):
+        joins = [in_background(functools.partial(log.error, "%d", number)) for number in range(4)]
+        gate.wait()
+        gate.opened.set()
+        for join in joins:
+            join()
+        flush(admin)
+    assert sorted(gate.of("message")) == ["0", "1", "2", "3"]
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def test_when_the_admin_is_closed_logging_goes_on(
+    admins: Admins, services: ServiceRegistry, log: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other handlers of the logger miss nothing, not even the one that comes after."""
+    admin = admins()
+    source, kept = LogEvents(admin, log), Kept()
+    log.addHandler(kept)
+    recorder = record(services)
+    log.error("1")
+    admin.close()
+    log.error("2")
+    log.error("3")
+    assert (kept.messages, recorder.of("message")) == (["1", "2", "3"], ["1"])
+    source.close()
+    source.close()
+    assert log.handlers == [kept]
+    assert capsys.readouterr().err == ""
+
+
+def test_once_closed_it_posts_nothing_whatever_logger_still_has_it(
+    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
+) -> None:
+    recorder = record(services)
+    source = LogEvents(admin)
+    assert log.handlers == []
+    log.addHandler(source)
+    log.error("1")
+    source.close()
+    log.error("2")
+    flush(admin)
+    assert recorder.of("message") == ["1"]
+
+
+def test_the_end_of_logging_is_no_trouble(admin: EventAdmin, services: ServiceRegistry, log: logging.Logger) -> None:
+    source = LogEvents(admin, log)
+    logging.shutdown([weakref.ref(source)])
+    log.error("after")
+    assert log.handlers == []
+    source.close()
+
+
+# --- configurations
+
+
+def test_configuration_events_are_posted(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 48; RFC 97 5.6.4, 4.2.2.6."""
+    recorder = record(services, f"{CONFIGURATION}/*")
+    manager = services.register("org.osgi.service.cm.ConfigurationAdmin", object(), {"service.pid": "cm"}).reference
+    with ConfigurationEvents(admin, manager) as configurations:
+        configurations.updated("browser")
+        configurations.updated("account.1", "account")
+        configurations.deleted("account.1", "account")
+        flush(admin)
+    assert recorder.topics == [f"{CONFIGURATION}/CM_UPDATED"] * 2 + [f"{CONFIGURATION}/CM_DELETED"]
+    assert recorder.of("cm.pid") == ["browser", "account.1", "account.1"]
+    assert recorder.of("cm.factoryPid") == [None, "account", "account"]
+    for event in recorder.events:
+        assert event.get_property("service") is manager
+        assert event.get_property("service.id") == manager.id
+        assert event.get_property("service.objectClass") == ("org.osgi.service.cm.ConfigurationAdmin",)
+        assert event.get_property("service.pid") == "cm"
+    assert threading.get_ident() not in recorder.threads
+    configurations.updated("after the end")
+    flush(admin)
+    assert len(recorder.events) == 3
+
+
+@pytest.mark.parametrize("wrong", [("", None), (None, None), (5, None), ("a", ""), ("a", 5)])
+def test_a_pid_is_a_text(admin: EventAdmin, wrong: Any) -> None:
+    configurations = ConfigurationEvents(admin)
+    for call in (configurations.updated, configurations.deleted):
+        with pytest.raises(ArgumentError, match="pid must be a non-empty str"):
+            call(*wrong)
+
+
+def test_configuration_events_end_with_the_admin(admins: Admins) -> None:
+    admin = admins()
+    configurations = ConfigurationEvents(admin)
+    admin.close()
+    configurations.updated("a")
+    configurations.close()
+
+
+# --- connections
+
+
+def test_the_states_of_a_connection_are_posted(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """RFC 97 5.6.1: the present one first, and the last one."""
+    recorder = record(services, f"{CONNECTION}/*")
+    with messaging.connect(f"memory://{uuid.uuid4().hex}", name="n") as m:
+        with ConnectionEvents(admin, m):
+            eventually(lambda: recorder.topics == [f"{CONNECTION}/CONNECTED"], "the present state")
+        source = ConnectionEvents(admin, m)
+        eventually(lambda: recorder.topics == [f"{CONNECTION}/CONNECTED"] * 2, "and again")
+    eventually(lambda: recorder.topics[-1] == f"{CONNECTION}/CLOSED", "the end")
+    source.close()
+    source.close()
+    event = recorder.events[0]
+    assert event.get_property("osgi.messaging.name") == "n"
+    assert event.get_property("connection.state") == "connected"
+    assert event.get_property("message") == "connected"
+    state = event.get_property("event")
+    assert isinstance(state, ConnectionState)
+    assert event.get_property("timestamp") == int(state.since * 1000)
+    assert "exception" not in event.get_property_names()
+
+
+class States:
+    """A connection whose states a test tells, as ``Messaging`` does."""
+
+    def __init__(self) -> None:
+        self.name = "n"
+        self.connection_state = self
+        self.told: list[Any] = []
+        self.disposed = 0
+
+    def subscribe(self, on_next: Any) -> Any:
+        self.told.append(on_next)
+        on_next(ConnectionState("connecting"))
+        return self
+
+    def dispose(self) -> None:
+        self.disposed += 1
+
+
+def test_why_a_connection_is_not_as_it_should_be_is_an_exception(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 45."""
+    recorder = record(services)
+    states: Any = States()
+    with ConnectionEvents(admin, states):
+        states.told[0](ConnectionState("reconnecting", ConnectionLostError("gone"), 5.0))
+        flush(admin)
+    assert states.disposed == 1
+    event = recorder.events[1]
+    assert event.topic == f"{CONNECTION}/RECONNECTING"
+    assert event.get_property("exception.class") == "messaging.errors.ConnectionLostError"
+    assert event.get_property("exception.message") == "gone"
+    assert event.get_property("message") == "reconnecting: gone"
+    assert event.get_property("timestamp") == 5000
+
+
+def test_connection_events_end_with_the_admin(admins: Admins) -> None:
+    """Even if it is closed already when the present state is told."""
+    admin = admins()
+    states: Any = States()
+    with ConnectionEvents(admin, states):
+        admin.close()
+        states.told[0](ConnectionState("closed"))
+        assert states.disposed == 1
+    late: Any = States()
+    ConnectionEvents(admin, late)
+    assert late.disposed == 1
+
+
+# --- permissions
+
+
+def test_what_a_source_may_not_publish_is_said_once(
+    admins: Admins, services: ServiceRegistry, log: logging.Logger, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    """RFC 97 5.4.2. There is nobody who could be told by an error, and it may be granted later."""
+    policy = TopicPolicy({None: [TopicPermission("*", "subscribe")]})
+    admin = admins(permissions=policy)
+    recorder = record(services)
+    states: Any = States()
+    with (
+        ServiceEvents(admin, filter="(objectClass=x)", principal="p"),
+        LogEvents(admin, log, principal="p"),
+        ConnectionEvents(admin, states, principal="p"),
+        ConfigurationEvents(admin, principal="p") as configurations,
+    ):
+        for _ in range(3):
+            services.register("x", object())
+            log.error("x")
+            states.told[0](ConnectionState("connected"))
+            with pytest.raises(PermissionDeniedError):
+                configurations.updated("x")
+        assert len(logged(caplog, "what happens is not published", "principal 'p' may not publish")) == 3
+        policy.grant("p", TopicPermission("*", "publish"))
+        services.register("x", object())
+        log.error("x")
+        states.told[0](ConnectionState("connected"))
+        configurations.updated("x")
+    flush(admin)
+    assert sorted(recorder.topics) == sorted(
+        [f"{SERVICE}/REGISTERED", LOG, f"{CONNECTION}/CONNECTED", f"{CONFIGURATION}/CM_UPDATED"]
+    )
+    assert capsys.readouterr().err == ""
+
+
+def test_the_principal_of_a_source_is_a_name(admin: EventAdmin) -> None:
+    with pytest.raises(ArgumentError, match="principal must be a str"):
+        ConfigurationEvents(admin, principal=5)  # type: ignore[arg-type]
+
+
+# --- ends
+
+
+def test_service_events_end_with_the_admin(admins: Admins, services: ServiceRegistry) -> None:
+    admin = admins()
+    source = ServiceEvents(admin)
+    admin.close()
+    services.register("x", object())
+    assert not services._listeners
+    source.close()
+
+
+def test_a_handler_may_close_the_source(admin: EventAdmin, services: ServiceRegistry) -> None:
+    source = ServiceEvents(admin, filter="(objectClass=x)")
+    recorder = record(services, f"{SERVICE}/*", ranking=-1)
+    handle(services, lambda event: source.close(), f"{SERVICE}/*")
+    services.register("x", object())
+    services.register("x", object())
+    assert len(recorder.events) == 1
+
+
+def test_the_conventional_names_are_those_of_the_rfc() -> None:
+    """RFC 97 5.6.1."""
+    names = {value for name, value in vars(EventConstants).items() if name.isupper() and isinstance(value, str)}
+    assert names >= {
+        *("event", "exception", "exception.class", "exception.message", "message", "timestamp"),
+        *("service", "service.id", "service.pid", "service.objectClass"),
+    }

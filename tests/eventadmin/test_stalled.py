@@ -1,0 +1,497 @@
+"""Handlers that do not return, or fail too often: they are blocked, the rest goes on (RFC 97 4.1.3, 5.3.2, 8.1.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging.dispatch import lanes
+from messaging.errors import ArgumentError
+from messaging.eventadmin import Event, EventAdmin, Tolerance
+from messaging.services import ServiceRegistry
+from tests.eventadmin.conftest import (
+    PATIENCE,
+    SOON,
+    AsyncGate,
+    AsyncRecorder,
+    Failing,
+    Gate,
+    Recorder,
+    blocked,
+    dto,
+    eventually,
+    flush,
+    handle,
+    in_background,
+    logged,
+    on,
+    record,
+)
+
+Admins = Callable[..., EventAdmin]
+
+REASON = f"it took more than {SOON:g} s for one event"
+DELIVERIES = ["async.ordered", "async.unordered"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody looks often."""
+    monkeypatch.setattr(lanes, "_LOOK", 0.02)
+
+
+def post(admin: EventAdmin, *numbers: int, topic: str = "a") -> None:
+    for number in numbers:
+        admin.post_event(Event(topic, {"n": number}))
+
+
+# --- posted events
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_delivery_continues_without_a_handler_that_does_not_return(
+    admin: EventAdmin, services: ServiceRegistry, delivery: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenarios 37 and 38; RFC 97 4.1.3 [19], 5.3.2: the same event goes on to the next one, on another thread."""
+    gate, last = Gate(), record(services, ranking=-1)
+    registration = handle(services, gate, ["a", "b/*"], delivery=delivery, timeout=SOON)
+    post(admin, 1, 2, 3)
+    gate.wait()
+    eventually(lambda: last.numbers == [1, 2, 3], "the others get theirs")
+    eventually(lambda: logged(caplog, "is blocked"), "the log says so")
+    (text,) = logged(caplog, "is blocked", level=logging.ERROR)
+    for part in (admin.name, repr(registration.reference), "Gate.handle_event", "for a, b/*", REASON, "2 events"):
+        assert part in text
+    found = dto(admin, registration)
+    assert found is not None
+    assert (found.blocked, found.dropped, found.waiting) == (REASON, 2, 0)
+    gate.leave()
+    flush(admin)
+    assert gate.numbers == [1]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_blocked_handlers_must_not_be_notified_of_any_events(
+    admin: EventAdmin, services: ServiceRegistry, delivery: str
+) -> None:
+    """Scenario 38; RFC 97 5.3.2: posted or sent, even when it has returned."""
+    gate, other = Gate(), record(services)
+    registration = handle(services, gate, delivery=delivery, timeout=SOON)
+    post(admin, 1, 2)
+    gate.wait()
+    eventually(lambda: blocked(admin, registration), "blocked")
+    gate.leave()
+    post(admin, 3)
+    admin.send_event(Event("a", {"n": 4}))
+    asyncio.run(admin.asend_event(Event("a", {"n": 5})))
+    flush(admin)
+    assert gate.numbers == [1]
+    assert sorted(other.numbers) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_an_update_of_its_registration_unblocks_a_handler(
+    admin: EventAdmin, services: ServiceRegistry, delivery: str
+) -> None:
+    """Scenario 39: it gets what is published from now on, not what waited when it was blocked."""
+    hold, gate = Gate(), Gate()
+    handle(services, hold, "hold", ranking=1)
+    registration = handle(services, gate, "a", delivery=delivery, timeout=SOON)
+    post(admin, 1, 2)
+    gate.wait()
+    eventually(lambda: blocked(admin, registration), "blocked")
+    post(admin, 0, topic="hold")
+    hold.wait()  # so that what waited before is passed over after the update
+    gate.leave()
+    registration.update({"event.topics": "a", "event.delivery": delivery, "event.timeout": SOON})
+    assert blocked(admin, registration) is None
+    post(admin, 3)
+    hold.opened.set()
+    flush(admin)
+    assert gate.numbers == [1, 3]
+    assert dto(admin, registration).dropped == 1  # type: ignore[union-attr]
+
+
+def test_what_waited_when_a_handler_was_blocked_does_not_come_back(
+    admin: EventAdmin, services: ServiceRegistry
+) -> None:
+    """Scenario 39: the log has said that it is dropped, so it is, even if the update comes before its turn."""
+    slow, hold = Gate(), Gate()
+    handle(services, hold, "hold")
+    registration = handle(services, slow, "a")
+    post(admin, 0, topic="hold")
+    hold.wait()
+    post(admin, 1, 2)
+    admin.send_event(Event("a", {"n": 3}), timeout=SOON)
+    assert blocked(admin, registration)
+    registration.update({"event.topics": "a"})
+    post(admin, 4)
+    slow.opened.set()
+    hold.opened.set()
+    flush(admin)
+    assert slow.numbers == [3, 4]
+    assert dto(admin, registration).dropped == 2  # type: ignore[union-attr]
+
+
+def test_without_a_timeout_nobody_is_blocked_by_time(admins: Admins, services: ServiceRegistry) -> None:
+    """Scenario 40."""
+    admin = admins(tolerance=Tolerance(failures=0, timeout=0))
+    gate, unordered, last = Gate(), Gate(), record(services, ranking=-1)
+    mine = [handle(services, gate), handle(services, unordered, delivery="async.unordered")]
+    post(admin, 1)
+    gate.wait()
+    unordered.wait()
+    threading.Event().wait(SOON + 0.1)
+    assert [blocked(admin, each) for each in mine] == [None, None]
+    assert last.numbers == []
+    gate.opened.set()
+    unordered.opened.set()
+    flush(admin)
+    assert last.numbers == [1]
+
+
+def test_a_handler_s_own_timeout_goes_before_that_of_the_admin(admins: Admins, services: ServiceRegistry) -> None:
+    """Scenario 40; 0 is for ever."""
+    admin = admins(tolerance=Tolerance(failures=0, timeout=SOON))
+    patient, impatient, last = Gate(), Gate(), record(services, ranking=-1, timeout=0)
+    mine, other = handle(services, patient, timeout=0, ranking=1), handle(services, impatient)
+    post(admin, 1)
+    patient.wait()
+    threading.Event().wait(SOON + 0.1)
+    assert blocked(admin, mine) is None
+    patient.opened.set()
+    impatient.wait()
+    eventually(lambda: blocked(admin, other) == REASON, "blocked")
+    flush(admin)
+    assert last.numbers == [1]
+    assert blocked(admin, mine) is None
+    impatient.opened.set()
+
+
+def test_an_updated_timeout_counts_for_the_next_event(admin: EventAdmin, services: ServiceRegistry) -> None:
+    for delivery in DELIVERIES:
+        gate = Gate()
+        registration = handle(services, gate, delivery=delivery)
+        registration.update({"event.topics": "*", "event.delivery": delivery, "event.timeout": SOON})
+        post(admin, 1)
+        gate.wait()
+        eventually(lambda r=registration: blocked(admin, r) == REASON, "blocked")  # type: ignore[misc]
+        gate.opened.set()
+        registration.unregister()
+
+
+@pytest.mark.parametrize("timeout", [-1, "1", float("nan"), float("inf"), True, [1]])
+def test_a_handler_with_a_timeout_that_is_none_is_ignored(
+    admin: EventAdmin, services: ServiceRegistry, timeout: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration = handle(services, Recorder(), timeout=timeout)
+    assert dto(admin, registration) is None
+    assert logged(caplog, "is ignored: event.timeout must be", level=logging.ERROR)
+
+
+def test_several_stall_in_a_row(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 37: with one event, and with several; each costs a thread until it returns, and no more."""
+    gates = [Gate() for _ in range(3)]
+    between = [Recorder() for _ in range(4)]
+    registrations = []
+    for number, each in enumerate(between):
+        handle(services, each, ranking=-number)
+        if number < 3:
+            registrations.append(handle(services, gates[number], timeout=SOON, ranking=-number))
+    post(admin, *range(10))
+    eventually(lambda: between[-1].numbers == [*range(10)], "all are through")
+    assert [each.numbers for each in between] == [[*range(10)]] * 4
+    assert [each.numbers for each in gates] == [[0]] * 3
+    assert all(blocked(admin, each) for each in registrations)
+    assert admin.get_dto().threads <= 1
+    for each in gates:
+        each.opened.set()
+    flush(admin)
+
+
+def test_a_thread_that_was_given_up_delivers_nothing_more(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 37; RFC 97 4.1.2 [15]: what returns later does not run beside the one that took its place."""
+    stuck, slow = Gate(), Gate()
+    handle(services, stuck, "a", timeout=SOON)
+    handle(services, slow, "b", timeout=0)
+    last = record(services, "b")
+    post(admin, 1)
+    stuck.wait()
+    post(admin, 2, 3, topic="b")
+    slow.wait()
+    stuck.leave()  # on the thread that was given up
+    threading.Event().wait(0.05)
+    assert (slow.numbers, last.numbers) == ([2], [])
+    slow.opened.set()
+    flush(admin)
+    assert (stuck.numbers, slow.numbers, last.numbers) == ([1], [2, 3], [2, 3])
+    assert stuck.threads[0] not in last.threads
+
+
+@pytest.mark.parametrize("after", ["async.ordered", "async.unordered"])
+def test_a_handler_may_stall_in_what_it_had_before_it_changed_its_mind_about_order(
+    admin: EventAdmin, services: ServiceRegistry, after: str
+) -> None:
+    """Scenarios 35 and 37: what waits there is dropped, and counted; flushing does not wait for it."""
+    before = ({*DELIVERIES} - {after}).pop()
+    gate, other = Gate(), record(services)
+    registration = handle(services, gate, "a", delivery=before, timeout=SOON)
+    post(admin, 1, 2)
+    gate.wait()
+    registration.update({"event.topics": "a", "event.delivery": after, "event.timeout": SOON})
+    eventually(lambda: blocked(admin, registration), "blocked")
+    post(admin, 3)
+    flush(admin)
+    assert other.numbers == [1, 2, 3]
+    gate.leave()
+    flush(admin)
+    assert gate.numbers == [1]
+    assert dto(admin, registration).dropped == 1  # type: ignore[union-attr]
+
+
+def test_a_factory_that_stalls_is_no_better(admin: EventAdmin, services: ServiceRegistry) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    made = Recorder()
+
+    def factory() -> Recorder:
+        entered.set()
+        assert leave.wait(PATIENCE)
+        return made
+
+    registration = handle(services, factory, scope="prototype", timeout=SOON)
+    other = record(services, ranking=-1)
+    post(admin, 1)
+    assert entered.wait(PATIENCE)
+    eventually(lambda: blocked(admin, registration), "blocked")
+    post(admin, 2)
+    flush(admin)
+    assert other.numbers == [1, 2]
+    leave.set()
+
+
+# --- coroutine functions
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_coroutine_that_stalls_is_cancelled(
+    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop, delivery: str
+) -> None:
+    """Scenario 37: unlike a function it can be, and then it costs no thread either."""
+    gate, other = AsyncGate(), record(services, ranking=-1)
+    registration = on(loop, lambda: handle(services, gate, delivery=delivery, timeout=SOON))
+    post(admin, 1, 2)
+    gate.wait()
+    eventually(lambda: blocked(admin, registration) == REASON, "blocked")
+    assert gate.cancelled.wait(PATIENCE)
+    flush(admin)
+    assert (gate.numbers, other.numbers) == ([1], [1, 2])
+
+
+def test_a_coroutine_that_does_not_want_to_be_cancelled_holds_up_nobody(
+    admin: EventAdmin, services: ServiceRegistry
+) -> None:
+    release = threading.Event()
+    ended = threading.Event()
+
+    async def handler(event: Event) -> None:
+        while not release.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+
+    registration = handle(services, handler, timeout=SOON)
+    other = record(services, ranking=-1)
+    post(admin, 1, 2)
+    eventually(lambda: other.numbers == [1, 2], "the other one has them")
+    assert blocked(admin, registration) == REASON
+    release.set()
+    assert ended.wait(PATIENCE)
+
+
+def test_a_coroutine_that_blocks_its_loop_holds_up_nobody_else(
+    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
+) -> None:
+    release = threading.Event()
+
+    async def handler(event: Event) -> None:
+        release.wait(PATIENCE)
+
+    registration = on(loop, lambda: handle(services, handler, timeout=SOON))
+    other = record(services, ranking=-1)
+    post(admin, 1, 2)
+    eventually(lambda: other.numbers == [1, 2], "the other one has them")
+    assert blocked(admin, registration) == REASON
+    release.set()
+
+
+def test_what_takes_long_but_not_too_long_is_no_stall(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Each event has the time to itself."""
+
+    def slow(event: Event) -> None:
+        time.sleep(SOON / 4)
+
+    async def slow_coroutine(event: Event) -> None:
+        await asyncio.sleep(SOON / 4)
+
+    registrations = [handle(services, each, timeout=1) for each in (slow, slow_coroutine)]
+    post(admin, *range(10))
+    flush(admin)
+    assert [blocked(admin, each) for each in registrations] == [None, None]
+
+
+# --- sent events
+
+
+def test_whoever_sends_is_freed_by_the_timeout(
+    admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenarios 26 and 37: and the other handlers get the event."""
+    admin = admins(send_timeout=SOON)
+    gates, last = [Gate(), Gate()], record(services, ranking=-1)
+    registrations = [handle(services, each) for each in gates]
+    admin.send_event(Event("a", {"n": 1}))
+    admin.send_event(Event("a", {"n": 2}))
+    assert [each.numbers for each in gates] == [[1], [1]]
+    assert last.numbers == [1, 2]
+    assert [blocked(admin, each) for each in registrations] == [REASON] * 2
+    assert len(logged(caplog, "is blocked", level=logging.ERROR)) == 2
+    for each in gates:
+        each.leave()
+
+
+def test_a_handler_s_own_timeout_counts_when_events_are_sent(admins: Admins, services: ServiceRegistry) -> None:
+    """If there is one at all: 0 of the handler leaves the one of whoever sends."""
+    admin = admins(send_timeout=PATIENCE)
+    gate, last = Gate(), record(services, ranking=-1)
+    registration = handle(services, gate, timeout=SOON)
+    admin.send_event(Event("a", {"n": 1}))
+    assert blocked(admin, registration) == REASON
+    registration.update({"event.topics": "*", "event.timeout": 0})
+    admin.send_event(Event("a", {"n": 2}), timeout=SOON)
+    assert blocked(admin, registration) == REASON
+    registration.update({"event.topics": "*", "event.timeout": SOON})
+    join = in_background(lambda: admin.send_event(Event("a", {"n": 3}), timeout=0))
+    for _ in range(3):
+        gate.wait()
+    threading.Event().wait(SOON + 0.1)
+    assert blocked(admin, registration) is None
+    gate.opened.set()
+    join()
+    assert last.numbers == [1, 2, 3]
+
+
+def test_coroutines_that_stall_when_sent_are_cancelled(
+    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
+) -> None:
+    gate, last = AsyncGate(), record(services, ranking=-1)
+    registration = on(loop, lambda: handle(services, gate))
+    admin.send_event(Event("a", {"n": 1}), timeout=SOON)
+    assert blocked(admin, registration) == REASON
+    assert gate.cancelled.wait(PATIENCE)
+    registration.update({"event.topics": "*"})
+    asyncio.run(admin.asend_event(Event("a", {"n": 2}), timeout=SOON))
+    assert blocked(admin, registration) == REASON
+    assert last.numbers == [1, 2]
+    assert gate.numbers == [1, 2]
+
+
+def test_asend_gives_up_on_coroutines_of_its_own_loop(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Scenario 37: whether they let themselves be cancelled or not."""
+    gate, last = AsyncGate(), AsyncRecorder()
+
+    async def main() -> None:
+        release = asyncio.Event()
+
+        async def stubborn(event: Event) -> None:
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        registrations = [handle(services, gate), handle(services, stubborn)]
+        handle(services, last, ranking=-1)
+        await admin.asend_event(Event("a", {"n": 1}), timeout=SOON)
+        assert gate.cancelled.is_set()
+        assert [blocked(admin, each) for each in registrations] == [REASON] * 2
+        assert last.numbers == [1]
+        release.set()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_asend_gives_up_on_functions_on_other_threads(admin: EventAdmin, services: ServiceRegistry) -> None:
+    gate, last = Gate(), record(services, ranking=-1)
+    registration = handle(services, gate)
+    asyncio.run(admin.asend_event(Event("a", {"n": 1}), timeout=SOON))
+    assert blocked(admin, registration) == REASON
+    assert last.numbers == [1]
+    gate.leave()
+
+
+def test_time_that_a_handler_spends_in_what_it_sends_is_its_own(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Unless there is a timeout for what it sends: then the other one is to blame."""
+    gate = Gate()
+    inner = handle(services, gate, "b")
+    outer = handle(services, lambda event: admin.send_event(Event("b")), "a", timeout=SOON)
+    last = record(services, "a")
+    post(admin, 1)
+    eventually(lambda: last.numbers == [1], "the next one has it")
+    assert (blocked(admin, outer), blocked(admin, inner)) == (REASON, None)
+    gate.leave()
+    gate.opened.clear()
+    patient = handle(services, lambda event: admin.send_event(Event("b"), timeout=SOON), "c")
+    post(admin, 2, topic="c")
+    flush(admin)
+    assert (blocked(admin, patient), blocked(admin, inner)) == (None, REASON)
+    gate.opened.set()
+
+
+# --- handlers that fail
+
+
+def test_no_number_of_exceptions_blocks_a_handler_unless_the_admin_is_told_so(
+    admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RFC 97 5.3.1 and 5.3.2: exceptions are one thing, not returning is another."""
+    admin, strict = admins(name="lax"), admins(name="strict", tolerance=Tolerance(failures=3))
+    failing = Failing(ValueError("boom"))
+    registration = handle(services, failing)
+    for number in range(20):
+        post(admin, number)
+    flush(admin)
+    assert blocked(admin, registration) is None
+    post(strict, 0, 1)
+    flush(strict)
+    failing.error = None
+    strict.send_event(Event("a", {"n": 2}))
+    failing.error = ValueError("boom")
+    post(strict, 3, 4)
+    flush(strict)
+    assert blocked(strict, registration) is None
+    post(strict, 5, 6, 7)
+    flush(strict)
+    assert blocked(strict, registration) == "it failed on 3 events in a row"
+    assert failing.numbers[20:] == [0, 1, 2, 3, 4, 5]
+    assert dto(strict, registration).failures == 5  # type: ignore[union-attr]
+    assert len(logged(caplog, "is blocked: it failed on 3 events in a row")) == 1
+    registration.update({"event.topics": "*"})
+    post(strict, 8)
+    flush(strict)
+    assert failing.numbers[-1] == 8
+    assert blocked(strict, registration) is None
+
+
+def test_the_tolerance_is_one(services: ServiceRegistry) -> None:
+    with pytest.raises(ArgumentError, match="must be a Tolerance"):
+        EventAdmin(services, tolerance=5)  # type: ignore[arg-type]
+    assert services.find() == []
