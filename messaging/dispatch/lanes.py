@@ -57,6 +57,8 @@ _HARD: Final = 10
 #: how long publishers wait for room, seconds
 _PATIENCE: Final = 30.0
 
+#: what closed lanes hold, and will
+_NOTHING: Final[deque[Any]] = deque(maxlen=0)
 #: of threads that run receivers
 _here: Final = threading.local()
 
@@ -144,7 +146,7 @@ class Lane(abc.ABC):
         self._is_held = is_held
         self._pool = pool
         self._limit = limit
-        #: once it is closed, another one, that keeps nothing
+        #: once it is closed, the one that keeps nothing
         self._items: deque[Any] = deque()
         #: markers that outlived it: to be reached when its receiver has returned
         self._left: deque[_Marker] = deque()
@@ -211,7 +213,7 @@ class Lane(abc.ABC):
             How many items were given up; the one that the receiver has got is not among them, and goes on.
         """
         self.is_closed = True
-        items, self._items = self._items, deque(maxlen=0)
+        items, self._items = self._items, _NOTHING
         lost = self._give_up(items)
         self._withdraw()
         self._settle()
@@ -412,7 +414,7 @@ class LoopLane(Lane):
     def has_the_turn(self) -> bool:
         """Whether it is what its loop runs now. From any thread."""
         task = self._task
-        return task is not None and asyncio.current_task(self.loop) is task
+        return self.is_busy if task is None else asyncio.current_task(self.loop) is task
 
     def cancel(self) -> None:
         """Cancel the item in progress. From any thread."""
@@ -425,6 +427,8 @@ class LoopLane(Lane):
         self._post(cancel)
 
     def _post(self, call: Callable[[LoopLane], object]) -> None:
+        if self._is_parents:
+            return
         # weakly: what a mailbox holds when its loop is closed stays there, and would hold the loop
         lane = weakref.ref(self)
 
@@ -623,7 +627,7 @@ class Pool:
         """Take back that a lane is stalled; ``False`` if it is not."""
         with self._lock:
             was_stalled, lane.is_stalled = lane.is_stalled, False
-            return was_stalled
+        return was_stalled
 
     def adopt(self, lane: LoopLane) -> bool:
         """Watch over a lane that is about to run on its loop; ``False`` if it is already."""
@@ -711,8 +715,8 @@ class Pool:
     # --- the supervisor
 
     def _has_backlog(self) -> None:
-        """Lanes wait while threads are busy. With the lock."""
-        if not self._is_hurried:
+        """Lanes wait while threads are busy: there may have to be more of them. With the lock."""
+        if not self._is_hurried and len(self._servers) < self._limit:
             self._is_hurried = True
             self._hurry.release()
 
@@ -751,12 +755,12 @@ class Pool:
                 self._is_hurried = False
                 more = self._missing(taken)
                 taken = self._taken
-                if self._ready:
-                    self._has_backlog()
                 if now - looked >= _LOOK:
                     # if it was kept from looking for longer, so were receivers from going on
                     to_do += self._stalled(min(now - looked, 2 * _LOOK))
                     looked = now
+                if self._ready:
+                    self._has_backlog()
                 if to_do or self._is_needed():
                     needed = now
                 elif now - needed > _STAY:

@@ -154,7 +154,8 @@ class TypedEventBus(EventService):
         history_capacity: how many events are kept in all; -1: any number, 0: none.
         permissions: who may publish and subscribe to what; without it everybody may everything.
         tolerance: when a handler that fails or does not return is blocked.
-        threads: how many threads deliver at most. There is one, unless handlers hold it up.
+        threads: how many threads deliver at most. There is one, unless handlers hold it up. Those of monitors are not
+            among them.
 
     Raises:
         ArgumentError, InvalidTopicError, HistoryFullError: what is said about the history is wrong.
@@ -201,7 +202,7 @@ class TypedEventBus(EventService):
             policy=permissions,
         )
         #: history and stream of all events (157.6)
-        self.monitor = TypedEventMonitor(dispatcher, self._history, self._pool)
+        self.monitor = TypedEventMonitor(dispatcher, self._history)
         for topic_filter, policy in (history or {}).items():
             self.monitor.configure_history_storage(topic_filter, policy)
         self._properties = {

@@ -11,8 +11,8 @@
 
 A handler is an object with the method of its interface, whether it inherits from it or not, or a function in its
 place; either may be a coroutine function. It gets one event at a time, in order: on a delivery thread or, as a
-coroutine, on the event loop that it was registered on. It should be quick: one that does not return in time is
-blocked (157.4.6).
+coroutine, on the event loop that ran where it was registered, or where the bus was opened if that was later; if none
+did, on one that all of those share. It should be quick: one that does not return in time is blocked (157.4.6).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from messaging.dispatch.topics import TopicFilter, TopicTrie
@@ -258,6 +259,11 @@ class History:
         for kept in self._kept.values():
             found += kept.records
         return _newest_first(found)
+
+
+def last(count: int, newest_first: Iterable[PublishedEvent]) -> list[PublishedEvent]:
+    """The newest so many of some events, the oldest first."""
+    return [*islice(newest_first, min(count, UNLIMITED))][::-1]
 
 
 def _newest_first(records: list[_Record]) -> Iterator[PublishedEvent]:

@@ -6,25 +6,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
-from messaging.dispatch.lanes import LIMIT, ThreadLane
+from messaging.dispatch.lanes import LIMIT, Pool, ThreadLane
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
-from messaging.typedevent.history import RangePolicy
+from messaging.typedevent.history import UNLIMITED, RangePolicy, last
 from messaging.workers import workers
 
 if TYPE_CHECKING:
     from reactivex import abc as rx
 
     from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.lanes import Pool
     from messaging.dispatch.permission import Principal
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
@@ -123,9 +121,10 @@ class TypedEventMonitor:
     Thread safe.
     """
 
-    def __init__(self, dispatcher: Dispatcher[Any, Any], history: History, pool: Pool, limit: int = LIMIT) -> None:
+    def __init__(self, dispatcher: Dispatcher[Any, Any], history: History, limit: int = LIMIT) -> None:
         self.dispatcher = dispatcher
-        self.pool = pool
+        #: not that of the handlers: observers may take as long as they like
+        self.pool = Pool()
         self.limit = limit
         self._history = history
         #: replaced with the lock, read without
@@ -176,7 +175,11 @@ class TypedEventMonitor:
 
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
             tap = Tap(self, observer, principal)
-            self._watch(tap, since, history_only)  # what this raises, ``create`` hands to ``on_error``
+            try:
+                self._watch(tap, since, history_only)
+            except BaseException:
+                tap.dispose()
+                raise  # to ``create``, which hands it to ``on_error``
             return Disposable(tap.dispose)
 
         return reactivex.create(subscribe)
@@ -190,10 +193,10 @@ class TypedEventMonitor:
                 self.dispatcher.forget()
         seen = (event for event in past if tap.may_see(event.topic))
         if isinstance(history, datetime):
-            first = [event for event in seen if event.publication_time >= history]
+            first = last(UNLIMITED, (event for event in seen if event.publication_time >= history))
         else:
-            first = [*islice(seen, history)]
-        tap.lane.release(first[::-1])
+            first = last(history, seen)
+        tap.lane.release(first)
         if history_only:
             tap.end()
 

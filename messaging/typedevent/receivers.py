@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.coroutines import is_coroutine
@@ -30,6 +29,7 @@ from messaging.typedevent.handlers import (
     UntypedEventHandler,
     declared_properties,
 )
+from messaging.typedevent.history import last
 from messaging.typedevent.reify import event_parameter, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
@@ -214,8 +214,11 @@ class Receiver(Handler[PublishedEvent]):
         past = self._replay(self)
 
         def go_on() -> None:
-            fitting = islice(filter(self.accepts, past), self.terms.history)
-            lane.release([*fitting][::-1])
+            first: list[PublishedEvent] = []
+            try:
+                first = last(self.terms.history, filter(self.accepts, past))
+            finally:  # whatever interrupts this
+                lane.release(first)
 
         return go_on
 

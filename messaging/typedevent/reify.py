@@ -99,13 +99,17 @@ def is_untyped(type_: Any) -> bool:
 def reified_type(service: Any) -> Any:
     """The type that a typed handler is written for, or ``None`` if it does not say.
 
-    That is the parameter of ``TypedEventHandler``, given to it by the class of the handler or by one that it inherits
-    from, or else the annotation of the event of ``notify``; of a function, that of its event.
+    That is the parameter of ``TypedEventHandler``, given to it by the class of the handler, by one that it inherits
+    from, or where the handler was made, or else the annotation of the event of ``notify``; of a function, that of its
+    event.
 
     Raises:
         ArgumentError: it is annotated with something that cannot be found.
     """
     found = _parameter_of(type(service))
+    made_as = getattr(service, "__orig_class__", None)  # of Handler[Order]()
+    if typing.get_origin(made_as) is type(service):
+        found = bound(found, dict(zip(type(service).__parameters__, typing.get_args(made_as), strict=False)))
     if not is_reified(found):
         method = getattr(service, "notify", None)
         found = _event_annotation(service if method is None else method, is_method=method is not None)

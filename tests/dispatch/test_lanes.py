@@ -92,6 +92,10 @@ def flushed(lane: Lane) -> None:
     assert done.wait(PATIENCE)
 
 
+def worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "messaging-worker"]
+
+
 class Gate:
     """A receiver that keeps each item until it is let through; those given to it are open at once."""
 
@@ -458,7 +462,7 @@ def test_a_lane_that_is_restarted_goes_on_with_the_rest_on_another_thread(pool: 
     assert len(stalls) == 2
     first, second, third = gate.threads[0], gate.threads[1], gate.threads[4]
     assert len({first, second, third}) == 3
-    assert gate.threads == [first, second, second, second, third, third, third]
+    assert gate.threads[:6] == [first, second, second, second, third, third]
 
 
 @pytest.mark.usefixtures("quick")
@@ -662,7 +666,7 @@ def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing
     proceed.set()
     other.put(2)
     flushed(other)
-    until(lambda: not pool._is_needed(), "nothing to do")
+    until(lambda: len(workers()._idle) == len(worker_threads()), "all threads done")
     assert seen == [0]
     lane.restart()
     flushed(lane)
@@ -1457,10 +1461,6 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", start)
 
 
-def worker_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "messaging-worker"]
-
-
 def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
     pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1524,15 +1524,20 @@ seen = []
 options = dict(timeout=0, stalled=lambda: None)
 lanes = [ThreadLane(seen.append, pool, "x", limit=5, **options) for _ in range(3)]
 counter = itertools.count()
-put = 0
+depth = 0
 
 def handle(*_):
-    for lane in lanes:
-        lane.put(next(counter))
-    ThreadLane(seen.append, pool, "x", **options).put(next(counter))
+    global depth
+    depth += 1
+    if depth < 4:  # it may be interrupted, too
+        for lane in lanes:
+            lane.put(next(counter))
+        ThreadLane(seen.append, pool, "x", **options).put(next(counter))
+    depth -= 1
+    signal.setitimer(signal.ITIMER_REAL, 0.0002)
 
 signal.signal(signal.SIGALRM, handle)
-signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+signal.setitimer(signal.ITIMER_REAL, 0.0002)
 deadline = time.monotonic() + 1.0
 while time.monotonic() < deadline:
     for lane in lanes:
@@ -1540,7 +1545,7 @@ while time.monotonic() < deadline:
             lane.put(next(counter))
         lane.has_room()
     ThreadLane(seen.append, pool, "x", **options).close()
-signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
 for lane in lanes:
     done = threading.Event()
     lane.when_done(done.set)
@@ -1551,7 +1556,7 @@ while pool._is_needed():
     time.sleep(0.001)
 count = next(counter)
 assert sorted(seen) == [*range(count)], (len(seen), count)
-assert count > 1000
+assert count > 100
 """,
         seconds=60,
     )

@@ -855,6 +855,16 @@ class Splitting(BaseModel):
         return value.split(",") if isinstance(value, str) else value
 
 
+@pydantic_dataclass
+class SplittingData:
+    tags: list[str] = PydanticField(default_factory=list)
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def split(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+
 class Renaming(BaseModel):
     name: str
 
@@ -866,6 +876,7 @@ class Renaming(BaseModel):
 
 def test_validators_that_want_data_as_it_came_get_it() -> None:
     assert convert({"tags": "a,b", "code": "ff"}, Splitting) == Splitting(tags=["a", "b"], code=255)
+    assert convert({"tags": "a,b"}, SplittingData) == SplittingData(tags=["a", "b"])
     assert convert({"tags": ["a", 5]}, Splitting) == Splitting(tags=["a", "5"])  # refused, and then converted
     assert convert({"title": "a"}, Renaming) == convert({"name": "a"}, Renaming) == Renaming(name="a")
     assert convert([{"title": Word.RED}], list[Renaming])[0].name == "r"
@@ -935,6 +946,30 @@ def test_generic_classes_convert_to_what_they_are_given(target: Any) -> None:
     assert (found.items, found.first) == ([Item("1")], Item("b"))
     with pytest.raises(ConversionError, match=r"^items\[0\].name: is missing"):
         convert({"items": [{}]}, target)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
+def test_generic_classes_and_aliases_in_the_new_syntax(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("made_by_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    source = """
+@dataclass
+class Box[T]:
+    items: list[T]
+    first: "T | None" = None
+class IntBox(Box[int]): ...
+type Tree = dict[str, Tree] | int
+type Twice[T] = tuple[T, T]
+type Endless = Endless
+"""
+    exec(source, vars(module) | {"dataclass": dataclass, "module": module}, vars(module))
+    for target in (module.Box[int], module.IntBox):
+        found = convert({"items": ["1"], "first": "2"}, target)
+        assert (found.items, found.first) == ([1], 2)
+    assert convert({"a": {"b": "1"}}, module.Tree) == {"a": {"b": 1}}
+    assert convert(["1", 2.5], module.Twice[int]) == (1, 2)
+    with pytest.raises(ConversionError):
+        convert(1, module.Endless)
 
 
 def test_type_variables_without_arguments_ask_for_their_bounds() -> None:

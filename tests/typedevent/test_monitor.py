@@ -243,7 +243,10 @@ def test_without_history_only_what_comes_is_seen(bus: TypedEventBus) -> None:
         each.has(3)
 
 
-@pytest.mark.parametrize(("history", "past"), [(1, [5]), (3, [3, 4, 5]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+@pytest.mark.parametrize(
+    ("history", "past"),
+    [(1, [5]), (3, [3, 4, 5]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5]), (2**70, [1, 2, 3, 4, 5])],
+)
 def test_up_to_so_many_past_events_come_first(bus: TypedEventBus, history: int, past: list[int]) -> None:
     """Scenario 78; 157.6.1, 157.11.4.7: of all topics, the newest, in order; if there are fewer, all of them."""
     publish(bus, 1, 3, 5, topic="a")
@@ -365,6 +368,15 @@ def test_each_subscription_to_an_observable_begins_when_it_is_made(bus: TypedEve
     assert bus.get_dto().monitors == 1
 
 
+def test_events_from_other_event_services_are_seen_as_well(bus: TypedEventBus) -> None:
+    """Scenario 84: past and present."""
+    bus.deliver_relayed("a", {"n": 1}, (object(),))
+    watching = Watching(bus.monitor.monitor_events(1))
+    bus.deliver_relayed("a", {"n": 2}, (object(),))
+    publish(bus, 3)
+    watching.has(1, 2, 3)
+
+
 # --- the end
 
 
@@ -440,15 +452,16 @@ def test_what_was_disposed_of_sees_nothing_more(bus: TypedEventBus) -> None:
 
 def test_an_observer_may_dispose_of_itself(bus: TypedEventBus) -> None:
     publish(bus, *range(5))
-    disposed = threading.Event()
+    subscribed, disposed = threading.Event(), threading.Event()
 
     def stop(event: MonitorEvent) -> None:
         if event.event_data["n"] == 2:
-            eventually(lambda: hasattr(watching, "subscription"), "it is subscribed")
+            assert subscribed.wait(PATIENCE)
             watching.subscription.dispose()
             disposed.set()
 
     watching = Watching(bus.monitor.monitor_events(10), stop)
+    subscribed.set()
     assert disposed.wait(PATIENCE)
     publish(bus, 5)
     Watching(bus.monitor.monitor_events(1)).has(5)
@@ -551,7 +564,7 @@ def test_a_monitor_that_lags_is_logged_without_any_lock_of_the_bus(bus: TypedEve
     bus.monitor.limit = 1
     gate, done = threading.Event(), threading.Event()
     published: list[str] = []
-    slow = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
+    Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
     handler = Publishing()
     logging.getLogger("messaging").addHandler(handler)
     try:
@@ -560,8 +573,8 @@ def test_a_monitor_that_lags_is_logged_without_any_lock_of_the_bus(bus: TypedEve
     finally:
         logging.getLogger("messaging").removeHandler(handler)
         gate.set()
-    slow.wait(lambda: -1 in slow.numbers)
     assert len(published) == 1
+    assert -1 in [event.data["n"] for event in bus._history.all()]
 
 
 def test_publishers_do_not_wait_for_an_observer_that_never_returns(bus: TypedEventBus) -> None:
@@ -577,6 +590,29 @@ def test_publishers_do_not_wait_for_an_observer_that_never_returns(bus: TypedEve
     gate.set()
     stuck.completes()
     assert stuck.numbers[-1] == count - 1
+
+
+def test_handlers_have_their_threads_whatever_observers_do() -> None:
+    """157.6."""
+    with TypedEventBus(ServiceRegistry(), threads=1) as bus:
+        gate, begun = threading.Event(), threading.Barrier(4)
+
+        def wait(event: MonitorEvent) -> None:
+            if event.event_data["n"] == 1:
+                begun.wait(PATIENCE)
+                assert gate.wait(PATIENCE)
+
+        stuck = [Watching(bus.monitor.monitor_events(), wait) for _ in range(3)]
+        handled: list[int] = []
+        bus.on("a", handler=lambda topic, event: handled.append(event["n"]))
+        publish(bus, 1)
+        begun.wait(PATIENCE)
+        publish(bus, 2)
+        bus.flush().result(PATIENCE)
+        assert handled == [1, 2]
+        gate.set()
+        for each in stuck:
+            each.has(1, 2)
 
 
 def test_an_observer_is_not_blocked_however_long_it_takes() -> None:
@@ -759,6 +795,24 @@ def test_what_a_principal_is_granted_or_loses_shows_from_then_on() -> None:
         policy.grant("auditor", TopicPermission("*", "subscribe"))
         publish(bus, 5, topic="b")
         watching.has(2, 5)
+
+
+def test_a_policy_that_raises_leaves_no_observer_behind() -> None:
+    class Broken(TopicPolicy):
+        is_broken = False
+
+        def permits(self, principal: str | None, permission: TopicPermission) -> bool:
+            if self.is_broken:
+                raise LookupError("no paper")
+            return True
+
+    policy = Broken()
+    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, permissions=policy) as bus:
+        publish(bus, 1)
+        policy.is_broken = True
+        watching = Watching(bus.monitor.monitor_events(1))
+        assert isinstance(watching.errs(), LookupError)
+        assert bus.get_dto().monitors == 0
 
 
 @pytest.mark.parametrize("principal", [5, b"a", ["a"], object()])

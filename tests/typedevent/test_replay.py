@@ -78,7 +78,7 @@ def test_the_newest_events_are_replayed_in_order_before_anything_newer(bus: Type
     assert handler.events == ["a 3", "a 4", "a 5", "a 6", "a 7"]
 
 
-@pytest.mark.parametrize("history", [2, 3, 1_000_000, 2**40])
+@pytest.mark.parametrize("history", [2, 3, 1_000_000, 2**40, 2**70])
 def test_too_little_history_is_no_error(bus: TypedEventBus, history: int, caplog: pytest.LogCaptureFixture) -> None:
     """Scenario 67; 157.4.7: what there is is replayed."""
     publish(bus, "a 1", "b 2", "a 3")
@@ -362,6 +362,22 @@ def test_a_handler_that_goes_during_its_replay_gets_nothing_new(bus: TypedEventB
     bus.flush().result(PATIENCE)
     assert bus.get_dto().handlers == ()
     assert handler.events in ([], ["a 1"], ["a 1", "a 2"])  # it was going while they were on their way
+
+
+def test_a_replay_that_is_interrupted_does_not_hold_up_what_comes(bus: TypedEventBus) -> None:
+    """By Ctrl-C, in whatever a filter looks at: the handler is there, and goes on."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    publish(bus, "a 1", seen=telltale(interrupt))
+    handler = Got()
+    properties = {"event.topics": "a", "event.history": 5, "event.filter": "(seen=yes)"}
+    with pytest.raises(KeyboardInterrupt):
+        bus.services.register(UntypedEventHandler, handler, properties)
+    publish(bus, "a 2", seen="yes")
+    bus.flush().result(PATIENCE)
+    assert handler.events == ["a 2"]
 
 
 class Publishing:

@@ -25,7 +25,17 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PrivateAttr, RootModel, SecretStr, computed_field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    RootModel,
+    SecretStr,
+    computed_field,
+    create_model,
+)
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from messaging.errors import InvalidEventError, NullEventError
@@ -323,14 +333,34 @@ def test_annotations_may_be_types_or_texts() -> None:
     assert hints_of(5) == {}
 
 
-def test_a_model_that_refers_to_a_later_one_is_not_remembered_too_early() -> None:
-    scope: dict[str, Any] = {"__name__": __name__, "BaseModel": BaseModel}
-    exec("class Early(BaseModel):\n    later: 'Later | None' = None", scope)
-    early = scope["Early"]
-    assert annotations_of(early)  # whatever they are now
-    exec("class Later(BaseModel):\n    number: int", scope)
-    early.model_rebuild(_types_namespace=scope)
-    assert annotations_of(early) == {"later": scope["Later"] | None}
+@pytest.mark.parametrize("early", ["class Early(BaseModel):", "@dataclass\nclass Early:"])
+def test_a_model_may_refer_to_one_that_is_defined_later(monkeypatch: pytest.MonkeyPatch, early: str) -> None:
+    module = types.ModuleType("made_by_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    scope = vars(module) | {"BaseModel": BaseModel, "dataclass": pydantic_dataclass}
+    vars(module).update(scope)
+    exec(f"{early}\n    later: 'Later | None' = None", vars(module))
+    schema = schema_of(module.Early)
+    assert schema is not None
+    assert not schema.is_complete
+    exec("class Later(BaseModel):\n    number: int", vars(module))
+    assert annotations_of(module.Early) == {"later": module.Later | None}
+    schema = schema_of(module.Early)
+    assert schema is not None
+    assert schema.is_complete
+
+
+def test_fields_may_have_names_that_programs_cannot_write() -> None:
+    fields: Any = {"class": (int, 1), "a.b": (int, 2), "a": (Any, None), "\ufb01": (int, 3)}
+    for names in (["class"], ["a", "a.b"], ["\ufb01"], ["a"], [*fields]):
+        model = create_model("Odd", **{name: fields[name] for name in names})
+        assert to_map(model()) == {name: fields[name][1] for name in names}
+
+
+def test_attributes_of_attrs_classes_may_be_annotated_or_not() -> None:
+    attr = pytest.importorskip("attr")
+    made = attr.make_class("Made", {"a": attr.ib(type=int), "b": attr.ib(default=1)})
+    assert annotations_of(made) == {"a": int, "b": Any}
 
 
 class Open(BaseModel):
@@ -340,6 +370,7 @@ class Open(BaseModel):
 
 
 def test_models_that_allow_more_fields_have_them() -> None:
+    assert to_map(Open()) == {"number": 0}
     event = Open(number=1, other="a", _hidden=2)  # type: ignore[call-arg]
     assert to_map(event) == {"number": 1, "other": "a"}
     schema = schema_of(Open)
@@ -367,8 +398,10 @@ class Tagged:
 def test_a_root_model_is_what_is_in_it() -> None:
     assert to_map(Tagged(Tags(["a"]))) == {"tags": ["a"]}
     assert to_map(Attributes({"a": 1})) == {"a": 1}
-    with pytest.raises(InvalidEventError):
-        to_map(Tags(["a"]))
+    for event in (Tags(["a"]), RootModel[int](5)):
+        for _ in range(2):  # known by then
+            with pytest.raises(InvalidEventError):
+                to_map(event)
 
 
 @dataclass
@@ -432,6 +465,10 @@ class IntPage(Page[int]):
     pass
 
 
+class SpecialPage(IntPage):
+    pass
+
+
 @dataclass
 class Outer(Generic[T]):
     page: Page[list[T]]
@@ -440,7 +477,7 @@ class Outer(Generic[T]):
 
 def test_generic_classes_have_the_types_they_are_given() -> None:
     assert annotations_of(Page[int]) == {"items": list[int], "first": int | None}
-    assert annotations_of(IntPage) == {"items": list[int], "first": int | None}
+    assert annotations_of(IntPage) == annotations_of(SpecialPage) == {"items": list[int], "first": int | None}
     assert annotations_of(Page) == {"items": list[T], "first": T | None}
     assert annotations_of(Pair[int, str]) == {"items": list[str], "first": str | None, "other": int | None}
     assert annotations_of(Outer[int]) == {"page": Page[list[int]], "pair": Pair[int, str]}
@@ -472,6 +509,8 @@ def test_an_annotation_without_a_hash_is_no_schema() -> None:
 
 def test_more_classes_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("messaging.typedevent.schema._REMEMBERED", 20)
+    known = schema_of(Base), schema_of(Derived)
+    assert all(one is other for one, other in zip(known, (schema_of(Base), schema_of(Derived)), strict=True))
     for number in range(50):
         assert annotations_of(type(f"Class{number}", (), {"__annotations__": {"a": int}})) == {"a": int}
     assert annotations_of(Data)["number"] is int

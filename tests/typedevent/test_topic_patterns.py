@@ -202,6 +202,23 @@ def test_updates_lose_and_double_nothing_of_the_topics_that_stay(services: Servi
         assert left.events == []
 
 
+def test_who_gets_an_event_is_looked_up_before_or_after_an_update_and_not_within(
+    bus: TypedEventBus, services: ServiceRegistry
+) -> None:
+    """Scenario 45: a handler may have a topic by one pattern before it, and by another one after it."""
+    handler = Recorder()
+    registration = untyped(services, handler, "nothing")
+    publishing = threading.Thread(target=lambda: bus.deliver_untyped("a/b", {}), daemon=True)
+    with bus._dispatcher.lock:  # within an update
+        publishing.start()
+        publishing.join(0.1)
+        assert publishing.is_alive()
+        registration.update(named("a/*"))
+    publishing.join(PATIENCE)
+    flush(bus)
+    assert handler.topics == ["a/b"]
+
+
 def test_an_update_that_is_wrong_ends_the_handler_and_one_that_is_right_begins_it_again(
     bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -328,6 +328,25 @@ def test_coroutines_run_on_the_loop_they_were_registered_on_and_else_on_one_of_t
     assert threads["other"] != threads["mine"]
 
 
+def test_a_coroutine_that_was_there_before_the_bus_runs_on_the_loop_that_the_bus_was_opened_on(
+    services: ServiceRegistry,
+) -> None:
+    """The registry does not keep on which one it was registered."""
+    threads: set[int] = set()
+
+    async def handle(event: Any) -> None:
+        threads.add(threading.get_ident())
+
+    untyped(services, handle, "a")
+
+    async def main() -> None:
+        async with TypedEventBus(services) as bus:
+            bus.deliver_untyped("a", {})
+
+    asyncio.run(main())
+    assert threads == {threading.get_ident()}
+
+
 def test_a_coroutine_gets_one_event_at_a_time_in_order(bus: TypedEventBus, services: ServiceRegistry) -> None:
     """157.3.3."""
     log: list[tuple[str, int]] = []
