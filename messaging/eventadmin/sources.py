@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.dispatch.handler import read_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
-from messaging.eventadmin.admin import QUIET, within
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
+from messaging.eventadmin.receiver import QUIET, within
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
