@@ -36,15 +36,11 @@ from __future__ import annotations
 
 import collections
 import datetime
-import decimal
 import enum
 import numbers
-import pathlib
-import re
 import threading
 import types
 import typing
-import uuid
 from collections import deque
 from collections.abc import (
     Callable,
@@ -64,15 +60,14 @@ from typing import Any, Final, Literal, TypeAlias, Union
 
 import typing_extensions
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core.core_schema import ErrorType
 
-from messaging.errors import ConversionError, InvalidEventError
+from messaging.errors import ConversionError
+from messaging.typedevent.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
 from messaging.typedevent.schema import (
     COMMON,
     MISSING,
     Field,
     Schema,
-    as_data,
     bound,
     has_fields,
     hints_of,
@@ -81,20 +76,20 @@ from messaging.typedevent.schema import (
     schema_of,
     sees_value,
 )
-
-Converter: TypeAlias = Callable[[Any], Any]
+from messaging.typedevent.simple import (
+    SIMPLE,
+    Converter,
+    instance_check,
+    is_vast,
+    to_data,
+    to_enum,
+    to_none,
+    to_subclass,
+    unwrapped,
+)
 
 #: types whose converters are kept
 _REMEMBERED: Final = 4096
-#: characters that errors show: of a path, of a key in it, of a type
-_SHOWN_PATH: Final = 300
-_SHOWN_KEY: Final = 80
-_SHOWN_TYPE: Final = 80
-#: of pydantic's errors with more problems than this, only their number is told: describing each costs memory
-_MANY_PROBLEMS: Final = 1000
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_TRUE: Final = frozenset({"true", "yes", "on", "1"})
-_FALSE: Final = frozenset({"false", "no", "off", "0", ""})
 _NONE: Final = frozenset({type(None)})
 
 
@@ -147,7 +142,7 @@ class _Target:
             except ConversionError:
                 raise
             except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
-                problem = _as_conversion_error(error)
+                problem = problem_of(error)
             raise problem
 
         self.guarded = guarded
@@ -175,14 +170,14 @@ def _compile(type_: Any) -> _Target:
     if type_ is Any or type_ is object or type_ in _QUALIFIERS or isinstance(type_, _NAMES):
         return _ANY
     if type_ is None or type_ is type(None):
-        return _Target(_to_none, "none", _NONE)
+        return _Target(to_none, "none", _NONE)
     if isinstance(type_, typing.TypeVar):
         return _union(type_.__constraints__) if type_.__constraints__ else _target(type_.__bound__ or Any)
     if isinstance(type_, typing.NewType):
         return _target(type_.__supertype__)
     if origin is typing.Annotated:
         return _annotated(type_, arguments[0], type_.__metadata__)
-    if hasattr(type_, "__value__") and not isinstance(type_, type):
+    if isinstance(type_, _ALIASES) or isinstance(origin, _ALIASES):
         return _alias(type_, arguments)
     if origin in _QUALIFIERS:
         return _target(arguments[0])
@@ -223,16 +218,16 @@ def _incomplete(type_: Any, schema: Schema) -> _Target:
 
 def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
     """A class that is no schema."""
-    if class_ in _SIMPLE:
-        convert_it, family = _SIMPLE[class_]
+    if class_ in SIMPLE:
+        convert_it, family = SIMPLE[class_]
         return _Target(convert_it, family, frozenset({class_}))
     if hasattr(class_, "__get_pydantic_core_schema__"):
         return _Target(_by_pydantic(type_, class_), "")
     if issubclass(class_, enum.Enum):
-        return _Target(_enum(class_), "enum", frozenset({class_}))
+        return _Target(to_enum(class_), "enum", frozenset({class_}))
     for base in class_.__mro__:
-        if base in _SIMPLE:
-            return _Target(_subclass(class_, _SIMPLE[base][0]), _SIMPLE[base][1], frozenset({class_}))
+        if base in SIMPLE:
+            return _Target(to_subclass(class_, SIMPLE[base][0]), SIMPLE[base][1], frozenset({class_}))
     if issubclass(class_, Mapping):
         return _mapping(class_, arguments)
     if issubclass(class_, tuple):
@@ -249,6 +244,7 @@ _QUALIFIERS: Final = tuple(
     for name in ("Required", "NotRequired", "ReadOnly", "Final", "ClassVar")
     if hasattr(module, name)
 )
+_ALIASES: Final = (typing_extensions.TypeAliasType, getattr(typing, "TypeAliasType", typing_extensions.TypeAliasType))
 _NAMES: Final = (str, typing.ForwardRef, typing.ParamSpec, typing.TypeVarTuple)
 
 
@@ -263,348 +259,10 @@ def _alias(alias: Any, arguments: tuple[Any, ...]) -> _Target:
     return _Target(converter, "")
 
 
-def _instance_check(type_: type[Any]) -> Callable[[Any], bool]:
-    try:
-        isinstance(None, type_)
-    except Exception:  # noqa: BLE001  # a protocol that is not to be checked, say
-        return lambda _: False
-    return lambda value: isinstance(value, type_)
+# --- combinations
 
 
-# --- errors
-
-
-def _fail(value: Any, wanted: str) -> ConversionError:
-    return ConversionError("", f"{_a(type(value))} that does not become {wanted}")
-
-
-def _a(type_: type[Any]) -> str:
-    return f"{'an' if type_.__name__[:1] in 'AEIOUaeiou' else 'a'} {type_.__name__}"
-
-
-def _at(place: str, error: Exception) -> ConversionError:
-    """The same error, seen from the container."""
-    seen = error if isinstance(error, ConversionError) else _as_conversion_error(error)
-    joint = "" if not seen.path or seen.path.startswith("[") else "."
-    return ConversionError(f"{place}{joint}{seen.path}"[:_SHOWN_PATH], seen.reason)
-
-
-def _as_conversion_error(error: Exception) -> ConversionError:
-    """What is told of an error: not its text, which may have the value in it."""
-    if isinstance(error, ValidationError):
-        return _refused(error)
-    if isinstance(error, RecursionError):
-        return ConversionError("", "is nested too deeply, or a part of itself")
-    return ConversionError("", f"converting it raised {type(error).__name__}")
-
-
-def _refused(error: ValidationError) -> ConversionError:
-    count = error.error_count()
-    if count > _MANY_PROBLEMS:
-        return ConversionError("", f"{count} problems with {error.title}")
-    try:
-        problem = error.errors(include_url=False, include_input=False)[0]
-    except Exception:  # noqa: BLE001  # what is said of text that is no Unicode, say
-        return ConversionError("", f"is refused by {error.title}")
-    reason = problem["msg"]
-    if problem["type"] not in _TELLING or _QUOTES & problem.get("ctx", {}).keys():
-        reason = f"is refused by a validator ({problem['type']})"
-    path = ""
-    for part in problem["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN_KEY]}"
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    return ConversionError(path.removeprefix(".")[:_SHOWN_PATH], reason + more)
-
-
-#: kinds of pydantic's own errors, and what in them may quote the value
-_TELLING: Final = frozenset(typing.get_args(ErrorType))
-_QUOTES: Final = frozenset({"error", "encoding_error", "tag", "tz_actual", "attribute"})
-
-
-# --- simple values
-
-
-def _as_data(value: Any) -> Any:
-    """No type is asked for: data without schemas."""
-    try:
-        return as_data(value)
-    except InvalidEventError as error:
-        problem = ConversionError("", str(error))
-    raise problem
-
-
-_ANY: Final = _Target(_as_data, "", COMMON)
-
-
-def _to_none(value: Any) -> None:
-    raise _fail(value, "None")
-
-
-def _single(convert_one: Converter) -> Converter:
-    """For values without parts: of a collection, the first element."""
-
-    def converter(value: Any) -> Any:
-        if type(value) not in COMMON:
-            value = _unwrapped(value)
-            if is_collection(value):
-                value = next(iter(value), None)
-        return convert_one(value)
-
-    return converter
-
-
-def _unwrapped(value: Any) -> Any:
-    """What is in a ``RootModel``, or the value itself."""
-    if not is_simple(value):
-        schema = schema_of(type(value))
-        if schema is not None and schema.is_root:
-            return _unwrapped(value.root)
-    return value
-
-
-def _to_bool(value: Any) -> bool:
-    if value is None:
-        return False
-    if isinstance(value, numbers.Number):
-        return bool(value)
-    text = value.strip().lower() if isinstance(value, str) else None
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
-    raise _fail(value, "a bool")
-
-
-def _milliseconds(value: datetime.date) -> float:
-    if not isinstance(value, datetime.datetime):
-        value = datetime.datetime.combine(value, datetime.time())
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=datetime.UTC)
-    return (value - _EPOCH) / datetime.timedelta(milliseconds=1)
-
-
-def _to_number(type_: Callable[[Any], Any], wanted: str) -> Converter:
-    def converter(value: Any) -> Any:
-        if isinstance(value, enum.Enum) and not isinstance(value, numbers.Number):
-            value = value.value
-        try:
-            if value is None:
-                return type_(0)
-            if isinstance(value, str):
-                return type_(value.strip())
-            if isinstance(value, datetime.date):
-                return type_(_milliseconds(value))
-            if isinstance(value, datetime.timedelta):
-                return type_(value.total_seconds())
-            if isinstance(value, numbers.Number) and not _is_vast(value):
-                return type_(value)
-        except (ValueError, TypeError, ArithmeticError):
-            pass
-        raise _fail(value, wanted)
-
-    return converter
-
-
-def _is_vast(value: Any) -> bool:
-    """Whether a number is short to write, but takes very long to be made an ``int``."""
-    return isinstance(value, decimal.Decimal) and value.adjusted() > _DIGITS
-
-
-#: as many as ``int`` takes of a text
-_DIGITS: Final = 4300
-
-
-def _decimal(value: Any) -> decimal.Decimal:
-    return decimal.Decimal(repr(float(value)) if isinstance(value, float) else value)
-
-
-def _to_str(value: Any) -> str:
-    if isinstance(value, str):
-        return str.__str__(value.value if isinstance(value, enum.Enum) else value)
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return _TIMEDELTA.dump_python(value, mode="json")  # type: ignore[no-any-return]
-    if isinstance(value, re.Pattern):
-        value = value.pattern
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            value = b""
-    elif is_simple(value) and value is not None and not isinstance(value, type):
-        return str(value)
-    raise _fail(value, "a str")
-
-
-def _to_bytes(value: Any) -> bytes:
-    value = _unwrapped(value)
-    try:
-        if is_collection(value):
-            parts = [*value]
-            return bytes(parts) if all(isinstance(each, int) for each in parts) else _to_bytes(parts[0])
-        if isinstance(value, str):
-            return value.encode()
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            return bytes(value)
-    except ValueError:
-        value = ""
-    raise _fail(value, "bytes")
-
-
-def _to_datetime(value: Any) -> datetime.datetime:
-    if isinstance(value, datetime.datetime):
-        return value
-    if isinstance(value, datetime.date):
-        return datetime.datetime.combine(value, datetime.time())
-    try:
-        if isinstance(value, str):
-            return datetime.datetime.fromisoformat(value.strip())
-        if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
-            return _EPOCH + datetime.timedelta(milliseconds=float(value))
-    except (ValueError, OverflowError):
-        pass
-    raise _fail(value, "a datetime")
-
-
-def _to_date(value: Any) -> datetime.date:
-    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return value
-    return _to_datetime(value).date()
-
-
-def _to_time(value: Any) -> datetime.time:
-    if isinstance(value, datetime.time):
-        return value
-    if isinstance(value, str):
-        try:
-            return datetime.time.fromisoformat(value.strip())
-        except ValueError:
-            pass
-    return _to_datetime(value).timetz()
-
-
-_TIMEDELTA: Final = TypeAdapter(datetime.timedelta)
-
-
-def _to_timedelta(value: Any) -> datetime.timedelta:
-    if isinstance(value, datetime.timedelta):
-        return value
-    try:
-        if isinstance(value, str):
-            return _TIMEDELTA.validate_python(value.strip())
-        if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
-            return datetime.timedelta(seconds=float(value))
-    except (ValueError, OverflowError):
-        pass
-    raise _fail(value, "a timedelta")
-
-
-def _to_uuid(value: Any) -> uuid.UUID:
-    if isinstance(value, uuid.UUID):
-        return value
-    try:
-        if isinstance(value, str):
-            return uuid.UUID(value.strip())
-        if isinstance(value, bytes):
-            return uuid.UUID(bytes=value)
-    except ValueError:
-        pass
-    raise _fail(value, "a UUID")
-
-
-def _to_pattern(value: Any) -> re.Pattern[Any]:
-    if isinstance(value, re.Pattern):
-        return value
-    if isinstance(value, (str, bytes)):
-        try:
-            return re.compile(value)
-        except Exception:  # noqa: BLE001, S110  # re.error, OverflowError, and warnings that are errors
-            pass
-    raise _fail(value, "a regular expression")
-
-
-def _to_path(type_: type[pathlib.PurePath]) -> Converter:
-    def converter(value: Any) -> pathlib.PurePath:
-        if isinstance(value, type_):
-            return value
-        if isinstance(value, (str, pathlib.PurePath)):
-            return type_(value)
-        raise _fail(value, "a path")
-
-    return converter
-
-
-_SIMPLE: Final[dict[type[Any], tuple[Converter, str]]] = {
-    bool: (_single(_to_bool), "bool"),
-    int: (_single(_to_number(int, "an int")), "number"),
-    float: (_single(_to_number(float, "a float")), "number"),
-    complex: (_single(_to_number(complex, "a complex")), "number"),
-    decimal.Decimal: (_single(_to_number(_decimal, "a Decimal")), "number"),
-    str: (_single(_to_str), "text"),
-    bytes: (_to_bytes, "bytes"),
-    bytearray: (lambda value: bytearray(_to_bytes(value)), "bytes"),
-    memoryview: (lambda value: memoryview(_to_bytes(value)), "bytes"),
-    datetime.datetime: (_single(_to_datetime), "time"),
-    datetime.date: (_single(_to_date), "time"),
-    datetime.time: (_single(_to_time), "time"),
-    datetime.timedelta: (_single(_to_timedelta), "time"),
-    uuid.UUID: (_single(_to_uuid), "other"),
-    re.Pattern: (_single(_to_pattern), "other"),
-    pathlib.Path: (_single(_to_path(pathlib.Path)), "other"),
-    pathlib.PurePath: (_single(_to_path(pathlib.PurePath)), "other"),
-    pathlib.PurePosixPath: (_single(_to_path(pathlib.PurePosixPath)), "other"),
-    pathlib.PureWindowsPath: (_single(_to_path(pathlib.PureWindowsPath)), "other"),
-}
-
-
-def _subclass(type_: type[Any], convert_to_base: Converter) -> Converter:
-    """Of one of these types."""
-    is_instance = _instance_check(type_)
-    return lambda value: value if is_instance(value) else type_(convert_to_base(value))
-
-
-def _enum(type_: type[enum.Enum]) -> Converter:
-    by_name = type_.__members__
-    by_text = {str(each.value): each for each in reversed([*type_]) if isinstance(each.value, (str, int, float))}
-    by_text |= {name.casefold(): each for name, each in by_name.items() if name.casefold() not in by_text}
-    by_position = [] if any(isinstance(each.value, numbers.Number) for each in type_) else [*type_]
-
-    def converter(value: Any) -> Any:
-        if isinstance(value, type_):
-            return value
-        if isinstance(value, enum.Enum):
-            if value.name in by_name:
-                return by_name[value.name]
-            value = value.value
-        try:
-            return type_(value)
-        except Exception:  # noqa: BLE001, S110  # of its _missing_, too
-            pass
-        if isinstance(value, str):
-            if value in by_name:
-                return by_name[value]
-            for text in (value.strip(), value.strip().casefold()):
-                if text in by_text:
-                    return by_text[text]
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            if str(value) in by_text:
-                return by_text[str(value)]
-            if value in range(len(by_position)):
-                return by_position[int(value)]
-        raise _fail(value, f"a member of {type_.__name__}")
-
-    def of_first(value: Any) -> Any:
-        try:
-            return converter(value)  # the value of a member may be a collection
-        except ConversionError:
-            if not is_collection(value) or not value:
-                raise
-        return converter(next(iter(value)))
-
-    return of_first
+_ANY: Final = _Target(to_data, "", COMMON)
 
 
 def _literal(values: tuple[Any, ...]) -> _Target:
@@ -619,12 +277,9 @@ def _literal(values: tuple[Any, ...]) -> _Target:
                         return each
                 except ConversionError:
                     continue
-        raise _fail(value, f"one of {', '.join(map(repr, values))}")
+        raise fail(value, f"one of {', '.join(map(repr, values))}")
 
     return _Target(converter, "")
-
-
-# --- combinations
 
 
 class _Attempts(threading.local):
@@ -648,8 +303,8 @@ def _union(members: tuple[Any, ...]) -> _Target:
     if len(given) == 1:
         only = given[0][1]
         return _Target(only.convert, only.family, passes, only.schema)
-    wanted = " or ".join(each.__name__ if isinstance(each, type) else str(each)[:_SHOWN_TYPE] for each, _ in given)
-    candidates = [(target, _instance_check(each) if isinstance(each, type) else None) for each, target in given]
+    wanted = " or ".join(each.__name__ if isinstance(each, type) else str(each)[:SHOWN_TYPE] for each, _ in given)
+    candidates = [(target, instance_check(each) if isinstance(each, type) else None) for each, target in given]
 
     def converter(value: Any) -> Any:
         known = outer = _attempts.known
@@ -682,8 +337,8 @@ def _of_attempts(errors: list[tuple[str, Exception]], value: Any, wanted: str) -
     family = _family(value)
     alike = [error for each, error in errors if each == family]
     if len(alike) != 1:
-        return _fail(value, wanted)
-    return alike[0] if isinstance(alike[0], ConversionError) else _as_conversion_error(alike[0])
+        return fail(value, wanted)
+    return alike[0] if isinstance(alike[0], ConversionError) else problem_of(alike[0])
 
 
 _Candidate: TypeAlias = tuple[_Target, Callable[[Any], bool] | None]
@@ -709,13 +364,13 @@ def _sorted(candidates: list[_Candidate], value: Any) -> list[_Candidate]:
 def _has_fraction(value: Any) -> bool:
     """Whether something of a number would be lost if it became an ``int``."""
     try:
-        return _is_vast(value) or bool(int(value) != value)
+        return is_vast(value) or bool(int(value) != value)
     except (ValueError, TypeError, ArithmeticError):
         return True
 
 
 def _family(value: Any) -> str:
-    value = _unwrapped(value)
+    value = unwrapped(value)
     for types_, family in _FAMILIES:
         if isinstance(value, types_):
             return family
@@ -740,7 +395,7 @@ def _elements(value: Any) -> Iterable[Any]:
         return ()
     if is_collection(value):
         return value  # type: ignore[no-any-return]
-    value = _unwrapped(value)
+    value = unwrapped(value)
     if is_collection(value):
         return value  # type: ignore[no-any-return]
     if isinstance(value, (Sequence, Set)) and not is_simple(value) and not has_fields(value):
@@ -761,7 +416,7 @@ def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
                 try:
                     made[index] = convert_one(each)
                 except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
-                    problem = _at(f"[{index}]", error)
+                    problem = located(f"[{index}]", error)
                 else:
                     continue
                 raise problem
@@ -770,7 +425,7 @@ def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
         try:
             return make(made)
         except TypeError as error:
-            problem = _as_conversion_error(error)
+            problem = problem_of(error)
             if make in (set, frozenset):
                 problem = ConversionError("", "has elements that no set can have")
         raise problem
@@ -819,7 +474,7 @@ def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target
             try:
                 values[index] = target.guarded(values[index])
             except ConversionError as error:
-                raise _at(f"[{index}]", error) from None
+                raise located(f"[{index}]", error) from None
         return class_(values)
 
     return _Target(converter, "collection")
@@ -843,7 +498,7 @@ def _record(value: Any, wanted: str) -> dict[Any, Any]:
         first = next(iter(value), None)
         if isinstance(first, Mapping) or has_fields(first):
             return _record(first, wanted)
-    raise _fail(value, wanted)
+    raise fail(value, wanted)
 
 
 def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
@@ -864,7 +519,7 @@ def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
                 try:
                     found[keys.guarded(key)] = values.guarded(each)
                 except Exception as error:  # noqa: BLE001  # a key without a hash
-                    problem = _at(f"[{key[:_SHOWN_KEY]!r}]" if isinstance(key, str) else "[...]", error)
+                    problem = located(f"[{key[:SHOWN_KEY]!r}]" if isinstance(key, str) else "[...]", error)
                 else:
                     continue
                 raise problem
@@ -889,7 +544,7 @@ def _typed_dict(type_: Any) -> _Target:
                 (name, _must_be(each, name in class_.__required_keys__), _target(bound(each, given)))
                 for name, each in hints_of(class_).items()
             ]
-        data = _record(value, _a(class_))
+        data = _record(value, with_article(class_))
         found = {}
         for name, is_required, target in fields:
             if name in data:
@@ -897,7 +552,7 @@ def _typed_dict(type_: Any) -> _Target:
                     found[name] = target.guarded(data[name])
                 except ConversionError as error:
                     if data[name] is not None or is_required:
-                        raise _at(name, error) from None
+                        raise located(name, error) from None
             elif is_required:
                 raise ConversionError(name, "is missing")
         return found
@@ -932,10 +587,10 @@ def _planned(fields: Iterable[Field]) -> _Plan:
 
 def _schema(schema: Schema) -> _Target:
     type_, make, validate = schema.type, schema.make, schema.validate
-    wanted = _a(type_)
+    wanted = with_article(type_)
     names = frozenset(name for each in schema.fields for name in (each.name, *each.aliases))
     set_afterwards = [each.name for each in schema.fields if each.keyword is None]
-    is_instance = _instance_check(type_)
+    is_instance = instance_check(type_)
     plan: _Plan | None = None
 
     # all in one function, since each level of an event takes the frames of one
@@ -952,7 +607,7 @@ def _schema(schema: Schema) -> _Target:
             plan = _planned(schema.fields)
         if validate is not None:
             try:
-                return validate(_as_data(given))
+                return validate(to_data(given))
             except Exception:  # noqa: BLE001, S110  # then it is to be converted first
                 pass
         values: dict[str, Any] = {}
@@ -972,7 +627,7 @@ def _schema(schema: Schema) -> _Target:
                 except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
                     if part is None and not is_required:
                         continue
-                    problem = _at(name, error)
+                    problem = located(name, error)
             elif is_required:
                 problem = ConversionError(name, "is missing, and has no default")
             else:
@@ -980,7 +635,7 @@ def _schema(schema: Schema) -> _Target:
             raise problem
         if schema.takes_more:
             values |= {
-                key: _as_data(each)
+                key: to_data(each)
                 for key, each in given.items()
                 if isinstance(key, str) and key not in names and not key.startswith("_")
             }
@@ -988,7 +643,7 @@ def _schema(schema: Schema) -> _Target:
         try:
             made = make(**values)
         except (ValidationError, RecursionError) as error:
-            problem = _as_conversion_error(error)
+            problem = problem_of(error)
         except Exception as error:  # noqa: BLE001  # a constructor may raise anything
             problem = ConversionError("", f"{type_.__name__}() raised {type(error).__name__}")
         else:
@@ -1018,14 +673,14 @@ def _set(made: Any, values: Mapping[str, Any]) -> None:
 
 def _root(schema: Schema) -> _Target:
     """A ``RootModel``: from what is in it."""
-    is_instance = _instance_check(schema.type)
+    is_instance = instance_check(schema.type)
 
     def converter(value: Any) -> Any:
         if is_instance(value):
             return value
         if schema.validate is not None:
             try:
-                return schema.validate(_as_data(value))
+                return schema.validate(to_data(value))
             except Exception:  # noqa: BLE001, S110  # then it is to be converted first
                 pass
         return schema.make(root=_target(schema.fields[0].annotation).guarded(value))
@@ -1071,15 +726,15 @@ def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
 
 def _by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
     """For types that this module knows nothing of."""
-    is_instance = None if class_ is None else _instance_check(class_)
+    is_instance = None if class_ is None else instance_check(class_)
     validate = _validator(type_)
-    wanted = _a(class_) if class_ is not None else str(type_)[:_SHOWN_TYPE]
+    wanted = with_article(class_) if class_ is not None else str(type_)[:SHOWN_TYPE]
 
     def converter(value: Any) -> Any:
         if is_instance is not None and is_instance(value):
             return value
         if validate is None:
-            raise _fail(value, wanted)
+            raise fail(value, wanted)
         return validate(value)
 
     return converter

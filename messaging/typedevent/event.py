@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.typedevent.schema import EventData, to_map
 
 if TYPE_CHECKING:
-    from messaging.typedevent.conversion import Converter
+    from messaging.typedevent.simple import Converter
 
 #: how long one handler waits for what another one is converting, before it does that itself, seconds
 _PATIENCE: Final = 1.0

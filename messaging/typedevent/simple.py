@@ -1,0 +1,324 @@
+"""Conversion to simple values, those without parts: see the table of :mod:`messaging.typedevent.conversion`."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import numbers
+import pathlib
+import re
+import uuid
+from collections.abc import (
+    Callable,
+)
+from typing import Any, Final, TypeAlias
+
+from pydantic import TypeAdapter
+
+from messaging.errors import ConversionError, InvalidEventError
+from messaging.typedevent.problems import fail
+from messaging.typedevent.schema import (
+    COMMON,
+    as_data,
+    is_collection,
+    is_simple,
+    schema_of,
+)
+
+Converter: TypeAlias = Callable[[Any], Any]
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_TRUE: Final = frozenset({"true", "yes", "on", "1"})
+_FALSE: Final = frozenset({"false", "no", "off", "0", ""})
+
+
+def instance_check(type_: type[Any]) -> Callable[[Any], bool]:
+    """Tells whether a value is an instance of a class; ``False`` if that cannot be asked."""
+    try:
+        isinstance(None, type_)
+    except Exception:  # noqa: BLE001  # a protocol that is not to be checked, say
+        return lambda _: False
+    return lambda value: isinstance(value, type_)
+
+
+def to_data(value: Any) -> Any:
+    """No type is asked for: data without schemas."""
+    try:
+        return as_data(value)
+    except InvalidEventError as error:
+        problem = ConversionError("", str(error))
+    raise problem
+
+
+def to_none(value: Any) -> None:
+    """For anything but ``None``, which is passed on."""
+    raise fail(value, "None")
+
+
+def _single(convert_one: Converter) -> Converter:
+    """For values without parts: of a collection, the first element."""
+
+    def converter(value: Any) -> Any:
+        if type(value) not in COMMON:
+            value = unwrapped(value)
+            if is_collection(value):
+                value = next(iter(value), None)
+        return convert_one(value)
+
+    return converter
+
+
+def unwrapped(value: Any) -> Any:
+    """What is in a ``RootModel``, or the value itself."""
+    if not is_simple(value):
+        schema = schema_of(type(value))
+        if schema is not None and schema.is_root:
+            return unwrapped(value.root)
+    return value
+
+
+def _to_bool(value: Any) -> bool:
+    if value is None:
+        return False
+    if isinstance(value, numbers.Number):
+        return bool(value)
+    text = value.strip().lower() if isinstance(value, str) else None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise fail(value, "a bool")
+
+
+def _milliseconds(value: datetime.date) -> float:
+    if not isinstance(value, datetime.datetime):
+        value = datetime.datetime.combine(value, datetime.time())
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=datetime.UTC)
+    return (value - _EPOCH) / datetime.timedelta(milliseconds=1)
+
+
+def _to_number(type_: Callable[[Any], Any], wanted: str) -> Converter:
+    def converter(value: Any) -> Any:
+        if isinstance(value, enum.Enum) and not isinstance(value, numbers.Number):
+            value = value.value
+        try:
+            if value is None:
+                return type_(0)
+            if isinstance(value, str):
+                return type_(value.strip())
+            if isinstance(value, datetime.date):
+                return type_(_milliseconds(value))
+            if isinstance(value, datetime.timedelta):
+                return type_(value.total_seconds())
+            if isinstance(value, numbers.Number) and not is_vast(value):
+                return type_(value)
+        except (ValueError, TypeError, ArithmeticError):
+            pass
+        raise fail(value, wanted)
+
+    return converter
+
+
+def is_vast(value: Any) -> bool:
+    """Whether a number is short to write, but takes very long to be made an ``int``."""
+    return isinstance(value, decimal.Decimal) and value.adjusted() > _DIGITS
+
+
+#: as many as ``int`` takes of a text
+_DIGITS: Final = 4300
+
+
+def _decimal(value: Any) -> decimal.Decimal:
+    return decimal.Decimal(repr(float(value)) if isinstance(value, float) else value)
+
+
+def _to_str(value: Any) -> str:
+    if isinstance(value, str):
+        return str.__str__(value.value if isinstance(value, enum.Enum) else value)
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return _TIMEDELTA.dump_python(value, mode="json")  # type: ignore[no-any-return]
+    if isinstance(value, re.Pattern):
+        value = value.pattern
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            value = b""
+    elif is_simple(value) and value is not None and not isinstance(value, type):
+        return str(value)
+    raise fail(value, "a str")
+
+
+def _to_bytes(value: Any) -> bytes:
+    value = unwrapped(value)
+    try:
+        if is_collection(value):
+            parts = [*value]
+            return bytes(parts) if all(isinstance(each, int) for each in parts) else _to_bytes(parts[0])
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return bytes(value)
+    except ValueError:
+        value = ""
+    raise fail(value, "bytes")
+
+
+def _to_datetime(value: Any) -> datetime.datetime:
+    if isinstance(value, datetime.datetime):
+        return value
+    if isinstance(value, datetime.date):
+        return datetime.datetime.combine(value, datetime.time())
+    try:
+        if isinstance(value, str):
+            return datetime.datetime.fromisoformat(value.strip())
+        if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+            return _EPOCH + datetime.timedelta(milliseconds=float(value))
+    except (ValueError, OverflowError):
+        pass
+    raise fail(value, "a datetime")
+
+
+def _to_date(value: Any) -> datetime.date:
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value
+    return _to_datetime(value).date()
+
+
+def _to_time(value: Any) -> datetime.time:
+    if isinstance(value, datetime.time):
+        return value
+    if isinstance(value, str):
+        try:
+            return datetime.time.fromisoformat(value.strip())
+        except ValueError:
+            pass
+    return _to_datetime(value).timetz()
+
+
+_TIMEDELTA: Final = TypeAdapter(datetime.timedelta)
+
+
+def _to_timedelta(value: Any) -> datetime.timedelta:
+    if isinstance(value, datetime.timedelta):
+        return value
+    try:
+        if isinstance(value, str):
+            return _TIMEDELTA.validate_python(value.strip())
+        if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+            return datetime.timedelta(seconds=float(value))
+    except (ValueError, OverflowError):
+        pass
+    raise fail(value, "a timedelta")
+
+
+def _to_uuid(value: Any) -> uuid.UUID:
+    if isinstance(value, uuid.UUID):
+        return value
+    try:
+        if isinstance(value, str):
+            return uuid.UUID(value.strip())
+        if isinstance(value, bytes):
+            return uuid.UUID(bytes=value)
+    except ValueError:
+        pass
+    raise fail(value, "a UUID")
+
+
+def _to_pattern(value: Any) -> re.Pattern[Any]:
+    if isinstance(value, re.Pattern):
+        return value
+    if isinstance(value, (str, bytes)):
+        try:
+            return re.compile(value)
+        except Exception:  # noqa: BLE001, S110  # re.error, OverflowError, and warnings that are errors
+            pass
+    raise fail(value, "a regular expression")
+
+
+def _to_path(type_: type[pathlib.PurePath]) -> Converter:
+    def converter(value: Any) -> pathlib.PurePath:
+        if isinstance(value, type_):
+            return value
+        if isinstance(value, (str, pathlib.PurePath)):
+            return type_(value)
+        raise fail(value, "a path")
+
+    return converter
+
+
+SIMPLE: Final[dict[type[Any], tuple[Converter, str]]] = {
+    bool: (_single(_to_bool), "bool"),
+    int: (_single(_to_number(int, "an int")), "number"),
+    float: (_single(_to_number(float, "a float")), "number"),
+    complex: (_single(_to_number(complex, "a complex")), "number"),
+    decimal.Decimal: (_single(_to_number(_decimal, "a Decimal")), "number"),
+    str: (_single(_to_str), "text"),
+    bytes: (_to_bytes, "bytes"),
+    bytearray: (lambda value: bytearray(_to_bytes(value)), "bytes"),
+    memoryview: (lambda value: memoryview(_to_bytes(value)), "bytes"),
+    datetime.datetime: (_single(_to_datetime), "time"),
+    datetime.date: (_single(_to_date), "time"),
+    datetime.time: (_single(_to_time), "time"),
+    datetime.timedelta: (_single(_to_timedelta), "time"),
+    uuid.UUID: (_single(_to_uuid), "other"),
+    re.Pattern: (_single(_to_pattern), "other"),
+    pathlib.Path: (_single(_to_path(pathlib.Path)), "other"),
+    pathlib.PurePath: (_single(_to_path(pathlib.PurePath)), "other"),
+    pathlib.PurePosixPath: (_single(_to_path(pathlib.PurePosixPath)), "other"),
+    pathlib.PureWindowsPath: (_single(_to_path(pathlib.PureWindowsPath)), "other"),
+}
+
+
+def to_subclass(type_: type[Any], convert_to_base: Converter) -> Converter:
+    """Of one of these types."""
+    is_instance = instance_check(type_)
+    return lambda value: value if is_instance(value) else type_(convert_to_base(value))
+
+
+def to_enum(type_: type[enum.Enum]) -> Converter:
+    """To a member: of itself, its value, its name, or its position."""
+    by_name = type_.__members__
+    by_text = {str(each.value): each for each in reversed([*type_]) if isinstance(each.value, (str, int, float))}
+    by_text |= {name.casefold(): each for name, each in by_name.items() if name.casefold() not in by_text}
+    by_position = [] if any(isinstance(each.value, numbers.Number) for each in type_) else [*type_]
+
+    def converter(value: Any) -> Any:
+        if isinstance(value, type_):
+            return value
+        if isinstance(value, enum.Enum):
+            if value.name in by_name:
+                return by_name[value.name]
+            value = value.value
+        try:
+            return type_(value)
+        except Exception:  # noqa: BLE001, S110  # of its _missing_, too
+            pass
+        if isinstance(value, str):
+            if value in by_name:
+                return by_name[value]
+            for text in (value.strip(), value.strip().casefold()):
+                if text in by_text:
+                    return by_text[text]
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            if str(value) in by_text:
+                return by_text[str(value)]
+            if value in range(len(by_position)):
+                return by_position[int(value)]
+        raise fail(value, f"a member of {type_.__name__}")
+
+    def of_first(value: Any) -> Any:
+        try:
+            return converter(value)  # the value of a member may be a collection
+        except ConversionError:
+            if not is_collection(value) or not value:
+                raise
+        return converter(next(iter(value)))
+
+    return of_first
