@@ -59,7 +59,7 @@ _PATIENCE: Final = 30.0
 
 #: what closed lanes hold, and will
 _NOTHING: Final[deque[Any]] = deque(maxlen=0)
-#: of threads that run receivers
+#: of threads that run receivers: ``pool``, whose they are
 _here: Final = threading.local()
 
 
@@ -282,7 +282,8 @@ class Lane(abc.ABC):
     # --- bounds
 
     def _wait_for_room(self) -> bool:
-        may_wait = may_block() and not self._pool.is_inside()
+        # receivers of other pools must not wait either: those of this one may be waiting for them
+        may_wait = may_block() and getattr(_here, "pool", None) is None
         with self._room:
             if self._has_emptied():
                 return True
@@ -596,8 +597,8 @@ class Pool:
         return len(self._servers)
 
     def is_inside(self) -> bool:
-        """Whether the calling thread runs a receiver, of this pool or another one."""
-        return getattr(_here, "is_inside", False)
+        """Whether the calling thread runs a receiver."""
+        return getattr(_here, "pool", None) is self
 
     # --- lanes
 
@@ -674,7 +675,7 @@ class Pool:
 
     def _serve(self, server: _Server) -> None:
         """Go from lane to lane until none has anything left."""
-        _here.is_inside = True
+        _here.pool = self
         try:
             self._supervise()
             lane = self._take(server)
@@ -692,7 +693,7 @@ class Pool:
                     lane._unschedule()
                     lane = self._take(server)
         finally:
-            _here.is_inside = False
+            _here.pool = None
 
     def _take(self, server: _Server, unfinished: ThreadLane | None = None) -> ThreadLane | None:
         with self._lock:

@@ -20,8 +20,9 @@ from messaging.eventadmin.handlers import EventHandler
 from messaging.services import escaped
 from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.handlers import UntypedEventHandler
+from messaging.typedevent.maps import checked_copy
 from messaging.typedevent.receivers import Relay
-from messaging.typedevent.schema import checked_copy, is_simple
+from messaging.typedevent.schema import is_simple
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal

@@ -14,10 +14,10 @@ from messaging.typedevent.handlers import (
     UntypedEventHandler,
 )
 from messaging.typedevent.history import RangePolicy
+from messaging.typedevent.maps import to_map
 from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
 from messaging.typedevent.publisher import TypedEventPublisher
 from messaging.typedevent.reify import topic_of
-from messaging.typedevent.schema import to_map
 
 __all__ = [
     "EventFilter",

@@ -45,11 +45,12 @@ from messaging.typedevent.handlers import (
     declared_properties,
 )
 from messaging.typedevent.history import History, RangePolicy
+from messaging.typedevent.maps import checked_copy
 from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.publisher import TypedEventPublisher
 from messaging.typedevent.receivers import UNHANDLED, Receiver, function_of, make, read_terms
 from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
-from messaging.typedevent.schema import checked_copy, schema_of
+from messaging.typedevent.schema import schema_of
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane

@@ -6,7 +6,7 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.typedevent.schema import EventData, to_map
+from messaging.typedevent.maps import EventData, to_map
 
 if TYPE_CHECKING:
     from messaging.typedevent.simple import Converter

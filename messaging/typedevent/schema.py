@@ -1,13 +1,10 @@
-"""Event schemas: which fields a class has, and events as nested maps (157.2).
+"""Event schemas: which fields a class has (157.2.1).
 
 A schema is a class whose instances have named public fields: a pydantic model, a dataclass, a ``NamedTuple``, a msgspec
 struct, an attrs class, or any other class with annotations, with ``__slots__``, or with instances that have attributes,
 as OSGi's DTOs are. Methods, properties, class variables and whatever begins with an underscore are no part of it
 (157.2.1). Classes that say themselves how pydantic is to read them, those of the standard library, exceptions and
 collections are no schemas unless they are one of the first five.
-
-An untyped event is a mapping with ``str`` keys whose values are simple (numbers, text, bytes, dates, enums, UUIDs,
-``None``), collections of such, or mappings of the same kind: a tree without instances of schemas in it (157.2.2).
 """
 
 from __future__ import annotations
@@ -28,18 +25,13 @@ import types
 import typing
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, ClassVar, Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final
 
 from pydantic import AliasChoices, BaseModel, RootModel, TypeAdapter
 from pydantic.dataclasses import rebuild_dataclass
 
-from messaging.errors import InvalidEventError, NullEventError
-
 logger = logging.getLogger(__name__)
-
-#: event data in map form
-EventData: TypeAlias = dict[str, Any]
 
 MISSING: Final = object()
 
@@ -63,12 +55,8 @@ _SIMPLE: Final = (
     type,
 )
 _COLLECTIONS: Final = (list, tuple, set, frozenset, deque)
-#: others, of which a schema may be one
-_OTHER_COLLECTIONS: Final = (Sequence, Set)
 #: classes that are remembered
 _REMEMBERED: Final = 4096
-#: characters of a place in an event that an error shows
-_SHOWN: Final = 200
 
 
 def is_simple(value: Any) -> bool:
@@ -493,7 +481,7 @@ def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
-# --- events as maps
+# --- instances
 
 
 def has_fields(value: Any) -> bool:
@@ -506,154 +494,3 @@ def fields_of(value: Any) -> Iterable[tuple[str, Any]]:
     schema = schema_of(type(value))
     assert schema is not None  # noqa: S101  # whoever calls this has looked
     return schema.read(value).items()
-
-
-def to_map(event: Any) -> EventData:
-    """A typed event as nested maps (157.4.2); of an untyped one, a copy.
-
-    Collections become lists (sets of simple values stay sets), and all of it is copied but simple values and what has
-    no fields. What is there twice is copied once.
-
-    Raises:
-        NullEventError: it is ``None``.
-        InvalidEventError: it has no fields, they cannot be read, or it is no tree: something is a part of itself.
-    """
-    schema = _schemas.get(type(event))
-    if schema is not None and not schema.is_root:
-        try:
-            data = schema.read(event)
-            if COMMON.issuperset(map(type, data.values())):
-                return data
-        except Exception:  # noqa: BLE001, S110  # is told below, with its place
-            pass
-    copy = as_data(event)
-    if type(copy) is not dict:
-        if event is None:
-            raise NullEventError("an event is needed, not None")
-        raise InvalidEventError(f"an event has named fields, which a {type(event).__name__} has not")
-    return copy
-
-
-def checked_copy(event: Mapping[str, Any]) -> EventData:
-    """A copy of an untyped event that shares nothing with it which can be changed.
-
-    Raises:
-        NullEventError: it is ``None``.
-        InvalidEventError: it is not as the module says; told where.
-    """
-    if event is None:
-        raise NullEventError("event data is needed, not None")
-    if type(event) is dict and COMMON.issuperset(map(type, event.values())) and _STR.issuperset(map(type, event)):
-        return event.copy()
-    copy = _copied(event, is_untyped=True)
-    if type(copy) is not dict:
-        raise InvalidEventError(f"an untyped event is a mapping, not a {type(event).__name__}")
-    return copy
-
-
-_STR: Final = frozenset({str})
-
-
-def as_data(value: Any) -> Any:
-    """A value without schemas: a copy with maps in their place. Raises ``InvalidEventError`` as :func:`to_map`."""
-    return value if type(value) in COMMON else _copied(value, is_untyped=False)
-
-
-#: where a value is in an event: where its container is, and its key there; ``None`` for the event itself
-_Path: TypeAlias = tuple[Any, Any] | None
-
-
-def _copied(event: Any, *, is_untyped: bool) -> Any:
-    """Copy without recursion: there is no limit to the depth of events (157.2.1.1)."""
-    top: dict[str, Any] = {}
-    #: value, where its copy goes to, under which key, and where it is in the event; or, below its parts so that it
-    #: comes up when they are done, a container and its copy
-    todo: list[tuple[Any, Any, Any, _Path] | tuple[Any, Any]] = [(event, top, "", None)]
-    #: by id: containers that are complete, and their copies; and those that are not
-    complete: dict[int, tuple[Any, Any]] = {}
-    above: set[int] = set()
-    while todo:
-        step = todo.pop()
-        if len(step) == 2:
-            above.discard(id(step[0]))
-            complete[id(step[0])] = step  # the source too, so that its id stays its own
-            continue
-        value, target, key, path = step
-        if id(value) in above:
-            raise InvalidEventError(f"an event must be a tree: {_shown(path)} is a part of itself")
-        if id(value) in complete:
-            target[key] = complete[id(value)][1]
-            continue
-        try:
-            copy = target[key] = _shallow_copy(value, path, is_untyped)
-        except InvalidEventError:
-            raise
-        except Exception as error:  # whatever a property or a mapping raises
-            problem = f"{_shown(path)}, a {type(value).__name__}, cannot be read: {type(error).__name__}"
-            raise InvalidEventError(problem) from error
-        items = copy.items() if type(copy) is dict else enumerate(copy) if type(copy) is list else ()
-        parts = [(part, copy, name, (path, name)) for name, part in items if type(part) not in COMMON]
-        if parts:
-            above.add(id(value))
-            todo.append((value, copy))
-            todo.extend(parts)
-        elif copy is not value:
-            complete[id(value)] = value, copy
-    return top[""]
-
-
-def _shallow_copy(value: Any, path: _Path, is_untyped: bool) -> Any:
-    """A dict or a list with the parts of ``value``; or what it becomes, if it has none."""
-    if type(value) is dict:
-        return _checked_keys(value.copy(), path) if is_untyped else value.copy()
-    if type(value) is list or type(value) is tuple:
-        return [*value]
-    schema = schema_of(type(value))
-    if schema is not None:
-        return _read(schema, value, path, is_untyped)
-    if isinstance(value, Mapping):
-        return _checked_keys(dict(value), path) if is_untyped else dict(value)
-    if isinstance(value, (set, frozenset)):
-        parts = [*value]
-        if not all(map(is_simple, parts)):
-            return parts
-        return frozenset(parts) if isinstance(value, frozenset) else set(parts)
-    if is_collection(value):
-        return [*value]
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    if is_simple(value):
-        return value
-    if isinstance(value, _OTHER_COLLECTIONS):
-        return [*value]
-    if is_untyped:
-        raise InvalidEventError(f"an event has nothing like this in it: {_shown(path)} is a {type(value).__name__}")
-    return value
-
-
-def _read(schema: Schema, value: Any, path: _Path, is_untyped: bool) -> Any:
-    if schema.is_root:
-        return _shallow_copy(value.root, path, is_untyped)
-    if is_untyped:
-        raise InvalidEventError(
-            f"an untyped event has no instances of schemas in it: {_shown(path)} is a {type(value).__name__}"
-        )
-    return schema.read(value)
-
-
-def _checked_keys(data: dict[Any, Any], path: _Path) -> dict[Any, Any]:
-    if not _STR.issuperset(map(type, data)):
-        for key in data:
-            if not isinstance(key, str):
-                raise InvalidEventError(
-                    f"the keys of an event are str: in {_shown(path)} there is a {type(key).__name__}"
-                )
-    return data
-
-
-def _shown(path: _Path) -> str:
-    names: list[str] = []
-    while path is not None:
-        path, key = path
-        names.append(f".{key}" if isinstance(key, str) else f"[{key if type(key) is int else '...'}]")
-    return "".join(reversed(names)).removeprefix(".")[:_SHOWN] or "the event"

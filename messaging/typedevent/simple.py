@@ -17,14 +17,9 @@ from typing import Any, Final, TypeAlias
 from pydantic import TypeAdapter
 
 from messaging.errors import ConversionError, InvalidEventError
+from messaging.typedevent.maps import as_data
 from messaging.typedevent.problems import fail
-from messaging.typedevent.schema import (
-    COMMON,
-    as_data,
-    is_collection,
-    is_simple,
-    schema_of,
-)
+from messaging.typedevent.schema import COMMON, is_collection, is_simple, schema_of
 
 Converter: TypeAlias = Callable[[Any], Any]
 

@@ -62,7 +62,7 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from messaging.errors import ConversionError
 from messaging.typedevent.conversion import convert, converter_to
-from messaging.typedevent.schema import checked_copy, to_map
+from messaging.typedevent.maps import checked_copy, to_map
 
 T = TypeVar("T")
 UTC = datetime.UTC
@@ -961,15 +961,18 @@ class IntBox(Box[int]): ...
 type Tree = dict[str, Tree] | int
 type Twice[T] = tuple[T, T]
 type Endless = Endless
+type Unknown = Nowhere
 """
-    exec(source, vars(module) | {"dataclass": dataclass, "module": module}, vars(module))
+    vars(module)["dataclass"] = dataclass
+    exec(source, vars(module))
     for target in (module.Box[int], module.IntBox):
         found = convert({"items": ["1"], "first": "2"}, target)
         assert (found.items, found.first) == ([1], 2)
     assert convert({"a": {"b": "1"}}, module.Tree) == {"a": {"b": 1}}
     assert convert(["1", 2.5], module.Twice[int]) == (1, 2)
-    with pytest.raises(ConversionError):
-        convert(1, module.Endless)
+    for target in (module.Endless, module.Unknown):
+        with pytest.raises(ConversionError):
+            convert(1, target)
 
 
 def test_type_variables_without_arguments_ask_for_their_bounds() -> None:

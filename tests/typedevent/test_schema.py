@@ -39,7 +39,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from messaging.errors import InvalidEventError, NullEventError
-from messaging.typedevent.schema import checked_copy, fields_of, has_fields, hints_of, is_simple, schema_of, to_map
+from messaging.typedevent.maps import checked_copy, to_map
+from messaging.typedevent.schema import fields_of, has_fields, hints_of, is_simple, schema_of
 
 T = TypeVar("T")
 U = TypeVar("U")
