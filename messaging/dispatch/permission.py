@@ -139,6 +139,11 @@ class _Listener:
         self.call = call
 
 
+def _check_principal(principal: Any) -> None:
+    if principal is not None and not isinstance(principal, str):
+        raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
+
+
 class TopicPolicy:
     """What principals may do: nothing but what they are granted. Thread safe.
 
@@ -162,8 +167,7 @@ class TopicPolicy:
         Raises:
             ArgumentError: what is granted is no TopicPermission, or the principal is no str; nothing is granted.
         """
-        if principal is not None and not isinstance(principal, str):
-            raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
+        _check_principal(principal)
         added = TopicPermissionCollection(permissions)
         with self._lock:
             granted = self._grants.get(principal)
@@ -175,13 +179,23 @@ class TopicPolicy:
         self._tell()
 
     def revoke(self, principal: Principal) -> None:
-        """Let ``principal`` do nothing any more."""
+        """Let ``principal`` do nothing any more.
+
+        Raises:
+            ArgumentError: the principal is no str.
+        """
+        _check_principal(principal)
         with self._lock:
             self._grants = {each: granted for each, granted in self._grants.items() if each != principal}
         self._tell()
 
     def permits(self, principal: Principal, permission: TopicPermission) -> bool:
-        """Whether ``principal`` may do what ``permission`` says."""
+        """Whether ``principal`` may do what ``permission`` says.
+
+        Raises:
+            ArgumentError: the principal is no str.
+        """
+        _check_principal(principal)
         granted = self._grants.get(principal)
         return granted is not None and granted.implies(permission)
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
+from messaging.dispatch.handler import Tolerance
 from messaging.dispatch.lanes import Pool
+from messaging.dispatch.permission import TopicPolicy
 from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.promise import Promise
@@ -38,20 +40,27 @@ class EventService(abc.ABC):
     Args:
         name: of it, in the log and among its properties.
         threads: how many threads deliver at most; ``None`` for as many as are usual.
+        tolerance: when a handler that fails or does not return is blocked.
+        permissions: who may publish and subscribe to what; everybody to everything, if there is none.
 
     Raises:
-        ArgumentError: the name is no non-empty str, or ``threads`` no int of at least 1.
+        ArgumentError: one of these is not as described; nothing is open.
     """
 
     _dispatcher: Dispatcher[Any, Any]
 
-    def __init__(self, name: str, threads: int | None) -> None:
+    def __init__(self, name: str, threads: int | None, tolerance: Tolerance, permissions: TopicPolicy | None) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
             raise ArgumentError(f"threads must be an int of at least 1, not {threads!r:.80}")
+        if not isinstance(tolerance, Tolerance):
+            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
+        if permissions is not None and not isinstance(permissions, TopicPolicy):
+            raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
         self.name = name
         self._pool = Pool() if threads is None else Pool(threads)
+        self._tolerance = tolerance
         self._is_open = False
         self._closing: Promise[None] | None = None
         self._registrations: list[ServiceRegistration] = []

@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 TOLERANCE: Final = Tolerance(failures=0)
 
 _numbers: Final = itertools.count(1)
+_NOBODY: Final[Mapping[Any, Exception]] = {}
 
 
 #: whose turn it is; its era when the event was posted; the event; whether that was since something was logged
@@ -80,11 +81,17 @@ class Route:
         handlers: those that match it, the preferred first.
     """
 
-    __slots__ = ("handlers", "is_filtered")
+    __slots__ = ("_is_filtered", "handlers", "may_be_coroutines")
 
     def __init__(self, handlers: list[AdminHandler]) -> None:
         self.handlers = handlers
-        self.is_filtered = any(each.terms.filter is not None for each in handlers)
+        #: or turn out to be when they are made
+        self.may_be_coroutines = any(each.is_coroutine is not False for each in handlers)
+        self._is_filtered = any(each.terms.filter is not None for each in handlers)
+
+    def handlers_for(self, event: Event) -> list[AdminHandler]:
+        """Those whose filters an event passes. Not to be changed."""
+        return [each for each in self.handlers if each.accepts(event)] if self._is_filtered else self.handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +143,10 @@ class EventAdmin(EventService):
         threads: int | None = None,
         ranking: int = 0,
     ) -> None:
-        super().__init__(f"event-admin-{next(_numbers)}" if name is None else name, threads)
+        super().__init__(f"event-admin-{next(_numbers)}" if name is None else name, threads, tolerance, permissions)
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
-        if not isinstance(tolerance, Tolerance):
-            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
-        if permissions is not None and not isinstance(permissions, TopicPolicy):
-            raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
         self.services = default_registry() if services is None else services
-        self._tolerance = tolerance
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
@@ -185,10 +187,10 @@ class EventAdmin(EventService):
             PermissionDeniedError: the principal may not publish to its topic.
             ClosedError: the service is closed.
         """
-        handlers = self._handlers_for(event, principal)
+        route = self._route_of(event, principal)
         queue, is_quiet = self._queue, QUIET in within.get()
         ordered: list[_Item] = []
-        for handler in handlers:
+        for handler in route.handlers_for(event):
             lane = handler.lane
             if lane is queue:
                 ordered.append((handler, handler.era, event, is_quiet))
@@ -223,9 +225,10 @@ class EventAdmin(EventService):
             KeyboardInterrupt, SystemExit: raised while a handler had the event, on the main thread; it is raised again
                 when the others have had it, too.
         """
-        seconds = self._seconds(timeout)
-        handlers = self._handlers_for(event, principal)
-        failed = self._refuse_waiting_for_itself(handlers)
+        seconds = self._send_timeout if timeout is None else self._seconds(timeout)
+        route = self._route_of(event, principal)
+        handlers = route.handlers_for(event)
+        failed = self._refuse_waiting_for_itself(handlers) if route.may_be_coroutines else _NOBODY
         interrupt: BaseException | None = None
         for handler in handlers:
             if not handler.is_active:
@@ -254,7 +257,7 @@ class EventAdmin(EventService):
             Handlers that had to be made to see what they are, and could not be.
         """
         failed: dict[AdminHandler, Exception] = {}
-        here = running_loop() if any(each.is_coroutine is not False for each in handlers) else None
+        here = running_loop()
         if here is None:
             return failed
         for handler in handlers:
@@ -272,9 +275,9 @@ class EventAdmin(EventService):
         If it is cancelled, the handler that has the event is cancelled, if it is a coroutine function; those after it
         do not get the event.
         """
-        seconds = self._seconds(timeout)
+        seconds = self._send_timeout if timeout is None else self._seconds(timeout)
         here = asyncio.get_running_loop()
-        for handler in self._handlers_for(event, principal):
+        for handler in self._route_of(event, principal).handlers_for(event):
             if not handler.is_active:
                 continue
             limit = (handler.terms.timeout or seconds) if seconds else 0.0
@@ -292,23 +295,22 @@ class EventAdmin(EventService):
             if not in_time:
                 self._took_too_long(handler, limit)
 
-    def _seconds(self, timeout: float | None) -> float:
-        return self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
+    @staticmethod
+    def _seconds(timeout: float) -> float:
+        return read_timeout(timeout, "timeout") or 0.0
 
-    def _handlers_for(self, event: Event, principal: Principal) -> list[AdminHandler]:
-        """Who gets an event, now."""
+    def _route_of(self, event: Event, principal: Principal) -> Route:
+        """Who may get an event, now."""
         if event is None:
             raise NullEventError("an event is needed, not None")
         if not isinstance(event, Event):
             raise ArgumentError(f"an Event is needed; this is of type {type(event).__name__}")
-        self._refuse_closed()
-        topic = event.topic
-        if self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        route = self._dispatcher.routes.get(topic)
-        if route is None:
-            route = self._dispatcher.route(topic)
-        return [each for each in route.handlers if each.accepts(event)] if route.is_filtered else route.handlers
+        if not self._is_open:
+            self._refuse_closed()
+        topic, dispatcher = event.topic, self._dispatcher
+        if dispatcher.policy is not None:
+            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        return dispatcher.routes.get(topic) or dispatcher.route(topic)
 
     @staticmethod
     async def _receive_here(handler: AdminHandler, event: Event, limit: float) -> bool:
@@ -351,8 +353,8 @@ class EventAdmin(EventService):
         handler, era, event, is_quiet = item
         if handler.era == era:
             self._current = handler
-            self._queue.timeout = handler.timeout
-            handler.receive_posted(event, is_quiet)
+            self._queue.timeout = timeout = handler.timeout
+            handler.receive_posted(event, is_quiet, timeout)
 
     def _stalled(self) -> None:
         """Whoever has its turn does not return: it is the next one's, on another thread (5.3.2)."""

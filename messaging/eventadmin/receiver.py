@@ -145,7 +145,9 @@ class AdminHandler(Handler[Event]):
         self.era = 0
         #: lanes it had before it changed its mind about order, as long as something is in them; replaced
         self._earlier: list[Lane] = []
-        self._inside = {False: (admin,), True: (admin, QUIET)}
+        #: what :data:`within` holds while it has an event
+        self._inside: tuple[object, ...] = (admin,)
+        self._inside_quietly: tuple[object, ...] = (admin, QUIET)
         super().__init__(reference, self._call_service, terms, block=dispatcher.block, **options)
         self._loop = running_loop()
 
@@ -313,7 +315,7 @@ class AdminHandler(Handler[Event]):
         Raises:
             KeyboardInterrupt, SystemExit: on the main thread, where they are no affair of handlers. Nothing else.
         """
-        token = within.set(self._context_of(event, is_quiet))
+        token = self._enter(event, is_quiet)
         try:
             function = self._function or self.fetch()
             found = None if function is None else function(event)
@@ -329,10 +331,10 @@ class AdminHandler(Handler[Event]):
         finally:
             within.reset(token)
 
-    def _context_of(self, event: Event, is_quiet: bool) -> tuple[object, ...]:
-        inside = self._inside[is_quiet or event.topic == LOG_TOPIC]
+    def _enter(self, event: Event, is_quiet: bool) -> contextvars.Token[tuple[object, ...]]:
+        inside = self._inside_quietly if is_quiet or event.topic == LOG_TOPIC else self._inside
         outside = within.get()
-        return tuple(dict.fromkeys((*outside, *inside))) if outside else inside
+        return within.set(tuple(dict.fromkeys((*outside, *inside))) if outside else inside)
 
     def _wait_for(self, found: Any, limit: float, waits: asyncio.AbstractEventLoop | None) -> None:
         loop = found.get_loop() if asyncio.isfuture(found) else self._loop or handlers_loop()
@@ -352,20 +354,20 @@ class AdminHandler(Handler[Event]):
                 raise
             self._block(self, self.lane, too_long(limit))
 
-    def receive_posted(self, event: Event, is_quiet: bool) -> None:
+    def receive_posted(self, event: Event, is_quiet: bool, limit: float) -> None:
         """Give it a posted event, unless it was unregistered or blocked meanwhile, or may not have it any more."""
         dispatcher = self._dispatcher
         if self.is_active and (
             dispatcher.policy is None or dispatcher.may(self.terms.principal, TopicPermission.SUBSCRIBE, event.topic)
         ):
-            self.receive(event, is_quiet, self.timeout)
+            self.receive(event, is_quiet, limit)
 
     def _receive_unordered(self, item: tuple[Event, bool]) -> None:
-        self.receive_posted(*item)
+        self.receive_posted(*item, self.timeout)
 
     async def receive_async(self, event: Event) -> None:
         """Give it an event, on its loop."""
-        token = within.set(self._context_of(event, is_quiet=False))
+        token = self._enter(event, is_quiet=False)
         try:
             found = self.call(event)
             if found is not None:
@@ -390,7 +392,7 @@ class AdminHandler(Handler[Event]):
 
     def fail(self, event: Event, error: Exception) -> None:
         """It did not get as far as to be called with an event."""
-        token = within.set(self._context_of(event, is_quiet=False))
+        token = self._enter(event, is_quiet=False)
         try:
             self._failed(event, error)
         finally:

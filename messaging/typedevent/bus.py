@@ -67,6 +67,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 HISTORY_CAPACITY: Final = 10_000
 #: how often closing looks whether anybody publishes still, seconds
 _MOMENT: Final = 0.001
+#: when handlers are blocked, unless it is told otherwise
+TOLERANCE: Final = Tolerance()
+
 _numbers: Final = itertools.count(1)
 #: property of a bus that no other one in the process has the same of; names may be given twice
 _BUS_ID: Final = "event.bus.id"
@@ -180,15 +183,14 @@ class TypedEventBus(EventService):
         history: Mapping[str, RangePolicy] | None = None,
         history_capacity: int = HISTORY_CAPACITY,
         permissions: TopicPolicy | None = None,
-        tolerance: Tolerance | None = None,
+        tolerance: Tolerance = TOLERANCE,
         threads: int | None = None,
     ) -> None:
         number = next(_numbers)
-        super().__init__(f"typed-events-{number}" if name is None else name, threads)
-        if tolerance is not None and not isinstance(tolerance, Tolerance):
-            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
+        super().__init__(f"typed-events-{number}" if name is None else name, threads, tolerance, permissions)
+        if history is not None and not isinstance(history, Mapping):
+            raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
         self.services = default_registry() if services is None else services
-        self._tolerance = Tolerance() if tolerance is None else tolerance
         #: threads that publish now
         self._publishing: set[int] = set()
         _buses.add(self)

@@ -196,13 +196,16 @@ class Receiver(Handler[PublishedEvent]):
 
     def change(self, properties: Mapping[str, Any]) -> Callable[[], None]:
         """Take over new properties; see ``Dispatcher``. Nothing is replayed once more."""
-        terms = read_terms(self.kind, self.service, properties)
-        return lambda: self.take_over(terms)
+        return self.taking_over(read_terms(self.kind, self.service, properties))
 
-    def take_over(self, terms: EventTerms) -> None:
-        """With the lock of the dispatcher."""
-        self.terms = terms
-        self.lane.timeout = self.timeout
+    def taking_over(self, terms: EventTerms) -> Callable[[], None]:
+        """What is to be done with the lock of the dispatcher to take over other terms."""
+
+        def take_over() -> None:
+            self.terms = terms
+            self.lane.timeout = self.timeout
+
+        return take_over
 
     # --- history (157.4.7)
 
@@ -263,10 +266,16 @@ class TypedReceiver(Receiver):
         self._convert = converter_to(terms.type)
         super().__init__(reference, kind, service, terms, **options)
 
-    def take_over(self, terms: EventTerms) -> None:
+    def taking_over(self, terms: EventTerms) -> Callable[[], None]:
         """See ``Receiver``."""
-        self._convert = converter_to(terms.type)
-        super().take_over(terms)
+        convert = converter_to(terms.type)  # here: pydantic may call code of the type
+        take_over_rest = super().taking_over(terms)
+
+        def take_over() -> None:
+            self._convert = convert
+            take_over_rest()
+
+        return take_over
 
     def call(self, event: PublishedEvent) -> Any:
         """See ``Handler``."""

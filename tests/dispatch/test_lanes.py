@@ -1539,7 +1539,7 @@ def handle(*_):
 
 signal.signal(signal.SIGALRM, handle)
 signal.setitimer(signal.ITIMER_REAL, 0.0002)
-deadline = time.monotonic() + 1.0
+deadline = time.monotonic() + 0.7
 while time.monotonic() < deadline:
     for lane in lanes:
         if lane.has_room():

@@ -348,3 +348,16 @@ def test_threads_change_a_policy_without_losing_grants() -> None:
         for each in range(50)
     )
     assert len(count) == 800
+
+
+@pytest.mark.parametrize("principal", [5, [], b"meter"])
+def test_a_principal_that_is_no_name_is_refused_everywhere(principal: Any) -> None:
+    policy = TopicPolicy()
+    for call in (
+        lambda: policy.grant(principal),
+        lambda: policy.revoke(principal),
+        lambda: policy.permits(principal, TopicPermission("a", "publish")),
+        lambda: policy.check(principal, TopicPermission("a", "publish")),
+    ):
+        with pytest.raises(ArgumentError, match="principal"):
+            call()

@@ -154,7 +154,9 @@ def test_buses_have_names(services: ServiceRegistry) -> None:
         {"history_capacity": 1.5},
         {"history": {"a*": None}},
         {"history": {"a": 5}},
+        {"history": [("a", 5)]},
         {"tolerance": 5},
+        {"permissions": "all"},
     ],
     ids=str,
 )

@@ -261,7 +261,7 @@ def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
         T,
         Order(1),
     ],
-    ids=lambda each: repr(each)[:40],
+    ids=lambda each: repr(each).partition(" at 0x")[0][:40],
 )
 def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
     bus: TypedEventBus,
