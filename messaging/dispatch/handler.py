@@ -21,8 +21,8 @@ from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.services.filter import LdapFilter
 
 if TYPE_CHECKING:
-    from messaging.dispatch.lanes import Pool
     from messaging.dispatch.permission import Principal
+    from messaging.dispatch.pool import Pool
     from messaging.services import ServiceReference
 
 logger = logging.getLogger(__name__)

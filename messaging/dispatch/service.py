@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import Tolerance
-from messaging.dispatch.lanes import Pool
 from messaging.dispatch.permission import TopicPolicy
+from messaging.dispatch.pool import Pool
 from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.promise import Promise

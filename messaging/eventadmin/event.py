@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,6 +18,8 @@ _FINAL: Final = (
     *("__eq__", "__hash__", "__repr__", "__str__"),
 )
 _STR: Final = frozenset({str})
+#: what is remembered of the topics of events: that they are topics
+_check_topic: Final = functools.lru_cache(1024)(check_topic)
 
 
 class Event:
@@ -44,9 +47,10 @@ class Event:
         *,
         topic_names: Iterable[str] = EventConstants.EVENT_TOPIC_NAMES,
     ) -> None:
-        check_topic(topic)
         if type(topic) is not str:
+            check_topic(topic)
             topic = str.__str__(topic)  # a plain one, whatever a subclass makes of it
+        _check_topic(topic)
         found: dict[str, Any] = {}
         if properties is not None:
             if not isinstance(properties, Mapping):

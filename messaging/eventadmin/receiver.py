@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -137,8 +138,8 @@ class AdminHandler(Handler[Event]):
         self._services = dispatcher.services
         self._queue = queue
         self._function: Callable[[Event], Any] | None = None
-        #: by whom it is being made; under ``None``, if by anybody
-        self._making: dict[None, _Making] = {}
+        #: by whom it is being made, if by anybody; by process: in a child it is not, any more
+        self._making: dict[int, _Making] = {}
         #: whether it is a coroutine function; ``None`` if it is not made yet
         self.is_coroutine: bool | None = None
         #: grows when it is blocked: what was posted before that is not delivered
@@ -190,8 +191,8 @@ class AdminHandler(Handler[Event]):
         It is made once: who comes while another thread makes it waits for that.
         """
         while (function := self._function) is None:
-            mine = _Making()
-            making = self._making.setdefault(None, mine)  # in one step
+            mine, process = _Making(), os.getpid()
+            making = self._making.setdefault(process, mine)  # in one step
             if making is not mine:
                 making.wait()
                 continue
@@ -199,7 +200,7 @@ class AdminHandler(Handler[Event]):
                 function = self._function or self._get()
                 self._function = function
             finally:
-                del self._making[None]
+                del self._making[process]
                 mine.end()
             if function is None or not self.is_registered:
                 self._function = None

@@ -12,8 +12,9 @@ import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
-from messaging.dispatch.lanes import LIMIT, Pool, ThreadLane
+from messaging.dispatch.lanes import LIMIT, ThreadLane
 from messaging.dispatch.permission import TopicPermission
+from messaging.dispatch.pool import Pool
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
 from messaging.typedevent.history import UNLIMITED, RangePolicy, last

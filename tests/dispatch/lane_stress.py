@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from messaging.dispatch.lanes import Lane, LoopLane, Pool, ThreadLane
+from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
+from messaging.dispatch.pool import Pool
 from tests.core.fake import PATIENCE, until
 
 T = TypeVar("T")
@@ -370,9 +371,9 @@ def _is_no_overflow(record: logging.LogRecord) -> bool:
 
 
 if __name__ == "__main__":
-    from messaging.dispatch import lanes as module
+    from messaging.dispatch import lanes, pool
 
-    module._LOOK, module._STAY, module._AFTER_CANCELLED = 0.002, 0.02, 0.002  # type: ignore[misc]
+    pool._LOOK, pool._STAY, lanes._AFTER_CANCELLED = 0.002, 0.02, 0.002  # type: ignore[misc]
     seed, seconds = (float(each) for each in (*sys.argv[1:], 1, 60)[:2])
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

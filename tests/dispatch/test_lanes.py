@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from messaging.dispatch import lanes as module
-from messaging.dispatch.lanes import Lane, LoopLane, Pool, ThreadLane
+from messaging.dispatch import pool as pool_module
+from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
+from messaging.dispatch.pool import Pool
 from messaging.workers import workers
 from tests.core.fake import PATIENCE, until
 from tests.core.test_outbox import run_script
@@ -38,8 +40,8 @@ def _no_defects(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor looks often, and does not stay."""
-    monkeypatch.setattr(module, "_LOOK", 0.005)
-    monkeypatch.setattr(module, "_STAY", 0.02)
+    monkeypatch.setattr(pool_module, "_LOOK", 0.005)
+    monkeypatch.setattr(pool_module, "_STAY", 0.02)
     monkeypatch.setattr(module, "_AFTER_CANCELLED", 0.01)
 
 
@@ -557,7 +559,7 @@ def test_a_callback_for_stalls_that_raises_is_logged(pool: Pool, caplog: pytest.
     caplog.clear()
 
 
-Server: Any = module._Server
+Server: Any = pool_module.Server
 
 
 class Raced(Server):  # type: ignore[misc]
@@ -628,7 +630,7 @@ def test_a_receiver_that_returns_while_it_is_given_up_has_either_returned_or_not
         moved(server)
 
     monkeypatch.setattr(Raced, step, staticmethod(Once(catch)))
-    monkeypatch.setattr(module, "_Server", Raced)
+    monkeypatch.setattr(pool_module, "Server", Raced)
     lane = on_threads(pool, gate, timeout=0.02, stalled=stalls)
     other = on_threads(pool)
     lane.put_all([*range(2 * items)])
@@ -655,7 +657,7 @@ def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing
     proceed = threading.Event()
     seen, others, stalls = list[int](), list[int](), Stalls()
     monkeypatch.setattr(Raced, "leaving", staticmethod(Once(lambda _: proceed.wait(PATIENCE))))
-    monkeypatch.setattr(module, "_Server", Raced)
+    monkeypatch.setattr(pool_module, "Server", Raced)
     lane = on_threads(pool, seen.append, timeout=0.02, stalled=stalls)
     other = on_threads(pool, others.append)
     lane.put(0)
@@ -679,8 +681,8 @@ def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing
 def test_receivers_that_take_as_long_as_they_may_lose_nothing(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.001)
-    monkeypatch.setattr(module, "_STAY", 0.01)
+    monkeypatch.setattr(pool_module, "_LOOK", 0.001)
+    monkeypatch.setattr(pool_module, "_STAY", 0.01)
     chance = random.Random(seed)
     seen: list[list[int]] = [[] for _ in range(8)]
     stalled = [0] * 8
@@ -1518,7 +1520,8 @@ def test_signal_handlers_may_put_whatever_they_interrupt() -> None:
     done = run_script(
         """
 import itertools, signal, threading, time
-from messaging.dispatch.lanes import Pool, ThreadLane
+from messaging.dispatch.lanes import ThreadLane
+from messaging.dispatch.pool import Pool
 
 pool = Pool()
 seen = []
@@ -1601,7 +1604,8 @@ def test_finalizers_may_put_and_close_whatever_they_interrupt(pool: Pool) -> Non
 FORK = """
 import asyncio, os, sys, threading, time, traceback
 from messaging.dispatch import lanes as module
-from messaging.dispatch.lanes import LoopLane, Pool, ThreadLane
+from messaging.dispatch.lanes import LoopLane, ThreadLane
+from messaging.dispatch.pool import Pool
 
 def lane(receive, **options):
     return ThreadLane(receive, pool, "x", **{"timeout": 0, "stalled": lambda: None, **options})
@@ -1839,8 +1843,8 @@ loop.call_soon_threadsafe(loop.stop)
 
 
 def test_nothing_holds_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.005)
-    monkeypatch.setattr(module, "_STAY", 0.02)
+    monkeypatch.setattr(pool_module, "_LOOK", 0.005)
+    monkeypatch.setattr(pool_module, "_STAY", 0.02)
     loop = Loop()
 
     async def receive(_: Any) -> None:
@@ -1936,8 +1940,8 @@ def test_items_are_not_held_when_they_are_delivered_or_given_up(pool: Pool) -> N
 
 @pytest.mark.parametrize("seed", range(2))
 def test_all_of_it_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK", 0.002)
-    monkeypatch.setattr(module, "_STAY", 0.02)
+    monkeypatch.setattr(pool_module, "_LOOK", 0.002)
+    monkeypatch.setattr(pool_module, "_STAY", 0.02)
     monkeypatch.setattr(module, "_AFTER_CANCELLED", 0.002)
     with contextlib.closing(Stress(seed)) as stress:
         stress.run(1.5)

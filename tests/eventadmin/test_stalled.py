@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from messaging.dispatch import lanes
+from messaging.dispatch import pool
 from messaging.errors import ArgumentError
 from messaging.eventadmin import Event, EventAdmin, Tolerance
 from messaging.services import ServiceRegistry
@@ -43,7 +43,7 @@ DELIVERIES = ["async.ordered", "async.unordered"]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody looks often."""
-    monkeypatch.setattr(lanes, "_LOOK", 0.02)
+    monkeypatch.setattr(pool, "_LOOK", 0.02)
 
 
 def post(admin: EventAdmin, *numbers: int, topic: str = "a") -> None:
