@@ -22,7 +22,7 @@ demo: .venv/.cli
 
 test: .venv/.dev
 	@.ci/setup brokers
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: .venv/.dev
 	@$(BIN)/ruff check
