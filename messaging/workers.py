@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,17 @@ logger = logging.getLogger(__name__)
 
 #: how long a thread waits for another job before it leaves, seconds
 IDLE_SECONDS: Final = 1.0
+
+
+def start_thread(target: Callable[[], object], name: str) -> None:
+    """Run ``target`` on a daemon thread of its own.
+
+    Raises:
+        RuntimeError: no thread can be started; at the end of the interpreter, where waiting for it would never end.
+    """
+    if sys.is_finalizing():
+        raise RuntimeError("the interpreter is ending")
+    threading.Thread(target=target, name=name, daemon=True).start()
 
 
 class _Worker:
@@ -75,7 +87,7 @@ class Workers:
     def _start(self, job: Callable[[], object]) -> None:
         worker = _Worker(job)
         try:
-            threading.Thread(target=self._work, args=(worker,), name="messaging-worker", daemon=True).start()
+            start_thread(lambda: self._work(worker), "messaging-worker")
         except RuntimeError:
             if not self._holders:
                 raise

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import os
 import threading
 import weakref
 from collections import deque
@@ -513,9 +512,7 @@ class LoopLane(Lane):
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def after_fork() -> None:
+    """In the child: what waits is the parent's. After the pools, since finalizers of items may put others."""
     for lane in [*_lanes]:
         lane._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -19,9 +19,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from messaging.dispatch.lanes import Progress, here
+from messaging.dispatch.lanes import Progress, after_fork, here
 from messaging.engine import Mailbox, mailbox
-from messaging.workers import workers
+from messaging.workers import start_thread, workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import LoopLane, ThreadLane
@@ -247,9 +247,8 @@ class Pool:
         if was_supervised:
             return
         # no worker: the last one there is has to deliver
-        thread = threading.Thread(target=self._watch, name="messaging-supervisor", daemon=True)
         try:
-            thread.start()
+            start_thread(self._watch, "messaging-supervisor")
         except RuntimeError:
             self._is_supervised = False  # not now
 
@@ -358,6 +357,7 @@ def _after_fork() -> None:
         pool._ready.clear()
         pool._beats = weakref.WeakKeyDictionary()
         pool._is_supervised = pool._is_hurried = pool._is_starved = False
+    after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1946,3 +1946,47 @@ def test_all_of_it_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Stress(seed)) as stress:
         stress.run(1.5)
         stress.check()
+
+
+FINALIZER_IN_A_CHILD = """
+import os, threading
+from messaging.dispatch.lanes import ThreadLane
+from messaging.dispatch.pool import Pool
+
+pool = Pool()
+options = dict(timeout=0, stalled=lambda: None)
+other = ThreadLane(lambda _: None, pool, "other", **options)
+
+class Item:
+    def __del__(self):
+        other.put(1)
+
+held = ThreadLane(lambda _: None, pool, "held", is_held=True, **options)
+held.put(Item())
+has_it, may_go = threading.Event(), threading.Event()
+
+def hold():
+    with pool._lock:
+        has_it.set()
+        may_go.wait(30)
+
+holder = threading.Thread(target=hold)
+holder.start()
+has_it.wait(30)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)  # it has come out of the fork
+may_go.set()
+holder.join()
+os.waitpid(pid, 0)
+print("done")
+"""
+
+
+def test_what_a_child_gives_up_may_put_something_whatever_its_parent_was_doing() -> None:
+    """A finalizer that puts something, while another thread of the parent had the lock of the pool.
+
+    The parent's own comes at the very end of its interpreter, where no thread can be started any more.
+    """
+    done = run_script(FINALIZER_IN_A_CHILD)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -676,6 +676,24 @@ def test_a_loop_may_be_closed_while_a_coroutine_runs_on_it(
     assert logged(caplog, "is blocked: the event loop it ran on is closed")
 
 
+def test_a_loop_may_be_closed_before_a_coroutine_begins_on_it(admin: EventAdmin, services: ServiceRegistry) -> None:
+    """Then nobody awaits it, and nobody complains about that."""
+    mine = asyncio.new_event_loop()
+    recorder, other = AsyncRecorder(), record(services)
+
+    async def register() -> Any:
+        return handle(services, recorder)
+
+    registration = mine.run_until_complete(register())
+    post(admin, 1, 2)
+    eventually(lambda: mine._ready, "it is about to begin")  # type: ignore[attr-defined]
+    mine.close()
+    flush(admin)
+    gc.collect()
+    assert (recorder.numbers, other.numbers) == ([], [1, 2])
+    assert dto(admin, registration).blocked == "the event loop it ran on is closed"  # type: ignore[union-attr]
+
+
 # --- how much
 
 
