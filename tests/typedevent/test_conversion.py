@@ -40,6 +40,7 @@ from typing import (
 )
 
 import pytest
+import typing_extensions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import (
@@ -128,6 +129,13 @@ class Point(NamedTuple):
 class Item:
     name: str
     price: float = 1.0
+
+
+@dataclass
+class Invoice:
+    name: str
+    price: float
+    more: int
 
 
 @dataclass
@@ -387,6 +395,24 @@ def test_what_is_one_already_is_passed_on(value: Any) -> None:
     assert convert(value, type(value) | list[int]) is value
 
 
+def test_collections_are_made_as_annotated() -> None:
+    for target, factory in (
+        (defaultdict[str, int], int),
+        (defaultdict[str, list[int]], list),
+        (defaultdict[str, Item], None),
+        (defaultdict, None),
+    ):
+        assert convert({}, target).default_factory is factory
+    assert convert(["1", 2, 3], tuple[*tuple[int, ...], str]) == (1, 2, "3")
+    assert convert(["1", 2, 3], tuple[str, *tuple[int, ...], str]) == ("1", 2, "3")
+    assert convert(["1", 2], tuple[int, typing_extensions.Unpack[tuple[str, ...]]]) == (1, "2")  # noqa: UP044
+    assert [*convert([1], Iterator[str])] == ["1"]
+    with pytest.raises(ConversionError, match=r"^\['a'\]: has elements that no set can have$"):
+        convert({"a": [[1]]}, dict[str, set[Any]])
+    with pytest.raises(ConversionError, match=r"^0 elements where 2 are wanted$"):
+        convert([], tuple[str, *tuple[int, ...], str])
+
+
 def test_an_instance_of_a_subclass_is_passed_on() -> None:
     @dataclass
     class Special(Item):
@@ -395,6 +421,8 @@ def test_an_instance_of_a_subclass_is_passed_on() -> None:
     special = Special("a")
     assert convert(special, Item) is special
     assert convert([special], list[Item])[0] is special
+    assert convert(special, Order | Item) is special
+    assert convert(special, Invoice | Item) is special  # though it has as many of its fields
     name = UserName("a")
     assert type(convert(name, str)) is str  # a handler that asks for text gets text
     assert type(convert(Rank.FIRST, int)) is int
@@ -890,6 +918,13 @@ class Items(RootModel[list[Item]]):
     pass
 
 
+class Words(RootModel[list[str]]):
+    @model_validator(mode="before")
+    @classmethod
+    def split(cls, data: Any) -> Any:
+        return data.split() if isinstance(data, str) else data
+
+
 @dataclass
 class Tagged:
     tags: Tags
@@ -901,7 +936,10 @@ def test_a_root_model_is_made_of_what_is_in_it() -> None:
     assert to_map(tagged) == {"tags": ["a", "1"], "items": [{"name": "b", "price": 1.0}]}
     assert convert(to_map(tagged), Tagged) == tagged
     assert convert({"tags": [1]}, Tagged) == Tagged(Tags(["1"]))
+    assert convert("a b", Words) == Words(["a", "b"])
+    assert convert([1], Words) == Words(["1"])
     assert convert(Tags(["a"]), list[str]) == ["a"]
+    assert convert(Tags(["a"]), Item | dict[str, str] | list[str]) == ["a"]
     assert convert(Tags(["5"]), int) == 5
     assert convert(RootModel[dict[str, int]]({"name": 1}), Item) == Item("1")
     with pytest.raises(ConversionError, match=r"^items\[0\].name: is missing"):
@@ -1001,12 +1039,23 @@ class GenericMovie(TypedDict, Generic[T]):
     extra: T
 
 
+class ReadMovie(TypedDict, total=False):
+    title: typing_extensions.ReadOnly[str]
+    year: typing_extensions.ReadOnly[Required[int]]
+
+
 def test_typed_dicts() -> None:
     for target in (Movie, OldMovie):
         assert convert({"title": 5, "year": "1999", "unknown": 1}, target) == {"title": "5", "year": 1999}
         assert convert({"title": "a", "year": None}, target) == {"title": "a", "year": 0}
         with pytest.raises(ConversionError, match=r"^title: is missing$"):
             convert({"year": 1}, target)
+        with pytest.raises(ConversionError, match=r"^title: a NoneType"):
+            convert({"title": None}, target)
+    assert convert({"title": "a", "cast": None}, Movie) == {"title": "a", "cast": []}
+    assert convert({"year": "1", "title": None}, ReadMovie) == {"year": 1}
+    with pytest.raises(ConversionError, match=r"^year: is missing$"):
+        convert({}, ReadMovie)
     assert convert({"title": "a", "cast": [{"name": 1}]}, Movie) == {"title": "a", "cast": [Item("1")]}
     assert convert({"extra": "5"}, GenericMovie[int]) == {"extra": 5}
     with pytest.raises(ConversionError, match=r"^cast\[0\].price: a str"):
