@@ -6,7 +6,10 @@ import abc
 import atexit
 import contextlib
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
@@ -29,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 #: how long closing waits for what was published, unless it is told otherwise, seconds
 CLOSE_TIMEOUT: Final = 5.0
+
+#: between two looks at whether somebody publishes still, seconds
+_MOMENT: Final = 0.001
 
 #: what was not closed yet
 _open: WeakSet[EventService] = WeakSet()
@@ -64,6 +70,8 @@ class EventService(abc.ABC):
         self._is_open = False
         self._closing: Promise[None] | None = None
         self._registrations: list[ServiceRegistration] = []
+        #: threads that publish now: who closes it waits for those that found it open
+        self._publishing: set[int] = set()
 
     def _open(
         self, dispatcher: Dispatcher[Any, Any], services: Sequence[tuple[type[Any], Any, Mapping[str, Any]]]
@@ -136,11 +144,15 @@ class EventService(abc.ABC):
 
     def _finish(self, closing: Promise[None], timeout: float) -> None:
         """Deliver what was published, and let go of everything. On a thread that may wait."""
+        deadline = time.monotonic() + timeout
         try:
             for registration in self._registrations:
                 registration.unregister()
+            self._publishing.discard(get_ident())  # not for this one: a signal may have come while it published
+            while self._publishing and time.monotonic() < deadline:
+                time.sleep(_MOMENT)
             with contextlib.suppress(DeadlineError):
-                self.flush().result(timeout)
+                self.flush().result(max(0.0, deadline - time.monotonic()))
             lanes = self._lanes()
             self._dispatcher.close()
             lost = sum(each.close() for each in lanes)
@@ -180,3 +192,12 @@ def _close_all() -> None:
     """What was published is delivered, even if the program ends right after that."""
     for service in [*_open]:
         service.close()
+
+
+def _after_fork() -> None:
+    """Other threads are the parent's."""
+    for service in [*_open]:
+        service._publishing.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

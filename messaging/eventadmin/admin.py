@@ -187,24 +187,28 @@ class EventAdmin(EventService):
             PermissionDeniedError: the principal may not publish to its topic.
             ClosedError: the service is closed.
         """
-        route = self._route_of(event, principal)
-        queue, is_quiet = self._queue, QUIET in within.get()
-        ordered: list[_Item] = []
-        for handler in route.handlers_for(event):
-            lane = handler.lane
-            if lane is queue:
-                ordered.append((handler, handler.era, event, is_quiet))
-            elif lane.has_room():
-                lane.put((event, is_quiet))
-        if ordered:
-            if queue.has_room():
-                queue.put_all(ordered)
-            else:
-                for handler, *_ in ordered:
-                    handler.miss()
-        if queue.is_closed:
-            # by another thread, while this one was at it: what was put in time was delivered, or counted as lost
-            self._refuse_closed()
+        thread = threading.get_ident()
+        self._publishing.add(thread)
+        try:
+            route = self._route_of(event, principal)  # from here on, who closes it waits for this thread
+            queue, is_quiet = self._queue, QUIET in within.get()
+            ordered: list[_Item] = []
+            for handler in route.handlers_for(event):
+                lane = handler.lane
+                if lane is queue:
+                    ordered.append((handler, handler.era, event, is_quiet))
+                elif lane.has_room():
+                    lane.put((event, is_quiet))
+            if ordered:
+                if queue.has_room():
+                    queue.put_all(ordered)
+                else:
+                    for handler, *_ in ordered:
+                        handler.miss()
+            if queue.is_closed:  # who closed it did not wait any longer, or was a signal on this thread
+                self._refuse_closed()
+        finally:
+            self._publishing.discard(thread)
 
     def send_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
         """Publish an event synchronously: returns when all handlers have returned (5.2.1, 6.4.2).

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
-from weakref import WeakSet
 
 from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
@@ -54,7 +52,6 @@ from messaging.typedevent.schema import schema_of
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
-    from messaging.promise import Promise
     from messaging.services import ServiceProperties, ServiceReference
     from messaging.typedevent.monitor import Tap
 
@@ -65,8 +62,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: events that the history of a bus holds, unless it is told otherwise
 HISTORY_CAPACITY: Final = 10_000
-#: how often closing looks whether anybody publishes still, seconds
-_MOMENT: Final = 0.001
 #: when handlers are blocked, unless it is told otherwise
 TOLERANCE: Final = Tolerance()
 
@@ -191,9 +186,6 @@ class TypedEventBus(EventService):
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
         self.services = default_registry() if services is None else services
-        #: threads that publish now
-        self._publishing: set[int] = set()
-        _buses.add(self)
         self._history = History(history_capacity)
         self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
             f"the typed event bus {self.name!r}",
@@ -538,16 +530,6 @@ class TypedEventBus(EventService):
             isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self._lanes()
         )
 
-    def _finish(self, closing: Promise[None], timeout: float) -> None:
-        """Threads that found it open while they published are waited for: what they publish is delivered, too."""
-        deadline = time.monotonic() + timeout
-        try:
-            self._publishing.discard(get_ident())  # not for this one: a signal may have come while it published
-            while self._publishing and time.monotonic() < deadline:
-                time.sleep(_MOMENT)
-        finally:
-            super()._finish(closing, max(0.0, deadline - time.monotonic()))
-
     def _closed(self) -> None:
         self.monitor.close()
 
@@ -578,18 +560,6 @@ class TypedEventBus(EventService):
 
     def __repr__(self) -> str:
         return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
-
-
-_buses: Final[WeakSet[TypedEventBus]] = WeakSet()
-
-
-def _after_fork() -> None:
-    """Other threads are the parent's."""
-    for bus in [*_buses]:
-        bus._publishing.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _copied(event: Mapping[str, Any]) -> dict[str, Any]:
