@@ -209,9 +209,10 @@ def _origin(found: dict[str, Any]) -> Iterator[str]:
     where = found["machine"]
     libraries = ", ".join(f"{name} {version}" for name, version in sorted(found["libraries"].items()))
     brokers = "; ".join(f"{name} ({', '.join(lines) or 'as it comes'})" for name, lines in found["brokers"].items())
+    brokers = f"brokers: {brokers}; " if brokers else ""
     yield (
         f"{found['date'][:10]}, {where['cores']} cores ({where['processor']}), {where['system']}, "
-        f"Python {where['python']}; medians of {found['runs']}; brokers: {brokers}; {libraries}."
+        f"Python {where['python']}; medians of {found['runs']}; {brokers}{libraries}."
     )
 
 
