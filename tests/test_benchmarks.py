@@ -53,6 +53,18 @@ def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Con
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("role", ["dispatch", "latency"])
+@pytest.mark.parametrize("contender", contenders.EVENTS, ids=lambda each: each.name)
+def test_every_event_bus_delivers(contender: Contender, role: str) -> None:
+    if contender.missing:
+        pytest.skip(contender.missing)
+    case = Case({}, {"handlers": 2, "topics": 3} if role == "dispatch" else {}, port=0, roles=(role,))
+    run = run_once(contender, case, 30)
+    assert run.said[role]["received"] == 30
+    assert run.lost == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", contenders.AMQP, ids=lambda each: each.name)
 def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
     pytest.importorskip("pika")  # makes the queues
