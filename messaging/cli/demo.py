@@ -28,8 +28,6 @@ from messaging import (
 )
 from messaging.cli import options
 from messaging.cli.output import ExitCode, one_line, show
-from messaging.services import ServiceRegistry
-from messaging.typedevent import RangePolicy, TypedEventBus
 
 DEFAULT_URL: Final = "memory://demo"
 #: how long to wait for what must come, seconds
@@ -282,6 +280,10 @@ def questions(stage: Stage) -> None:
 
 def events(stage: Stage) -> None:
     """Typed events within the process: a handler that wants other fields, a late one with history, one for the rest."""
+    # here: no other command needs them, and all of them import this module
+    from messaging.services import ServiceRegistry
+    from messaging.typedevent import RangePolicy, TypedEventBus
+
     alarms: list[Alarm] = []
     rest: list[str] = []
     caught_up: list[float] = []
