@@ -1,0 +1,44 @@
+"""Spark reads and writes broker channels: the data source ``messaging`` for PySpark (extra ``spark``).
+
+>>> from adapters.spark import register                        # doctest: +SKIP
+>>> register(spark)                                            # doctest: +SKIP
+>>> rows = spark.readStream.format("messaging").options(       # doctest: +SKIP
+...     url="mqtt://localhost", channel="sensors/#", journalPath="/var/lib/journal").load()
+
+::
+
+    options     names, types, defaults of all options
+    columns     what a row is               typed       columns parsed from the payload
+    source      the readers that Spark calls, for channels that cannot be replayed
+    ingest      broker -> journal           feeds       how it presents itself to the broker
+    journal     segments, offsets, commits  frames      what segments are made of
+    folders     local disk, object stores
+    streams     RabbitMQ streams, which need no journal
+    sink        rows -> messages
+    errors      what can go wrong
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from messaging.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Have ``spark`` know the formats ``messaging``, ``mqtt`` and ``amqp``; once for each session.
+
+    Raises:
+        MissingExtraError: PySpark or pyarrow is not installed.
+    """
+    try:
+        from adapters.spark.formats import FORMATS  # not at import: receivers need no Spark
+    except ImportError as error:
+        raise MissingExtraError("spark", f"the Spark data source ({error.name})") from error
+    for source in FORMATS:
+        spark.dataSource.register(source)

@@ -1,0 +1,308 @@
+"""The way of messages from the broker into one partition of the journal.
+
+Messages are taken with manual acknowledgement, gathered for as long as the disk is busy with those before, appended
+to the log, and acknowledged when the disk has them. What is not in the journal is still at the broker.
+
+**Bounds.** At most ``pending_bytes`` of payload wait here for the disk, and at most ``journal_bytes`` in the journal
+for the query. Beyond that the observers of the streams wait, their buffers fill, and the broker keeps what it has.
+
+**Deliveries made again.** A broker that was not told, or did not hear, that a message is safe delivers it again
+after a loss. If the sender gave it an id, or the MQTT session does, it is known among the last rows of the journal,
+and acknowledged instead of stored twice.
+
+**Threads.** Observers run on worker threads of :mod:`messaging`; one thread for each ingest writes and acknowledges.
+The condition guards what waits between them; nothing is called under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import messaging
+from adapters.spark.columns import Identity, batch_of, identities, identity_of
+from adapters.spark.errors import JournalFullError
+from messaging import Message, MessageStream, Messaging, MessagingError
+from messaging.errors import ClosedError, InvalidOptionError, SubscriptionRefusedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from adapters.spark.journal import LogWriter
+
+logger = logging.getLogger(__name__)
+
+#: rows and bytes of one write, at most; a single message may be larger
+BATCH_ROWS: Final = 16_384
+BATCH_BYTES: Final = 8 * 2**20
+#: payload that may wait to be written, bytes
+PENDING_BYTES: Final = 32 * 2**20
+#: rows that a broker may have sent without knowing that they are safe, if it does not keep to our window
+_MIN_TAIL: Final = 1024
+#: how long stopping may take, seconds
+_STOP_SECONDS: Final = 30.0
+#: pauses between attempts to write to a full disk, seconds
+_RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One subscription of an ingest: a channel and the extensions of its context."""
+
+    channel: str
+    extensions: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Where an ingest takes its messages from. Holds secrets, hence no ``repr`` of its settings."""
+
+    url: str = field(repr=False)
+    settings: Mapping[str, Any] = field(repr=False)
+    subscriptions: tuple[Subscription, ...]
+    #: messages the broker may send ahead of their acknowledgement
+    prefetch: int
+    #: bytes that may wait in the journal
+    journal_bytes: int
+    #: how long the first write waits for more messages, seconds; for file systems where each write is a file
+    linger: float = 0.0
+    deduplicate: bool = True
+
+
+class Ingest:
+    """See the module. :meth:`start`, :meth:`stop`: once each, from one thread; the rest from any.
+
+    Args:
+        feed: where messages come from.
+        log: where they go; appended to by this ingest alone.
+    """
+
+    def __init__(self, feed: Feed, log: LogWriter) -> None:
+        self.log = log
+        #: rows not stored because they were known
+        self.repeated = 0
+        #: what ended it, or keeps it from going on
+        self.failure: MessagingError | None = None
+        self._feed = feed
+        self._instance: Messaging | None = None
+        self._streams: list[MessageStream] = []
+        self._changed = threading.Condition()
+        # guarded by the condition
+        self._pending: deque[Message] = deque()
+        self._pending_bytes = 0
+        self._is_idle = False
+        self._stopping = False
+        self._blocked_since: float | None = None
+        #: when the last message came, monotonic
+        self._last = 0.0
+        self._known: set[Identity] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"messaging-ingest-{log.partition}", daemon=True)
+
+    # --- from outside
+
+    def start(self) -> None:
+        """Connect and subscribe; returns when the broker has confirmed all subscriptions.
+
+        Raises:
+            MessagingError: it could not; nothing is left open.
+        """
+        self._instance = messaging.connect(self._feed.url, **self._feed.settings)
+        try:
+            self._thread.start()
+            for subscription in self._feed.subscriptions:
+                self._streams.append(self._subscribe(self._instance, subscription))
+            for stream in self._streams:
+                stream.ready.result(self._instance_timeout())
+            self._last = time.monotonic()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _instance_timeout(self) -> float:
+        return float(self._feed.settings.get("timeout", 30.0))
+
+    def _subscribe(self, instance: Messaging, subscription: Subscription) -> MessageStream:
+        builder = instance.acknowledge_context_builder().message_context_builder().channel(subscription.channel)
+        names = {feature.lower(): feature for feature in instance.features}
+        for key, value in subscription.extensions.items():
+            name = names.get(key.lower())
+            if name is None:
+                raise InvalidOptionError(
+                    f"extension.{key}", f"option 'extension.{key}': {instance!r} has no such extension"
+                )
+            builder.extension_entry(name, value)
+        stream = instance.subscription.subscribe(builder.build_context())
+        stream.subscribe(self._arrived, self._ended)
+        return stream
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the journal takes no more until something of it is committed."""
+        return self.log.backlog >= self._feed.journal_bytes
+
+    def raise_failure(self, patience: float = 0.0) -> None:
+        """Raise what ended the ingest, or has kept it from storing anything for ``patience`` seconds."""
+        with self._changed:
+            since = self._blocked_since
+            failure = self.failure
+        if failure is not None and (since is None or time.monotonic() - since >= patience):
+            raise failure
+
+    def wait_quiet(self, quiet: float, deadline: float) -> None:
+        """Wait until nothing has come for ``quiet`` seconds and all of it is stored, or the journal is full.
+
+        Args:
+            quiet: seconds.
+            deadline: monotonic; then it is left.
+        """
+        with self._changed:
+            while (now := time.monotonic()) < deadline:
+                if self.failure is not None or self.is_full:
+                    return
+                rest = self._last + quiet - now
+                if rest <= 0 and self._is_idle and not self._pending:
+                    return
+                self._changed.wait(min(max(rest, 0.01), deadline - now))
+
+    def make_room(self) -> None:
+        """Something was committed: go on if it was the journal that was full."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End it. What is not in the journal stays with the broker: in the session, or in the queue."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_SECONDS)
+        if self._instance is not None:
+            self._instance.close()
+
+    # --- worker threads
+
+    def _arrived(self, message: Message) -> None:
+        """Take a message; waits while too much is pending."""
+        with self._changed:
+            while self._pending_bytes >= PENDING_BYTES and not self._stopping:
+                self._changed.wait()
+            if self._stopping:
+                return
+            self._pending.append(message)
+            self._pending_bytes += len(message.payload)
+            if self._is_idle:
+                self._is_idle = False
+                self._changed.notify_all()
+
+    def _ended(self, error: Exception) -> None:
+        """A stream ended: the broker refused the subscription, or took it away."""
+        if not isinstance(error, MessagingError):
+            error = SubscriptionRefusedError(f"the subscription ended: {type(error).__name__}")
+        with self._changed:
+            if self.failure is None and not self._stopping and not isinstance(error, ClosedError):
+                self.failure = error
+                logger.error("ingest of partition %d ended: %s", self.log.partition, error)
+            self._changed.notify_all()
+
+    # --- the writing thread
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._gather()) is not None:
+                self._store(batch)
+        except MessagingError as error:
+            self._fail(error)
+        except Exception as error:  # a defect: the query has to hear of it
+            logger.exception("ingest of partition %d", self.log.partition)
+            self._fail(MessagingError(f"ingest of partition {self.log.partition}: {type(error).__name__}: {error}"))
+
+    def _fail(self, error: MessagingError) -> None:
+        with self._changed:
+            self.failure = error
+            self._blocked_since = None
+            self._stopping = True  # observers must not wait for a thread that is gone
+            self._changed.notify_all()
+
+    def _gather(self) -> list[Message] | None:
+        """The messages of the next write; ``None`` when it is over."""
+        with self._changed:
+            while not self._stopping and (not self._pending or self.is_full):
+                if not self._pending:
+                    self._is_idle = True
+                    self._changed.notify_all()
+                self._changed.wait()
+            self._is_idle = False
+            if self._stopping:
+                return None
+            if self._feed.linger:
+                self._changed.wait_for(lambda: self._stopping or self._pending_bytes >= BATCH_BYTES, self._feed.linger)
+            batch: list[Message] = []
+            size = 0
+            while self._pending and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+                message = self._pending.popleft()
+                batch.append(message)
+                size += len(message.payload)
+            self._pending_bytes -= size
+            self._last = time.monotonic()
+            self._changed.notify_all()
+            return batch
+
+    def _store(self, batch: list[Message]) -> None:
+        fresh = self._without_known(batch) if self._feed.deduplicate else batch
+        if fresh:
+            rows = batch_of(fresh, self.log.partition, self.log.end, time.time_ns() // 1000)
+            if not self._append(rows):
+                return
+        for message in batch:
+            message.acknowledge()
+
+    def _append(self, rows: pa.RecordBatch) -> bool:
+        """Append, again and again while the disk is full; ``False`` if it was stopped meanwhile."""
+        pause = _RETRY_FIRST
+        while True:
+            try:
+                self.log.append(rows)
+            except JournalFullError as error:
+                with self._changed:
+                    if self._blocked_since is None:
+                        logger.warning("ingest of partition %d waits: %s", self.log.partition, error)
+                        self._blocked_since = time.monotonic()
+                    self.failure = error
+                    self._changed.notify_all()
+                    if self._changed.wait_for(lambda: self._stopping, pause):
+                        return False
+                pause = min(pause * 2, _RETRY_LAST)
+                continue
+            if self._blocked_since is not None:
+                with self._changed:
+                    self._blocked_since = None
+                    self.failure = None
+            return True
+
+    def _without_known(self, batch: list[Message]) -> list[Message]:
+        """``batch`` without what the journal has already."""
+        if not any(message.context.extensions.get("redelivered") for message in batch):
+            self._known = None  # nothing of an earlier connection comes any more
+            return batch
+        if self._known is None:
+            self._known = identities(self.log.tail(max(self._feed.prefetch, _MIN_TAIL)))
+        fresh = []
+        for message in batch:
+            identity = identity_of(message)
+            if identity is not None and identity in self._known and message.context.extensions.get("redelivered"):
+                self.repeated += 1
+                continue
+            if identity is not None:
+                self._known.add(identity)  # it may come again in the same batch, by a new connection
+            fresh.append(message)
+        return fresh
+
+
+def deadline_in(seconds: float) -> float:
+    """``seconds`` from now, monotonic."""
+    return time.monotonic() + seconds

@@ -1,0 +1,545 @@
+"""The journal: what was received and is not processed yet, in a folder that outlives the query.
+
+::
+
+    journalPath/
+      journal.json       whose it is: format, id, source, query
+      lock               (local) held by the query that writes;  ``owner`` elsewhere: who came last
+      0/ 1/ ...          a log for each partition
+        00000000000000000000.segment     frames, named by the offset of the first row
+
+A log is appended to by one thread, and read by offsets. What :meth:`LogWriter.append` returned from is on the disk:
+it is there after any crash, with the same offsets and in the same order. Offsets rise by one from row to row and
+never come back. What is committed is deleted segment by segment. The last segment always stays: it tells where
+offsets go on.
+
+A crash may leave half a frame at the end of the last segment. Nobody was told of it, the broker still has its
+messages, and it is cut off when the journal is opened. Anything else that is not as it was written is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import threading
+import uuid
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from adapters.spark import frames
+from adapters.spark.columns import JOURNAL
+from adapters.spark.errors import (
+    DataLossError,
+    JournalCorruptError,
+    JournalError,
+    JournalFullError,
+    JournalMismatchError,
+    JournalUnreadableError,
+)
+from adapters.spark.folders import Appender, Folder, open_folder
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 1
+_META: Final = "journal.json"
+_SUFFIX: Final = ".segment"
+#: a local segment is closed when it has grown beyond this, bytes
+SEGMENT_BYTES: Final = 64 * 2**20
+#: a segment whose rows are all committed is closed from this size on, so that it can go
+_WORTH_CLOSING: Final = 2**20
+
+
+class Span(NamedTuple):
+    """Rows of one segment, and the bytes they are in: frames as a whole. Names what an executor reads."""
+
+    segment: str
+    position: int
+    length: int
+    #: offset of the first row wanted, and the one after the last
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a journal is the journal of. Holds no secret."""
+
+    url: str
+    channels: list[str]
+    queue: str | None
+    qos: str
+    partitions: int
+
+
+@dataclass(slots=True)
+class Meta:
+    """The contents of ``journal.json``."""
+
+    source: Source
+    #: of the journal: offsets of a checkpoint carry it
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    #: of the query that reads it: made anew by each query that begins without a checkpoint
+    query: str | None = None
+    #: whether that query has committed anything
+    committed: bool = False
+    format: int = FORMAT
+
+
+class _Index:
+    """Where the frames of a log are. Guarded by the lock of the log."""
+
+    def __init__(self, begin: int) -> None:
+        #: offset of the first row that is there, and the one after the last
+        self.begin = self.end = begin
+        self._firsts: list[int] = []
+        self._segments: list[int] = []  # by the offset in their names
+        self._positions: list[int] = []
+        self._lengths: list[int] = []
+        #: bytes of all frames ever added, up to the end of each
+        self._totals: list[int] = []
+        self._total = 0
+
+    def add(self, first: int, rows: int, segment: int, position: int, length: int) -> None:
+        if not self._firsts:
+            self.begin = first
+        self._firsts.append(first)
+        self._segments.append(segment)
+        self._positions.append(position)
+        self._lengths.append(length)
+        self._total += length
+        self._totals.append(self._total)
+        self.end = first + rows
+
+    def segment_of(self, offset: int) -> int | None:
+        """The segment that holds ``offset``."""
+        at = bisect_right(self._firsts, offset) - 1
+        return self._segments[at] if at >= 0 else None
+
+    def forget(self, segment: int) -> None:
+        """Drop the frames of all segments before ``segment``."""
+        count = bisect_left(self._segments, segment)
+        for column in (self._firsts, self._segments, self._positions, self._lengths, self._totals):
+            del column[:count]
+        self.begin = self._firsts[0] if self._firsts else self.end
+
+    def bytes_from(self, offset: int) -> int:
+        """Bytes of the frames that hold ``offset`` and what follows."""
+        at = max(0, bisect_right(self._firsts, offset) - 1)
+        if offset >= self.end or at >= len(self._totals):
+            return 0
+        return self._total - (self._totals[at] - self._lengths[at])
+
+    def end_within(self, start: int, limit: int) -> int:
+        """The largest offset so that the frames from ``start`` to it hold at most ``limit`` bytes; one at least."""
+        at = max(0, bisect_right(self._firsts, start) - 1)
+        if at >= len(self._totals):
+            return self.end
+        before = self._totals[at] - self._lengths[at]
+        last = max(bisect_right(self._totals, before + limit), at + 1)
+        return self._firsts[last] if last < len(self._firsts) else self.end
+
+    def spans(self, start: int, end: int) -> list[tuple[int, int, int, int, int]]:
+        """Segment, position, length and the offsets, for the rows from ``start`` to ``end``."""
+        found: list[tuple[int, int, int, int, int]] = []
+        at = max(0, bisect_right(self._firsts, start) - 1)
+        while at < len(self._firsts) and self._firsts[at] < end:
+            segment = self._segments[at]
+            after = bisect_right(self._segments, segment, at)
+            stop = min(after, bisect_left(self._firsts, end, at))
+            position = self._positions[at]
+            length = self._positions[stop - 1] + self._lengths[stop - 1] - position
+            until = self._firsts[stop] if stop < len(self._firsts) else self.end
+            found.append((segment, position, length, max(start, self._firsts[at]), min(end, until)))
+            at = stop
+        return found
+
+
+class Log:
+    """One partition of a journal, for reading. Thread safe."""
+
+    def __init__(self, folder: Folder, partition: int) -> None:
+        self.partition = partition
+        self._folder = folder
+        #: guards the index
+        self._lock = threading.Lock()
+        self._index = _Index(0)
+
+    @property
+    def begin(self) -> int:
+        """The first offset that is there."""
+        with self._lock:
+            return self._index.begin
+
+    @property
+    def end(self) -> int:
+        """The offset after the last that is there: on the disk, or what stands for it."""
+        with self._lock:
+            return self._index.end
+
+    def bytes_from(self, offset: int) -> int:
+        """Bytes in the journal from ``offset`` on."""
+        with self._lock:
+            return self._index.bytes_from(offset)
+
+    def end_within(self, start: int, limit: int) -> int:
+        """How far the rows from ``start`` on go in ``limit`` bytes; at least one frame, if there is one."""
+        with self._lock:
+            return self._index.end_within(start, limit)
+
+    def spans(self, start: int, end: int) -> list[Span]:
+        """Where the rows from ``start`` to ``end`` are.
+
+        Raises:
+            DataLossError: not all of them are there.
+        """
+        with self._lock:
+            begin, known = self._index.begin, self._index.end
+            found = self._index.spans(start, end)
+        if start < end and (start < begin or end > known):
+            raise DataLossError(
+                f"option 'journalPath' ({self._folder.path}): offsets {start} to {end} of partition {self.partition} "
+                f"are asked for, and {begin} to {known} are there; failOnDataLoss=false goes on with those"
+            )
+        return [Span(_name(self.partition, segment), *rest) for segment, *rest in found]
+
+    def _segments(self) -> list[tuple[int, int]]:
+        """Offset and size of each segment, in order."""
+        found = []
+        for name, size in self._folder.list(str(self.partition)).items():
+            stem = name.removesuffix(_SUFFIX)
+            if stem != name and len(stem) == 20 and stem.isdecimal():
+                found.append((int(stem), size))
+        return sorted(found)
+
+    def load(self) -> tuple[int, int, int] | None:
+        """Find out what is there: of the last segment, its offset, where its last frame ends, and its size.
+
+        Raises:
+            JournalCorruptError: it is not as it was written.
+        """
+        segments = self._segments()
+        index = _Index(segments[0][0] if segments else 0)
+        last: tuple[int, int, int] | None = None
+        for number, (segment, size) in enumerate(segments):
+            if segment != index.end:
+                self._corrupt(segment, f"rows {index.end} to {segment} are missing before it")
+            is_last = number == len(segments) - 1
+            data = self._folder.read(_name(self.partition, segment))
+            position = 0
+            for frame in frames.scan(data):
+                header = frame.header
+                if header.first != index.end or (is_last and not frame.is_intact()):
+                    break
+                if header.rows:
+                    index.add(header.first, header.rows, segment, position, frame.end - position)
+                position = frame.end
+            if position < data.size and frames.any_after(data, position):
+                self._corrupt(segment, f"the frame at byte {position} is damaged, and whole ones follow")
+            last = (segment, position, size)
+        with self._lock:
+            self._index = index
+        return last
+
+    def _corrupt(self, segment: int, what: str) -> None:
+        raise JournalCorruptError(self._folder.path, f"segment {_name(self.partition, segment)}: {what}")
+
+
+class LogWriter(Log):
+    """One partition of a journal, for its one writer.
+
+    :meth:`append` is called by one thread, everything else by any.
+
+    Args:
+        segment_bytes: a segment that has grown beyond this is closed, where segments grow.
+    """
+
+    def __init__(self, folder: Folder, partition: int, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        super().__init__(folder, partition)
+        self._segment_bytes = segment_bytes
+        self._appender: Appender | None = None
+        self._segment = 0
+        #: everything before is committed
+        self._committed = 0
+        self._close_segment = False
+        folder.make(str(partition))
+        last = self.load()
+        if last is None:
+            return
+        self._segment, whole, size = last
+        self._committed = self._index.begin
+        if whole < size:
+            logger.warning(
+                "journal %s: cut off %d bytes of an unfinished write at the end of %s",
+                folder.path, size - whole, _name(partition, self._segment),
+            )  # fmt: skip
+        if folder.appends and whole:
+            self._appender = folder.append_to(_name(partition, self._segment), whole)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that are not committed."""
+        with self._lock:
+            return self._index.bytes_from(self._committed)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Add rows; ``offset`` of the first is :attr:`end`. They are on the disk when this returns.
+
+        Raises:
+            JournalFullError: there is no room for them. Nothing was added, and it may be tried again.
+            JournalError: anything else is wrong. Nothing was added.
+        """
+        try:
+            self._append(batch)
+        except JournalError:
+            raise
+        except OSError as error:
+            self._let_go()
+            kind = JournalFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else JournalError
+            raise kind(self._folder.path, f"cannot write: {error.strerror or error}") from error
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        first, rows = self._index.end, batch.num_rows
+        parts = frames.encode(first, rows, batch.serialize())
+        length = sum(len(memoryview(part)) for part in parts)
+        if not self._folder.appends:
+            self._folder.check_lock()
+            head = _head(first)
+            position = sum(len(memoryview(part)) for part in head)
+            self._folder.write(_name(self.partition, first), [*head, *parts])
+            self._segment = first
+        else:
+            appender = self._room(first)
+            position = appender.size
+            appender.append(parts)
+        with self._lock:
+            self._index.add(first, rows, self._segment, position, length)
+
+    def _room(self, first: int) -> Appender:
+        """A segment to append to."""
+        appender = self._appender
+        if appender is not None and (self._close_segment or appender.size >= self._segment_bytes):
+            self._let_go()
+            appender = None
+        self._close_segment = False
+        if appender is None:
+            appender = self._appender = self._folder.append_to(_name(self.partition, first))
+            self._segment = first
+            appender.append(_head(first))
+        return appender
+
+    def _let_go(self) -> None:
+        appender, self._appender = self._appender, None
+        if appender is not None:
+            appender.close()
+
+    def commit(self, offset: int) -> None:
+        """Everything before ``offset`` is processed: delete what is not needed any more."""
+        with self._lock:
+            self._committed = max(self._committed, min(offset, self._index.end))
+            if self._committed == self._index.end and self._index.bytes_from(self._index.begin) >= _WORTH_CLOSING:
+                self._close_segment = True
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Delete the segments whose rows are all committed, but the last."""
+        with self._lock:
+            keep = self._index.segment_of(self._committed)
+            if keep is None:
+                return
+            begin = self._index.begin
+            self._index.forget(keep)
+            if self._index.begin == begin:
+                return
+        for segment, _ in self._segments():
+            if segment < keep:
+                self._folder.delete(_name(self.partition, segment))
+
+    def tail(self, rows: int) -> pa.Table:
+        """The last ``rows`` rows, or as many as are there."""
+        end = self.end
+        start = max(self.begin, end - rows)
+        return pa.Table.from_batches(read(self._folder, self.spans(start, end)), JOURNAL)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._let_go()
+
+
+def _name(partition: int, segment: int) -> str:
+    return f"{partition}/{segment:020d}{_SUFFIX}"
+
+
+def _head(first: int) -> list[Any]:
+    return frames.encode(first, 0, JOURNAL.serialize())
+
+
+def read(folder: Folder, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+    """The rows of ``spans``, as they were written.
+
+    Raises:
+        JournalCorruptError: they are not there as they were written.
+        DataLossError: a segment is gone.
+    """
+    for span in spans:
+        try:
+            data = folder.read(span.segment, span.position, span.length)
+        except FileNotFoundError:
+            raise DataLossError(
+                f"option 'journalPath' ({folder.path}): segment {span.segment} is gone; was the journal committed, or "
+                "removed, by somebody else?"
+            ) from None
+        at = span.start
+        for frame in frames.scan(data):
+            header = frame.header
+            if not frame.is_intact():
+                break
+            batch = pa.ipc.read_record_batch(frame.body, JOURNAL)
+            skip = at - header.first
+            yield batch.slice(skip, min(span.end, header.first + header.rows) - at)
+            at = header.first + header.rows
+        if at < span.end:
+            raise JournalCorruptError(folder.path, f"segment {span.segment}: row {at} is not as it was written")
+
+
+L = TypeVar("L", bound=Log)
+
+
+class Journal(Generic[L]):
+    """A journal that is open: the logs of its partitions, and whose it is.
+
+    Use :meth:`open` to write, :meth:`view` to read beside a writer.
+    """
+
+    def __init__(self, folder: Folder, meta: Meta, logs: Sequence[L], lock: contextlib.ExitStack) -> None:
+        self.folder = folder
+        self.meta = meta
+        self.logs = logs
+        self._lock = lock
+
+    @staticmethod
+    def open(
+        path: str, source: Source, *, adopt: bool = False, segment_bytes: int = SEGMENT_BYTES
+    ) -> Journal[LogWriter]:
+        """Open a journal to write, and make it if there is none.
+
+        Args:
+            path: see option ``journalPath``.
+            source: what it is to be the journal of.
+            adopt: whether it may be that of another source.
+            segment_bytes: when a segment is closed.
+
+        Raises:
+            JournalLockedError: another query has it.
+            JournalMismatchError: it is the journal of something else.
+            JournalCorruptError, JournalUnreadableError: what is there cannot be used.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = open_folder(path)
+                folder.make()
+                stack.enter_context(folder.lock())
+                meta = _read_meta(folder)
+                if meta is None:
+                    if folder.list("0"):
+                        raise JournalUnreadableError(path, f"there are segments, but no {_META}")
+                    meta = Meta(source)
+                    _write_meta(folder, meta)
+                elif meta.source != source:
+                    _refuse(path, meta.source, source, adopt=adopt)
+                    meta.source = source
+                    _write_meta(folder, meta)
+                logs = [LogWriter(folder, number, segment_bytes=segment_bytes) for number in range(source.partitions)]
+                for log in logs:
+                    stack.callback(log.close)
+            except OSError as error:
+                raise JournalUnreadableError(path, f"{type(error).__name__}: {error.strerror or error}") from error
+            return Journal(folder, meta, logs, stack.pop_all())
+
+    @staticmethod
+    def view(path: str) -> Journal[Log]:
+        """Open a journal to read what is in it now, whoever writes to it.
+
+        Raises:
+            JournalUnreadableError: there is none, or it cannot be reached.
+            JournalCorruptError: it is damaged.
+        """
+        try:
+            folder = open_folder(path)
+            meta = _read_meta(folder)
+            if meta is None:
+                raise JournalUnreadableError(path, f"there is no journal: no file {_META}")
+            logs = [Log(folder, number) for number in range(meta.source.partitions)]
+            for log in logs:
+                log.load()
+        except OSError as error:
+            raise JournalUnreadableError(path, f"{type(error).__name__}: {error.strerror or error}") from error
+        return Journal(folder, meta, logs, contextlib.ExitStack())
+
+    def begin_query(self, *, adopt: bool) -> str:
+        """A query begins without a checkpoint: the journal is its own from here on.
+
+        Args:
+            adopt: whether it may be one that another query has committed to.
+
+        Raises:
+            JournalMismatchError: another query has committed to it.
+        """
+        if self.meta.committed and not adopt:
+            raise JournalMismatchError(
+                self.folder.path,
+                "it is the journal of another query, which has processed part of it: give this query one of its own, "
+                "or the checkpoint of that query; adoptJournal=true goes on with what is left in it",
+            )
+        self.meta.query = uuid.uuid4().hex
+        self.meta.committed = False
+        _write_meta(self.folder, self.meta)
+        return self.meta.query
+
+    def note_commit(self) -> None:
+        """The query has committed: from now on nobody else takes the journal unless it says so."""
+        if not self.meta.committed:
+            self.meta.committed = True
+            _write_meta(self.folder, self.meta)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self._lock.close()
+
+
+def _read_meta(folder: Folder) -> Meta | None:
+    try:
+        text = folder.read(_META).to_pybytes()
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(text)
+        if values["format"] != FORMAT:
+            raise JournalUnreadableError(
+                folder.path, f"it has format {values['format']!r}, this version reads {FORMAT}"
+            )
+        return Meta(**{**values, "source": Source(**values["source"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise JournalUnreadableError(folder.path, f"{_META} does not parse: {type(error).__name__}") from None
+
+
+def _write_meta(folder: Folder, meta: Meta) -> None:
+    folder.write(_META, [json.dumps(asdict(meta), indent=1).encode()])
+
+
+def _refuse(path: str, known: Source, wanted: Source, *, adopt: bool) -> None:
+    """Raise if a journal of ``known`` is not one of ``wanted``. Partitions may be added; the rest may be adopted."""
+    differences = [
+        f"{name} was {was!r} and is {is_!r}"
+        for name, was in asdict(known).items()
+        if (is_ := getattr(wanted, name)) != was and not (is_ > was if name == "partitions" else adopt)
+    ]
+    if differences:
+        raise JournalMismatchError(
+            path, f"it is the journal of another source: {'; '.join(differences)}; give each source one of its own"
+        )

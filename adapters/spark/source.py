@@ -1,0 +1,405 @@
+"""The data source: what Spark calls, for channels that cannot be replayed. Streams of RabbitMQ: ``streams.py``.
+
+**Who runs what.** Spark keeps one Python process on the driver for each running query. All calls of a stream reader
+but ``read`` come from its main thread; ingests and their messaging instances live there too. ``read`` runs in tasks,
+in the Python workers of the executors, and sees the journal and nothing else: neither broker nor secrets.
+
+**Offsets.** For each partition the offset after the last row, with the id of the journal and of the query it belongs
+to, so that a checkpoint and a journal that do not belong together are noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from adapters.spark import journal
+from adapters.spark.columns import MESSAGE
+from adapters.spark.errors import DataLossError, JournalMismatchError
+from adapters.spark.feeds import feeds
+from adapters.spark.folders import open_folder
+from adapters.spark.ingest import Ingest, deadline_in
+from adapters.spark.journal import Journal, Log, Source, Span
+from adapters.spark.options import EARLIEST, LATEST, ReadOptions
+from adapters.spark.typed import TypedColumns
+from messaging.errors import InvalidOptionError, MessagingError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from adapters.spark.journal import LogWriter
+
+#: rows of the batches that are handed to Spark, and bytes: small ones cost it more than their rows do
+_BATCH_ROWS: Final = 16_384
+_BATCH_BYTES: Final = 16 * 2**20
+#: a task reads about so much
+_TASK_BYTES: Final = 64 * 2**20
+#: how long a full disk may keep the ingest waiting once the query has nothing left to do, seconds
+_PATIENCE: Final = 10.0
+
+
+class Columns:
+    """The columns of a read: those of the message, some of them, or typed ones parsed from the payload. Picklable."""
+
+    def __init__(self, schema: StructType, model: str | None) -> None:
+        self.typed: TypedColumns | None = None
+        self.names: tuple[str, ...] = ()
+        if model is not None:
+            self.typed = TypedColumns.of_model(model)
+            if [(f.name, f.dataType) for f in schema.fields] != [
+                (f.name, f.dataType) for f in self.typed.schema.fields
+            ]:
+                raise InvalidOptionError("model", "option 'model': the model is the schema; leave out .schema(...)")
+        elif _is_plain(schema):
+            self.names = tuple(schema.fieldNames())
+        else:
+            self.typed = TypedColumns.of_schema(schema)
+        self._arrow = to_arrow_schema(schema, timezone="UTC")
+
+    def of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns for rows of :data:`~adapters.spark.columns.MESSAGE`, and more on their right."""
+        if self.typed is not None:
+            return self.typed.convert(pa.RecordBatch.from_arrays(rows.columns[: len(MESSAGE)], schema=MESSAGE))
+        return pa.RecordBatch.from_arrays([rows.column(name) for name in self.names], schema=self._arrow)
+
+    def convert(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The columns for all of ``batches``, in batches of a size that Spark likes."""
+        for batch in gathered(batches):
+            yield self.of(batch)
+
+
+def schema_of(options: ReadOptions) -> StructType:
+    """The schema of a read that was given none."""
+    if options.model is not None:
+        return TypedColumns.of_model(options.model).schema
+    return from_arrow_schema(MESSAGE)
+
+
+def _is_plain(schema: StructType) -> bool:
+    """Whether it names nothing but columns of the message, by their names and types."""
+    known = {field.name: field.dataType for field in from_arrow_schema(MESSAGE).fields}
+    return all(known.get(field.name) == field.dataType for field in schema.fields)
+
+
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are neither tiny nor huge."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > _BATCH_ROWS or size + batch.nbytes > _BATCH_BYTES):
+            yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if waiting:
+        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
+
+
+class JournalPartition(InputPartition):
+    """What one task reads: rows of one partition of the journal."""
+
+    def __init__(self, path: str, spans: Sequence[Span]) -> None:
+        self.path = path
+        self.spans = list(spans)
+
+
+def read_journal(partition: JournalPartition, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """The rows of ``partition``, as Arrow batches."""
+    folder = open_folder(partition.path)
+    return columns.convert(journal.read(folder, partition.spans))
+
+
+def plan(path: str, ranges: Sequence[tuple[Log, int, int]], min_partitions: int | None) -> list[JournalPartition]:
+    """Split offset ranges into tasks: one for each partition with rows; more if asked for, or if they are long."""
+    total = sum(end - start for _, start, end in ranges)
+    share = max(1, -(-total // min_partitions)) if min_partitions else total
+    found = []
+    for log, start, end in ranges:
+        if start >= end:
+            continue
+        size = sum(span.length for span in log.spans(start, end))
+        pieces = max(-(-(end - start) // max(share, 1)), -(-size // _TASK_BYTES))
+        step = -(-(end - start) // pieces)
+        found += [JournalPartition(path, log.spans(at, min(at + step, end))) for at in range(start, end, step)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where a query is, as it stands in the checkpoint."""
+
+    journal: str
+    query: str | None
+    ends: Mapping[int, int]
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Offsets:
+        """What :meth:`dump` made.
+
+        Raises:
+            JournalMismatchError: it is the checkpoint of another source.
+        """
+        try:
+            ends = {int(partition): int(end) for partition, end in values["offsets"].items()}
+            return cls(values["journal"], values["query"], ends)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise MessagingError(
+                "option 'checkpointLocation': the checkpoint is not one of a journaled source"
+            ) from None
+
+    def dump(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        ends = {str(partition): end for partition, end in self.ends.items()}
+        return {"journal": self.journal, "query": self.query, "offsets": ends}
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads channels that cannot be replayed, through a journal."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = Columns(schema, options.model)
+        self._journal: Journal[LogWriter] | None = None
+        self._ingests: list[Ingest] = []
+        self._initial: Offsets | None = None
+        #: where this run ends (AvailableNow)
+        self._target: dict[int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For executors: what :meth:`read` needs, and no secret."""
+        return {"_columns": self._columns}
+
+    # --- on the driver
+
+    def _open(self) -> Journal[LogWriter]:
+        """Open the journal and start the ingests, once."""
+        if self._journal is not None:
+            return self._journal
+        options = self._options
+        source = Source(
+            url=options.required_broker.address,
+            channels=sorted(options.channels),
+            queue=",".join(options.queues) or None,
+            qos=options.qos,
+            partitions=options.receivers,
+        )
+        opened = Journal.open(
+            options.required_journal, source, adopt=options.adopt_journal,
+            segment_bytes=max(2**20, min(journal.SEGMENT_BYTES, options.journal_bytes // 4 // options.receivers)),
+        )  # fmt: skip
+        try:
+            group = options.group or f"spark-{opened.meta.id[:16]}"
+            ingests = [
+                Ingest(feed, log) for feed, log in zip(feeds(options, group, opened.folder), opened.logs, strict=True)
+            ]
+            for ingest in ingests:
+                self._ingests.append(ingest)
+                ingest.start()
+        except BaseException:
+            for ingest in self._ingests:
+                ingest.stop()
+            self._ingests = []
+            opened.close()
+            raise
+        self._journal = opened
+        return opened
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without checkpoint begins; called again it says the same."""
+        opened = self._open()
+        if self._initial is None:
+            ends = start_of(self._options.starting, opened.logs)
+            query = opened.begin_query(adopt=self._options.adopt_journal)
+            self._initial = Offsets(opened.meta.id, query, ends)
+        return self._initial.dump()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What options ``maxRowsPerBatch`` and ``maxBytesPerBatch`` say; if both do, each holds."""
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Wait until what the broker holds for this query has come; the run ends there."""
+        opened = self._open()
+        until = deadline_in(self._options.patience)
+        for ingest in self._ingests:
+            ingest.wait_quiet(self._options.quiet, until)
+        self._target = {log.partition: log.end for log in opened.logs}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next micro-batch goes: what is safely in the journal, within ``limit``.
+
+        Raises:
+            MessagingError: nothing is left to process, and the ingest has ended, or cannot go on.
+        """
+        opened = self._open()
+        begins = self._begins(Offsets.parse(start), opened)
+        ends = {log.partition: self._end_of(log) for log in opened.logs}
+        if all(ends[log.partition] <= begins[log.partition] for log in opened.logs):
+            self._nothing_new(begins)
+            if Offsets.parse(start).journal == opened.meta.id:
+                return start
+        limited = self._limited(opened.logs, begins, ends, limit)
+        return Offsets(opened.meta.id, opened.meta.query, limited).dump()
+
+    def _end_of(self, log: Log) -> int:
+        end = log.end
+        return end if self._target is None else min(end, self._target.get(log.partition, end))
+
+    def _nothing_new(self, begins: Mapping[int, int]) -> None:
+        for ingest in self._ingests:
+            # Spark commits with the next micro-batch. If that waits for room in the journal, this is the moment:
+            # everything before the start of a micro-batch to come is processed.
+            if ingest.is_full or ingest.failure is not None:
+                ingest.log.commit(begins[ingest.log.partition])
+                ingest.make_room()
+        if self._target is None:
+            for ingest in self._ingests:
+                ingest.raise_failure(_PATIENCE)
+
+    def _limited(
+        self, logs: Sequence[Log], begins: Mapping[int, int], ends: dict[int, int], limit: ReadLimit
+    ) -> dict[int, int]:
+        """``ends`` within ``limit``, each partition with a share that fits what it has."""
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        waiting = {log.partition: max(0, ends[log.partition] - begins[log.partition]) for log in logs}
+        total = sum(waiting.values())
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        found = dict(ends)
+        for log in logs:
+            partition = log.partition
+            if not waiting[partition]:
+                found[partition] = max(ends[partition], begins[partition])
+                continue
+            end = ends[partition]
+            if rows is not None and total > rows:
+                end = min(end, begins[partition] + max(1, rows * waiting[partition] // total))
+            if size is not None:
+                part = max(1, size * waiting[partition] // total)
+                end = min(end, log.end_within(begins[partition], part))
+            found[partition] = end
+        return found
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What the journal holds, for the progress of the query."""
+        opened = self._journal
+        if opened is None:
+            return None
+        return Offsets(opened.meta.id, opened.meta.query, {log.partition: log.end for log in opened.logs}).dump()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch."""
+        opened = self._open()
+        first, last = Offsets.parse(start), Offsets.parse(end)
+        begins, ends = self._begins(first, opened), self._begins(last, opened)
+        ranges = []
+        for log in opened.logs:
+            begin, until = begins[log.partition], ends[log.partition]
+            if not self._options.fail_on_data_loss:
+                begin, until = max(begin, log.begin), min(until, log.end)
+            ranges.append((log, begin, until))
+        return plan(opened.folder.path, ranges, self._options.min_partitions)
+
+    def _begins(self, offsets: Offsets, opened: Journal[LogWriter]) -> dict[int, int]:
+        """Where each partition is, if the journal is that of the checkpoint."""
+        if offsets.journal == opened.meta.id:
+            if offsets.query != opened.meta.query:
+                raise JournalMismatchError(
+                    opened.folder.path,
+                    "another query has made it its own since this one ran: give each query a journal of its own",
+                )
+            return {log.partition: offsets.ends.get(log.partition, log.begin) for log in opened.logs}
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"option 'journalPath' ({opened.folder.path}): the checkpoint is of journal {offsets.journal}, and "
+                f"this is {opened.meta.id}; failOnDataLoss=false goes on with what is in this one"
+            )
+        return {log.partition: log.begin for log in opened.logs}
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything before ``end`` is processed."""
+        opened = self._open()
+        offsets = Offsets.parse(end)
+        if offsets.journal != opened.meta.id:
+            return
+        opened.note_commit()
+        for ingest in self._ingests:
+            ingest.log.commit(offsets.ends.get(ingest.log.partition, 0))
+            ingest.make_room()
+
+    def stop(self) -> None:
+        """The query ends: stop receiving, let go of the journal."""
+        for ingest in self._ingests:
+            ingest.stop()
+        self._ingests = []
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    # --- on executors
+
+    def read(self, partition: JournalPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of one task."""
+        return read_journal(partition, self._columns)
+
+
+class JournalBatchReader(DataSourceReader):
+    """Reads what is in a journal now, whether a query is running on it or not. Touches neither broker nor offsets."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = Columns(schema, options.model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For executors."""
+        return {"_columns": self._columns}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the read."""
+        opened = Journal.view(self._options.required_journal)
+        begins = start_of(self._options.starting, opened.logs)
+        ends = start_of(self._options.ending, opened.logs)
+        ranges = [
+            (log, max(begins[log.partition], log.begin), min(ends[log.partition], log.end)) for log in opened.logs
+        ]
+        return plan(opened.folder.path, ranges, self._options.min_partitions) or [
+            JournalPartition(opened.folder.path, [])
+        ]
+
+    def read(self, partition: JournalPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of one task."""
+        return read_journal(partition, self._columns)
+
+
+def start_of(wanted: Any, logs: Sequence[Log]) -> dict[int, int]:
+    """The offsets that ``startingOffsets`` or ``endingOffsets`` mean."""
+    if wanted == EARLIEST:
+        return {log.partition: log.begin for log in logs}
+    if wanted == LATEST:
+        return {log.partition: log.end for log in logs}
+    known = {str(log.partition) for log in logs}
+    if not set(wanted) <= known:
+        raise InvalidOptionError(
+            "startingOffsets",
+            f"option 'startingOffsets': {', '.join(sorted(set(wanted) - known))} is no partition of the journal; "
+            f"it has {', '.join(sorted(known))}",
+        )
+    return {log.partition: wanted.get(str(log.partition), log.begin) for log in logs}
