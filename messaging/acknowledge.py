@@ -49,6 +49,8 @@ class AcknowledgeMessageContext(MessageContext):
 
     __slots__ = ("_settler", "_state")
 
+    _is_received = True
+
     _state: AcknowledgeType
     #: set as long as the state is RECEIVED
     _settler: Settler | None

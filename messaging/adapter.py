@@ -91,7 +91,11 @@ class Outgoing(Protocol):
 
     @property
     def message_id(self) -> str:
-        """Stable across retries, unique across instances and processes; made on first use."""
+        """Stable across retries; made on use, unique across instances and processes.
+
+        With ``options.message_id`` it is that, the application's own: two messages with the same one may be on their
+        way at once, and it is to travel with QoS 0, too.
+        """
         ...
 
     def sent(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Self, TypeVar
 
 from messaging.acknowledge import DirectAcknowledgement
 from messaging.errors import ArgumentError, InvalidContentError
-from messaging.message import NO_EXTENSIONS, Message, MessageContext
+from messaging.message import NO_EXTENSIONS, Message, MessageContext, kind_like
 from messaging.services import LdapFilter
 
 T = TypeVar("T")
@@ -145,7 +145,9 @@ class MessageContextBuilder:
         given = self._context
         extensions = self._extensions
         acknowledgement = self._acknowledgement
+        kind = MessageContext
         if given is not None:
+            kind = kind_like(given)
             kept = {name: value for name in _CONTEXT_VALUES if (value := getattr(given, name)) is not None}
             if "channel" in kept:
                 # a routing key belongs to its channel: the builder's must not stick to the context's channel
@@ -153,7 +155,7 @@ class MessageContextBuilder:
             values = {**values, **kept}
             extensions = {**extensions, **given.extensions}
             acknowledgement = given._acknowledgement or acknowledgement
-        context = MessageContext(
+        context = kind(
             **values,
             extensions=MappingProxyType(dict(extensions)) if extensions else NO_EXTENSIONS,
         )

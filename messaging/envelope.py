@@ -91,7 +91,7 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
         header["headers"] = options.headers
     if options.time_to_live and expires:
         header["expires"] = time.time() + options.time_to_live
-    if header and options.qos != "0":
+    if options.message_id is not None or (header and options.qos != "0"):
         header["messageId"] = outgoing.message_id
     return encode(payload, header)
 

@@ -7,9 +7,10 @@ sent (MSG090, MSG100); a value of the wrong type or range is refused naming the 
 
 from __future__ import annotations
 
+import operator
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -25,6 +26,7 @@ from messaging.features import Features
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
+    from messaging.message import MessageContext
 
 Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
 
@@ -37,6 +39,8 @@ MAX_PREFETCH: Final = 65_535
 #: user headers: bounds every protocol here can carry
 MAX_HEADERS: Final = 256
 MAX_HEADER_BYTES: Final = 32_768
+#: bytes of a message id: a short string of AMQP
+MAX_MESSAGE_ID: Final = 255
 
 
 def _empty() -> Mapping[str, Any]:
@@ -63,6 +67,12 @@ class PublishOptions:
     autocreate: bool = True
     #: checked values of the adapter's own extensions
     custom: Mapping[str, Any] = field(default_factory=_empty)
+    #: the application's own message id, which travels whatever the ``qos`` is; ``None`` for one that is made
+    message_id: str | None = None
+
+
+#: all fields but ``message_id``, which is the last one
+_shared: Final = operator.attrgetter(*[each.name for each in fields(PublishOptions)][:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +197,19 @@ def _headers(value: Any) -> Mapping[str, str]:
     return MappingProxyType(dict(value))
 
 
+def _message_id(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a str, not {type(value).__name__}")
+    # one is checked for each message, and most are of this kind
+    bad = None if value.isascii() and value.isprintable() else channels.forbidden_character(value)
+    if bad is not None:
+        raise ValueError(f"holds {bad}")
+    size = len(value.encode())
+    if not 0 < size <= MAX_MESSAGE_ID:
+        raise ValueError(f"must have 1 to {MAX_MESSAGE_ID} bytes in UTF-8, not {size}")
+    return value
+
+
 #: every extension this project knows -> its check; adapters add their own, see ``adapter.Adapter``
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
@@ -201,6 +224,7 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         Features.EXTENSION_HEADERS: _headers,
         Features.EXTENSION_MANDATORY: boolean,
         Features.EXTENSION_TIMEOUT: seconds,
+        Features.EXTENSION_MESSAGE_ID: _message_id,
         Features.EXTENSION_QUEUE: _queue,
         Features.EXTENSION_AUTOCREATE: boolean,
         Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
@@ -233,6 +257,7 @@ PUBLISH_ONLY: Final = frozenset(
         Features.EXTENSION_HEADERS,
         Features.EXTENSION_MANDATORY,
         Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_MESSAGE_ID,
     }
 )
 SUBSCRIBE_ONLY: Final = frozenset(
@@ -247,9 +272,9 @@ SUBSCRIBE_ONLY: Final = frozenset(
     }
 )
 
-#: what received messages carry: ignored unless the adapter takes it for a request, so that a message can be passed on
-#: as it is
-RECEIVED_ONLY: Final = frozenset({"messageId", "timestamp", "redelivered", "streamOffset"})
+#: what received messages carry: ignored unless the adapter takes it for a request, so that a message can be passed
+#: on as it is. For ``messageId``, which anybody may ask for, see :func:`requested`.
+RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset"})
 
 #: asking for what is so anyway asks for nothing, and needs no feature
 _BY_DEFAULT: Final = {
@@ -280,19 +305,50 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
             continue
         if check is None:
             raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
-        try:
-            checked[key] = check(value)
-        except Exception as error:  # noqa: BLE001
-            # a check says what would be right with a ValueError; anything else came out of the value itself
-            text = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}"
-            kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
-            raise kind(key, text) from None
+        checked[key] = _checked(key, check, value)
         if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
             raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))
     qos = checked.get(Features.EXTENSION_QOS)
     if qos is not None and qos not in adapter.qos_levels:
         raise UnsupportedFeatureError(f"qos={qos}", adapter.name, f"qos levels here: {', '.join(adapter.qos_levels)}")
     return checked
+
+
+def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except Exception as error:  # noqa: BLE001
+        # a check says what would be right with a ValueError; anything else came out of the value itself
+        text = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}"
+        kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
+        raise kind(key, text) from None
+
+
+def requested(context: MessageContext, adapter: Adapter) -> Mapping[str, Any]:
+    """The extensions of ``context`` that ask for something: a received message is passed on with its message id.
+
+    With one of its own, rather than an error, where the instance has no such feature or the id, which may be anybody's,
+    is none that an application could give.
+    """
+    extensions = context._extensions
+    key = Features.EXTENSION_MESSAGE_ID
+    if not context._is_received or key not in extensions:
+        return extensions
+    if key in adapter.features:
+        try:
+            _message_id(extensions[key])
+        except ValueError:
+            pass
+        else:
+            return extensions
+    return {each: value for each, value in extensions.items() if each != key}
+
+
+def identified(options: PublishOptions, message_id: Any) -> PublishOptions:
+    """``options`` with another message id; ``InvalidExtensionError`` if it is none."""
+    checked = _checked(Features.EXTENSION_MESSAGE_ID, _message_id, message_id)
+    # half the time that dataclasses.replace takes
+    return PublishOptions(*(*_shared(options), checked))
 
 
 def known(adapter: Adapter) -> list[str]:
@@ -336,6 +392,7 @@ def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishO
         mandatory=mandatory,
         timeout=values.get(Features.EXTENSION_TIMEOUT),
         autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
+        message_id=values.get(Features.EXTENSION_MESSAGE_ID),
         custom=_custom(values, adapter.publish_extensions),
     )
 

@@ -59,6 +59,7 @@ class Features:
     EXTENSION_HEADERS: Final = "headers"  #: mapping of str to str
     EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message that nobody would get fails
     EXTENSION_TIMEOUT: Final = "timeout"  #: float seconds, > 0: the publish deadline
+    EXTENSION_MESSAGE_ID: Final = "messageId"  #: str, 1 to 255 bytes: the application's own; received messages tell it
 
     # --- extension features of this project, subscribing
     EXTENSION_QUEUE: Final = "queue"  #: str: name of the queue that subscribers share

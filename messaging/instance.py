@@ -376,7 +376,7 @@ class Messaging:
             known = self._context(
                 channel, context, subscribing_only(self._adapter) - allowed, "subscribing"
             ).build_context()
-            if key is not None:
+            if key is not None and "message_id" not in context:  # which is for one message
                 if len(self._contexts) >= _CONTEXT_CACHE:
                     self._contexts.clear()
                 self._contexts[key] = known

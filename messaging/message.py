@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
 
 if TYPE_CHECKING:
     from messaging.acknowledge import DirectAcknowledgement
@@ -37,6 +37,9 @@ class MessageContext:
         "_plan",
         "_reply_to_channel",
     )
+
+    #: whether its extensions are what a protocol told, and not only what an application asks for
+    _is_received: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,6 +126,19 @@ class MessageContext:
             # headers may carry tokens of the application: names only
             shown.append(f"extensions=<{', '.join(sorted(self._extensions))}>")
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class ForwardedContext(MessageContext):
+    """A context made from that of a received message, which is passed on: see ``extensions.requested``."""
+
+    __slots__ = ()
+
+    _is_received = True
+
+
+def kind_like(context: MessageContext) -> type[MessageContext]:
+    """The class of a context that takes over the extensions of ``context``."""
+    return ForwardedContext if context._is_received else MessageContext
 
 
 class Message:

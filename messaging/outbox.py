@@ -94,8 +94,8 @@ class Publication(Promise[None]):
 
     @property
     def message_id(self) -> str:
-        """Stable across retries, unique across instances and processes."""
-        return f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
+        """Stable across retries; the application's own, or unique across instances and processes."""
+        return self.options.message_id or f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
 
     @property
     def may_have_arrived(self) -> bool:

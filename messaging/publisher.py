@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
@@ -21,16 +22,19 @@ from messaging.errors import (
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import PublishOptions, publish_options
+from messaging.extensions import PublishOptions, identified, publish_options, requested
 from messaging.features import Features
-from messaging.message import NO_EXTENSIONS, Message, MessageContext
+from messaging.message import NO_EXTENSIONS, Message, MessageContext, kind_like
 from messaging.outbox import Publication
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from messaging.connection import Connection
     from messaging.promise import Promise
 
 _UNSET: Final = (None, None, None, None)
+_MAPPINGS: Final = (MappingProxyType, dict)
 #: checked contexts kept by channel; more distinct channels than this are checked again
 _PLAN_CACHE: Final = 4096
 
@@ -43,7 +47,7 @@ class MessagePublisher:
         self._adapter = adapter = connection.adapter
         self._outbox = connection.outbox
         self._timeout = adapter.settings.timeout
-        self._plans: dict[tuple[str, str | None], PublishOptions] = {}
+        self._plans: dict[tuple[Any, ...], PublishOptions] = {}
         #: what marks a context as checked by this publisher, for what the adapter announces now
         self._stamp = object()
         self._size_limit = adapter.max_message_size
@@ -165,7 +169,7 @@ class MessagePublisher:
             if values._channel is not None:
                 return values
             channel, extension = context._channel, context._channel_extension
-        return MessageContext(
+        return kind_like(values)(
             channel,
             extension,
             values._content_type,
@@ -186,13 +190,18 @@ class MessagePublisher:
         if not isinstance(channel, str):
             raise InvalidChannelError(f"channel must be a str, not {type(channel).__name__}")
         stamp = self._stamp
-        # contexts with nothing but a channel are all alike: one check serves them
-        plain = context._extensions is NO_EXTENSIONS and context._values_beside_channel() == _UNSET
-        key = (channel, context._channel_extension) if plain else None
-        options = self._plans.get(key) if key is not None else None
-        if options is None:
+        extensions = requested(context, self._adapter) if context._is_received else context._extensions
+        key = _alike(context, extensions)
+        try:
+            options = self._plans.get(key) if key is not None else None
+        except TypeError:  # a value is of the wrong type
+            key = options = None
+        if options is not None:
+            if options.message_id is not None:
+                options = identified(options, extensions[Features.EXTENSION_MESSAGE_ID])
+        else:
             channels.check_name(channel)
-            options = publish_options(context._extensions, self._adapter)
+            options = publish_options(extensions, self._adapter)
             self._check_values(context)
             self._adapter.check_publish(context, options)
             if key is not None and stamp is self._stamp:
@@ -232,6 +241,27 @@ class MessagePublisher:
         except MessagingError:
             self._will_taken = False
             raise
+
+
+def _alike(context: MessageContext, extensions: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """What contexts have in common that one check serves, or ``None`` if there are not many like this one.
+
+    That is those with nothing but a channel, and those that differ in nothing but their message id.
+    """
+    if extensions is NO_EXTENSIONS:
+        plain = context._values_beside_channel() == _UNSET
+        return (context._channel, context._channel_extension) if plain else None
+    if context._correlation_id is not None or extensions.__class__ not in _MAPPINGS:
+        return None
+    if extensions.get(Features.EXTENSION_MESSAGE_ID) is None:
+        return None
+    others = [(name, value) for name, value in extensions.items() if name != Features.EXTENSION_MESSAGE_ID]
+    if not all(isinstance(value, (str, int, float)) for _, value in others):
+        return None  # such as headers
+    return (
+        context._channel, context._channel_extension, context._content_type, context._content_encoding,
+        context._reply_to_channel, *others, *[type(value) for _, value in others],
+    )  # fmt: skip
 
 
 def _as_bytes(payload: object) -> bytes:

@@ -17,7 +17,7 @@ from messaging.errors import (
     InvalidExtensionError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import subscribe_options
+from messaging.extensions import requested, subscribe_options
 from messaging.features import Features
 from messaging.message import MessageContext
 from messaging.publisher import check_text
@@ -125,7 +125,8 @@ class MessageSubscription:
             check_text("channel_extension", context._channel_extension)
         if context._acknowledgement is not None and Features.ACKNOWLEDGE not in adapter.features:
             raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
-        options = subscribe_options(context._extensions, adapter, acknowledging=context._acknowledgement is not None)
+        acknowledging = context._acknowledgement is not None
+        options = subscribe_options(requested(context, adapter), adapter, acknowledging=acknowledging)
         spec = SubscriptionSpec(context._channel, context._channel_extension, options)
         dead = options.dead_letter_channel
         if dead is not None and context._channel_extension is None and channels.matches(context._channel, dead):

@@ -12,7 +12,8 @@ headers             extension ``headers``; what another program sent that is not
 delivery-mode       2 with ``guaranteedDelivery``, else 1; not read
 priority            extension ``priority``
 expiration          extension ``timeToLive``; whole milliseconds, at least one
-message-id          the id of the message, unless it is published with qos 0; read as extension ``messageId``
+message-id          extension ``messageId``, else an id made for it, unless it is published with qos 0; read as
+                    extension ``messageId``
 timestamp           when it was handed to the broker, whole seconds; read as extension ``timestamp``
 ==================  ==========================================================================================
 

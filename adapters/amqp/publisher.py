@@ -4,6 +4,9 @@ Messages with qos 1 travel on a channel with publisher confirms, those with qos 
 when first needed. ``publish`` writes what fits and waits in between: for room in the in-flight window, for the
 transport's buffer, for a broker that is out of memory, for a channel. One task publishes at a time.
 
+**Message ids.** A mandatory message that no queue takes comes back, and is known by its message id alone. So of those
+to which the application gave the same id one waits, with all that follow it, until the other is confirmed.
+
 **A channel the broker closed.** The broker answers a message it does not take (no such exchange, no permission, too
 large) by closing the channel, and does not say which message it was. So what was not confirmed is sent again on a
 new channel, one message after the other, each confirmed before the next: the one that costs this channel, too, is to
@@ -59,8 +62,8 @@ class _Plan:
     """What the messages of one context have in common."""
 
     __slots__ = (
-        "channel", "confirms", "context", "destination", "exchange", "is_enveloped", "mandatory", "method", "options",
-        "template",
+        "channel", "confirms", "context", "destination", "exchange", "has_id", "is_enveloped", "mandatory", "method",
+        "options", "returnable_id", "template",
     )  # fmt: skip
 
     def __init__(self, message: Outgoing, exchange: str) -> None:
@@ -72,6 +75,10 @@ class _Plan:
         self.confirms = message.options.qos != "0" or context._reply_to_channel == names.DIRECT_CHANNEL
         self.destination = destination(context, message.options, exchange)
         self.mandatory = self.destination.mandatory
+        #: whether the message id travels
+        self.has_id = self.confirms or self.options.message_id is not None
+        #: the application's own message id, if it is what the message would be known by when it comes back
+        self.returnable_id = self.options.message_id if self.mandatory and self.confirms else None
         #: the exchange to be seen to first; the default one needs nothing, nor does one that nobody is to be asked for
         self.exchange = self.destination.exchange.name if self.destination.exchange.declare != "none" else ""
         self.template = Template(context, message.options)
@@ -101,6 +108,10 @@ class _Channel(ConfirmChannel["Outgoing"]):
         if self.mandatory:
             self._forget_settled()
         self._publisher.progressed()
+
+    def is_taken(self, message_id: str) -> bool:
+        """Whether another message of that id may come back: the two could not be told apart."""
+        return self.mandatory.get(message_id, 0) in self.pending
 
     def _forget_settled(self) -> None:
         pending = self.pending
@@ -223,10 +234,15 @@ class Publisher:
             channel = self._channels.get(plan.confirms)
             if channel is None or plan.exchange not in self._exchanges:
                 await self._prepare(message, plan)
-            elif not self._has_room(channel):
+            elif not self._has_room(channel) or self._is_held_back(plan, channel):
                 await self._progress()
             else:
                 return
+
+    @staticmethod
+    def _is_held_back(plan: _Plan, channel: _Channel) -> bool:
+        """Whether to wait for the confirm of another message with the same message id, and either may come back."""
+        return plan.returnable_id is not None and channel.is_taken(plan.returnable_id)
 
     async def _prepare(self, message: Outgoing, plan: _Plan) -> None:
         """See to the channel and the exchange of ``message``; it is failed if the broker does not let it have them."""
@@ -298,6 +314,8 @@ class Publisher:
                 channel = self._channels.get(plan.confirms)
                 if channel is None or plan.exchange not in self._exchanges or not self._has_room(channel):
                     break
+                if self._is_held_back(plan, channel):
+                    break
                 try:
                     parts += self._encode(message, plan, channel, now)
                 except ValueError as error:
@@ -330,7 +348,7 @@ class Publisher:
             goal = plan.destination
             plan.method = frames.publish(channel.number, goal.exchange.name, goal.routing_key, mandatory=plan.mandatory)
             plan.channel = channel.number
-        properties = plan.template.fill(message.correlation_id, message.message_id if plan.confirms else None, now)
+        properties = plan.template.fill(message.correlation_id, message.message_id if plan.has_id else None, now)
         frame_max = self._wire.frame_max
         if len(properties) > frame_max - frames.CONTENT_OVERHEAD:
             raise ValueError(f"{len(properties)} bytes of properties; the broker takes frames of {frame_max} bytes")

@@ -57,6 +57,8 @@ def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
         told[Features.EXTENSION_HEADERS] = options.headers
     if options.priority is not None:
         told[Features.EXTENSION_PRIORITY] = options.priority
+    if options.message_id is not None:
+        told[Features.EXTENSION_MESSAGE_ID] = options.message_id
     if expires is not None:
         told[Features.EXTENSION_TIME_TO_LIVE] = max(expires - time.monotonic(), 0.001)
     return MappingProxyType(told)
@@ -93,7 +95,9 @@ class Consumer:
             self._next_tag = tag = self._next_tag + 1
             self.unsettled[tag] = entry
             token = (self, tag)
-        plain = not (retained or deliveries or options.headers or expires or options.priority is not None)
+        plain = not (
+            retained or deliveries or options.headers or expires or options.priority is not None or options.message_id
+        )
         self.batch.append(
             Incoming(
                 payload,

@@ -81,7 +81,12 @@ NO_LOCAL: Final = "noLocal"
 
 #: what needs properties, or an envelope
 _PROPERTY_FEATURES: Final = frozenset(
-    {Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE}
+    {
+        Features.MESSAGE_PROPERTIES,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_MESSAGE_ID,
+    }
 )
 
 

@@ -10,10 +10,11 @@ reply-to channel       Response Topic                                ``replyTo``
 ``headers``            other user properties; of equals the last     ``headers``
 ``timeToLive``         Message Expiry Interval, whole seconds up     ``expires``
 message id             user property ``message-id``, with QoS > 0    ``messageId``
+``messageId``          the same, with any QoS                        the same
 =====================  ============================================  =======================
 
 The message id lets receivers tell a message that was sent again; with QoS 0 nothing is. In an envelope it travels
-along, but is no reason to make one.
+along, but is no reason to make one. The application's own, extension ``messageId``, takes its place and is.
 
 Correlation data of other clients may be any bytes. What is not UTF-8, or holds NUL, is shown as ``hex:`` and its
 hexadecimal digits, and a correlation id of that form that stands for such bytes is sent as these bytes: a reply
@@ -152,12 +153,16 @@ def correlation_text(data: bytes) -> str:
 class _Compiled:
     """What all messages of one context have in common."""
 
-    __slots__ = ("bare_properties", "bare_topic", "context", "generation", "head", "properties", "rest", "topic")
+    __slots__ = (
+        "bare_properties", "bare_topic", "context", "generation", "has_id", "head", "properties", "rest", "topic",
+    )  # fmt: skip
 
     def __init__(self, context: MessageContext, options: PublishOptions) -> None:
         #: kept, so that no other context can get its id
         self.context = context
         self.head = packets.PUBLISH | (1 if options.retain else 0)
+        #: the message id is among the properties already
+        self.has_id = options.message_id is not None
         self.bare_topic = packets.text(context.channel or "")
         self.bare_properties = packets.properties_bytes(_properties(context, options, None))
         #: of the aliases the rest is right with
@@ -240,10 +245,11 @@ class Mqtt5Codec:
             correlation = correlation_bytes(correlation_id)
             properties = b"%b\x09%b%b" % (properties, len(correlation).to_bytes(2, "big"), correlation)
         if qos:
-            message_id = outgoing.message_id.encode()
-            properties = b"%b%b%b%b" % (
-                properties, _MESSAGE_ID_START, len(message_id).to_bytes(2, "big"), message_id,
-            )  # fmt: skip
+            if not compiled.has_id:
+                message_id = outgoing.message_id.encode()
+                properties = b"%b%b%b%b" % (
+                    properties, _MESSAGE_ID_START, len(message_id).to_bytes(2, "big"), message_id,
+                )  # fmt: skip
             rest = b"%b%b%b%b" % (
                 compiled.topic, packet_id.to_bytes(2, "big"), packets.varint(len(properties)), properties,
             )  # fmt: skip
@@ -254,7 +260,7 @@ class Mqtt5Codec:
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
         """See :class:`Codec`."""
         properties = _properties(outgoing.context, outgoing.options, outgoing.correlation_id)
-        if outgoing.options.qos != "0":
+        if outgoing.options.qos != "0" and outgoing.options.message_id is None:
             properties.user.append((MESSAGE_ID, outgoing.message_id))
         return outgoing.payload, properties
 
@@ -349,6 +355,8 @@ def _properties(context: MessageContext, options: PublishOptions, correlation_id
     if context.content_encoding is not None:
         properties.user.append((CONTENT_ENCODING, context.content_encoding))
     properties.user += options.headers.items()
+    if options.message_id is not None:
+        properties.user.append((MESSAGE_ID, options.message_id))
     return properties
 
 

@@ -23,7 +23,7 @@ from messaging.errors import (
     ReplyError,
     StreamConsumedError,
 )
-from messaging.extensions import subscribe_options
+from messaging.extensions import requested, subscribe_options
 from messaging.features import Features
 from messaging.promise import Promise
 from messaging.replyto import marks
@@ -313,7 +313,7 @@ class ReplyToManyPublisher:
         )
         connection, adapter = self._connection, self._connection.adapter
         self._requests.refuse_closed()
-        wanted = {key: value for key, value in context._extensions.items() if key != Features.EXTENSION_QOS}
+        wanted = {key: value for key, value in requested(context, adapter).items() if key != Features.EXTENSION_QOS}
         if adapter.acknowledging_qos is not None:
             wanted[Features.EXTENSION_QOS] = adapter.acknowledging_qos
         spec = SubscriptionSpec(context._reply_to_channel or "", None, subscribe_options(wanted, adapter))

@@ -9,7 +9,7 @@ from messaging import channels
 from messaging.builder import MessageContextBuilder, as_context
 from messaging.errors import ArgumentError, UnsupportedFeatureError
 from messaging.features import Features
-from messaging.message import Message, MessageContext
+from messaging.message import Message, MessageContext, kind_like
 from messaging.replyto.marks import MANY, Mark
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _filled(builder: MessageContextBuilder, context: MessageContext) -> MessageC
 
 def _copy(context: MessageContext, reply_to: str, extensions: Mapping[str, Any]) -> MessageContext:
     """``context`` with another reply channel and other extensions."""
-    return MessageContext(
+    return kind_like(context)(
         context._channel,
         context._channel_extension,
         context._content_type,

@@ -99,7 +99,7 @@ class Out:
         #: how often it was settled: once, if all is well
         self.settlements = 0
         self.error: MessagingError | None = None
-        self.message_id = unique("id")
+        self.message_id = self.options.message_id or unique("id")
         self.outcome = asyncio.Event()
 
     def sent(self) -> None:

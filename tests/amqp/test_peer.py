@@ -297,6 +297,80 @@ def test_a_return_of_what_nobody_waits_for_is_ignored() -> None:
     play(script)
 
 
+SAME: dict[str, Any] = {"mandatory": True, "messageId": "same"}
+
+
+async def is_silent(session: Session) -> bool:
+    """Whether nothing comes for a while."""
+    try:
+        async with asyncio.timeout(0.1):
+            await session.frame()
+    except TimeoutError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("answer", ["ack", "nack", "return"])
+def test_of_two_mandatory_messages_with_one_id_the_second_waits_for_the_first(answer: str) -> None:
+    """The id is all that a returned message is known by. What follows waits as well: it must not overtake."""
+
+    async def script(client: Client, peer: Peer) -> None:
+        session = await opened(client, peer)
+        batch = [client.message("c", b"x", extensions=each) for each in (SAME, SAME, {"messageId": "same"}, {})]
+        publishing = asyncio.create_task(client.adapter.publish(batch))
+        channel = await session.published(1)
+        assert await is_silent(session)
+        assert not publishing.done()
+        if answer == "return":
+            returned(session, channel, "same")
+        else:
+            session.send(Basic.Ack(1) if answer == "ack" else Basic.Nack(1, requeue=False), channel)
+        await session.published(3)
+        await publishing
+        if answer == "return":
+            session.send(Basic.Ack(1), channel)  # follows the return, and is not the second one's
+        assert not batch[1].settled
+        returned(session, channel, "same")
+        session.send(Basic.Ack(4, multiple=True), channel)
+        first = {"ack": "", "nack": "PublishRefusedError", "return": "UnroutableError"}[answer]
+        assert await outcomes(batch) == [first, "UnroutableError", "", ""]
+
+    play(script)
+
+
+def test_an_id_stays_taken_when_its_message_is_given_up() -> None:
+    """It may come back all the same."""
+
+    async def script(client: Client, peer: Peer) -> None:
+        batch, session, channel = await published(client, peer, 1, **SAME)
+        batch[0].fail(PublishRefusedError("its deadline passed"))
+        second = client.message("c", b"x", extensions=SAME)
+        publishing = asyncio.create_task(client.adapter.publish([second]))
+        assert await is_silent(session)
+        returned(session, channel, "same")
+        await session.published(1)
+        await publishing
+        session.send(Basic.Ack(2, multiple=True), channel)
+        assert await outcomes([second]) == [""]
+
+    play(script)
+
+
+def test_what_waits_for_an_id_ends_with_the_connection() -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        session = await opened(client, peer)
+        batch = [client.message("c", b"x", extensions=SAME) for _ in range(3)]
+        publishing = asyncio.create_task(client.adapter.publish(batch))
+        await session.published(1)
+        session.close()
+        await client.lost()
+        await publishing
+        assert await outcomes(batch) == ["ConnectionLostError"] * 3
+        assert [message.was_sent for message in batch] == [True, False, False]
+
+    play(script)
+
+
 @pytest.mark.parametrize("multiple", [False, True])
 def test_a_confirm_before_the_return_counts(multiple: bool) -> None:
     async def script(client: Client, peer: Peer) -> None:

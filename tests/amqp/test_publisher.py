@@ -181,6 +181,22 @@ def test_a_settled_message_is_not_sent(rabbitmq: RabbitMQ) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("qos", ["0", "1"])
+def test_the_message_id_of_the_application_is_the_property(
+    rabbitmq: RabbitMQ, foreign: BlockingChannel, qos: str
+) -> None:
+    queue = listen(foreign, "own")
+
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            for own in ("order 1", "é" * 127):
+                await client.publish("own", b"x", extensions={"qos": qos, "messageId": own})
+                _, properties, _ = receive(foreign, queue)
+                assert properties.message_id == own
+
+    run(main())
+
+
 def test_the_message_id_is_not_made_unless_it_is_needed(rabbitmq: RabbitMQ) -> None:
     class Anonymous(Out):
         @property

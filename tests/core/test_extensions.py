@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -27,13 +28,17 @@ from messaging.extensions import (
     CHECKS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
+    MAX_MESSAGE_ID,
     RECEIVED_ONLY,
     PublishOptions,
     check_extensions,
+    identified,
     known,
     publish_options,
+    requested,
     subscribe_options,
 )
+from messaging.message import ForwardedContext, MessageContext
 from tests.core.conftest import Connect
 from tests.core.fake import EVERYTHING, NEXT_TO_NOTHING, PATIENCE, FakeBroker, FakeSettings
 
@@ -91,6 +96,10 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("bufferSize", 1, 1),
     ("overflow", "block", "block"),
     ("overflow", "fail", "fail"),
+    ("messageId", "m", "m"),
+    ("messageId", "größe 1/2 #+", "größe 1/2 #+"),
+    ("messageId", "x" * 255, "x" * 255),
+    ("messageId", "é" * 127, "é" * 127),
     ("fakeColour", "red", "RED"),
 ]
 BAD: dict[str, list[Any]] = {
@@ -110,6 +119,10 @@ BAD: dict[str, list[Any]] = {
     **{key: [0, -1, 1.0, "1", None, True] for key in ("maxDeliveries", "bufferSize")},
     "prefetch": [0, -1, 1.0, "1", None, True, 65_536],
     "overflow": ["", "drop", "BLOCK", None, 1, [], {}],
+    "messageId": [
+        *("", "x" * 256, "é" * 128, "a\x00", "\n", "\x7f", "\x85", "\ud800", "\ufffe"),
+        *(None, 1, True, b"m", [], {}, UUID(int=1)),
+    ],
     "fakeColour": ["blue", []],
 }
 
@@ -188,9 +201,32 @@ def test_what_received_messages_carry_is_checked_where_it_can_be_asked_for() -> 
     adapter = stand()
     adapter.subscribe_extensions = {"streamOffset": int}
     adapter.features |= {"streamOffset"}
-    assert check_extensions({"streamOffset": "7", "messageId": object()}, adapter) == {"streamOffset": 7}
+    assert check_extensions({"streamOffset": "7", "timestamp": object()}, adapter) == {"streamOffset": 7}
     with pytest.raises(InvalidExtensionError, match="streamOffset"):
         check_extensions({"streamOffset": "x"}, adapter)
+
+
+def test_options_with_another_message_id_are_otherwise_the_same() -> None:
+    asked = {"messageId": "a", "priority": 3, "fakeColour": "red", "headers": {"h": "1"}, "timeToLive": 5}
+    one = publish_options(asked, stand())
+    assert one.message_id == "a"
+    assert identified(one, "b") == publish_options({**asked, "messageId": "b"}, stand())
+    with pytest.raises(InvalidExtensionError, match=f"1 to {MAX_MESSAGE_ID} bytes"):
+        identified(one, "")
+
+
+@pytest.mark.parametrize("value", ["", "x" * 256, "a\nb", 7, None, []])
+def test_a_received_message_id_that_is_none_here_asks_for_nothing(value: Any) -> None:
+    told = MappingProxyType({"messageId": value, "qos": "1"})
+    assert requested(ForwardedContext("a", extensions=told), stand()) == {"qos": "1"}
+    assert requested(MessageContext("a", extensions=told), stand()) == told
+
+
+def test_a_received_message_id_is_kept_where_it_can_travel() -> None:
+    told = MappingProxyType({"messageId": "m", "qos": "1"})
+    context = ForwardedContext("a", extensions=told)
+    assert requested(context, stand()) == told
+    assert requested(context, stand(EVERYTHING - {"messageId"})) == {"qos": "1"}
 
 
 def test_absent_booleans_are_off() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from messaging import Features, Message, MessageContext, Promise
+from messaging import Features, Message, MessageContext, MessageContextBuilder, Messaging, Promise
 from messaging.adapter import Outgoing
 from messaging.errors import (
     ArgumentError,
@@ -22,6 +22,7 @@ from messaging.errors import (
     EncodeError,
     InvalidChannelError,
     InvalidContentError,
+    InvalidExtensionError,
     MessagingError,
     PayloadTooLargeError,
     UnknownContentEncodingError,
@@ -139,6 +140,118 @@ def test_a_received_message_can_be_passed_on_as_it_is(broker: FakeBroker, connec
     assert elsewhere.context.channel == "b"
     assert elsewhere.context.content_type == "text/plain"
     assert dict(elsewhere.options.headers) == {"h": "1"}
+
+
+# --- the application's own message id
+
+
+def sent_id(broker: FakeBroker, publish: Callable[[], Promise[None]]) -> str:
+    return went_out(broker, publish).message_id
+
+
+def test_a_message_id_of_the_application_is_that_of_its_message_alone(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    assert sent_id(broker, lambda: m.publish("a", b"1", message_id="own")) == "own"
+    assert sent_id(broker, lambda: m.publish("a", b"1")) != "own"
+    assert sent_id(broker, lambda: m.publish("a", b"1", message_id="other", priority=3)) == "other"
+    outgoing = went_out(broker, lambda: m.publish("a", b"1", message_id="third", priority=4))
+    assert (outgoing.message_id, outgoing.options.priority) == ("third", 4)
+    assert went_out(broker, lambda: m.publish("a", b"1", priority=4)).options.message_id is None
+
+
+def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for key in ("good", "better"):
+        m.publish("a", b"1", message_id=key).result(PATIENCE)
+    for bad in ("", "x" * 256, "a\nb", 7, []):
+        with pytest.raises(InvalidExtensionError, match="messageId"):
+            m.publish("a", b"1", message_id=bad)
+    # and so is what is beside it
+    for name, value in (("priority", "3"), ("priority", True), ("retain", 1), ("headers", {"k": 1})):
+        m.publish("a", b"1", message_id="m", priority=1, retain=True, headers={}).result(PATIENCE)
+        with pytest.raises(InvalidExtensionError, match=name):
+            m.publish("a", b"1", message_id="m", **{name: value})
+    with pytest.raises(ArgumentError, match="content_type"):
+        m.publisher.publish(
+            Message(b"", MessageContext("a", content_type=[], extensions={"messageId": "m"}))  # type: ignore[arg-type]
+        )
+
+
+def test_a_great_many_message_ids_leave_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for number in range(200):
+        promise = m.publish("a", b"1", message_id=str(number))
+        m.publisher.publish(
+            MessageContextBuilder().channel("a").extension_entry("messageId", str(number)).build_message()
+        )
+    promise.result(PATIENCE)
+    assert len(m.publisher._plans) == 1
+    assert not any("200" in str(key) or "199" in str(key) for key in m._contexts)
+
+
+def test_what_is_sent_again_keeps_the_message_id_of_the_application(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.hold = True
+    promise = m.publish("a", b"1", message_id="own")
+    broker.wait_sent(1)
+    broker.lose()
+    broker.wait_sent(2)
+    broker.confirm()
+    promise.result(PATIENCE)
+    assert [each.message_id for each in broker.sent] == ["own", "own"]
+
+
+def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    message = arrived(m, broker, "own")
+    for publish in passing_on(m, message):
+        assert sent_id(broker, publish) == "own"
+
+
+@pytest.mark.parametrize("foreign", ["", "x" * 256, "a\nb", "\ufffe"])
+def test_a_message_with_an_id_that_none_may_have_here_is_passed_on_with_another(
+    broker: FakeBroker, connect: Connect, foreign: str
+) -> None:
+    m = connect(broker)
+    message = arrived(m, broker, foreign)
+    for publish in passing_on(m, message):
+        assert sent_id(broker, publish) not in ("", foreign)
+    copied = MessageContextBuilder().channel("a").extensions(message.context.extensions)
+    with pytest.raises(InvalidExtensionError, match="messageId"):
+        m.publisher.publish(copied.build_message())
+
+
+def test_without_the_feature_a_message_is_passed_on_with_another_id(broker: FakeBroker, connect: Connect) -> None:
+    broker.features = broker.features - {Features.EXTENSION_MESSAGE_ID}
+    m = connect(broker)
+    message = arrived(m, broker, "own")
+    for publish in passing_on(m, message):
+        assert sent_id(broker, publish) != "own"
+    # what is written by hand is asked for
+    copied = MessageContextBuilder().channel("a").extensions(message.context.extensions)
+    with pytest.raises(UnsupportedFeatureError, match="messageId"):
+        m.publisher.publish(copied.build_message())
+    with m.subscription.subscribe(message.context) as stream:
+        stream.ready.result(PATIENCE)
+
+
+def arrived(m: Messaging, broker: FakeBroker, message_id: str) -> Message:
+    with m.subscribe("a") as stream:
+        broker.deliver(b"1", extensions={"qos": "1", "messageId": message_id})
+        return stream.receive(PATIENCE)
+
+
+def passing_on(m: Messaging, message: Message) -> list[Callable[[], Promise[None]]]:
+    """The ways of passing a message on that know it was received."""
+    made = MessageContextBuilder().with_context(message.context).extension_entry("priority", 3)
+    again = MessageContextBuilder().with_context(made.build_context())
+    return [
+        lambda: m.publisher.publish(message),
+        lambda: m.publisher.publish(message, "b"),
+        lambda: m.publisher.publish(Message(b"1", MessageContext("b")), message.context),
+        lambda: m.publisher.publish(made.content(b"1").build_message()),
+        lambda: m.publisher.publish(again.content(b"1").build_message(), "b"),
+    ]
 
 
 # --- what is refused

@@ -58,7 +58,7 @@ class Out:
         adapter.check_publish(context, self.options)
         self.settled = False
         self.was_sent = False
-        self.message_id = f"test-{next(_numbers)}"
+        self.message_id = self.options.message_id or f"test-{next(_numbers)}"
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def sent(self) -> None:

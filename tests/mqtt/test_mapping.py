@@ -24,9 +24,8 @@ NAME = TEXT.filter(lambda text: text and text not in (mapping.CONTENT_ENCODING, 
 class Out:
     """As much of an ``Outgoing`` as a codec reads."""
 
-    message_id = "id-1"
-
     def __init__(self, payload: bytes, context: MessageContext, options: PublishOptions) -> None:
+        self.message_id = options.message_id or "id-1"
         self.payload = payload
         self.context = context
         self.correlation_id = context.correlation_id
@@ -52,7 +51,8 @@ def outgoing(draw: st.DrawFn) -> Any:
     )
     headers = MappingProxyType(draw(st.dictionaries(NAME, TEXT, max_size=3)))
     ttl = draw(st.none() | st.floats(1, 10**12))
-    options = PublishOptions(qos=draw(st.sampled_from("012")), headers=headers, time_to_live=ttl)
+    own = draw(st.none() | st.just("own"))
+    options = PublishOptions(qos=draw(st.sampled_from("012")), headers=headers, time_to_live=ttl, message_id=own)
     return Out(draw(st.binary(max_size=200)), context, options)
 
 
@@ -70,8 +70,11 @@ def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
     assert ("timeToLive" in extensions) is (out.options.time_to_live is not None)
     assert extensions["qos"] == out.options.qos
     assert set(extensions) <= {"qos", "headers", "timeToLive", "messageId"}
+    if out.options.message_id is not None:
+        assert extensions["messageId"] == out.options.message_id
     if v5:
-        assert extensions.get("messageId") == ("id-1" if out.options.qos != "0" else None)
+        made = "id-1" if out.options.qos != "0" else None
+        assert extensions.get("messageId") == (out.options.message_id or made)
         assert extensions.get("timeToLive", 1) >= min(out.options.time_to_live or 1, 2**32 - 1)
 
 
@@ -128,6 +131,23 @@ def test_a_message_id_alone_makes_no_envelope() -> None:
     codec = Mqtt3Codec(enveloped=True)
     out: Any = Out(b"plain", MessageContext("t"), PublishOptions(qos="1"))
     assert codec.frame(out, out.payload, 1, 1).endswith(b"\x00\x01tplain"[:3] + b"\x00\x01plain")
+
+
+def test_a_message_id_of_the_application_makes_one() -> None:
+    codec = Mqtt3Codec(enveloped=True)
+    out: Any = Out(b"plain", MessageContext("t"), PublishOptions(qos="0", message_id="own"))
+    decoded = there_and_back(codec, False, out)
+    assert decoded is not None
+    assert (decoded[0], decoded[5]) == (b"plain", {"qos": "0", "messageId": "own"})
+
+
+@pytest.mark.parametrize("qos", ["0", "1"])
+@pytest.mark.parametrize("own", [None, "own"])
+def test_a_will_has_one_message_id_at_most(qos: str, own: str | None) -> None:
+    out: Any = Out(b"x", MessageContext("t"), PublishOptions(qos=qos, message_id=own))
+    _, properties = Mqtt5Codec().will(out)
+    expected = own or ("id-1" if qos == "1" else None)
+    assert properties.user == ([("message-id", expected)] if expected else [])
 
 
 def test_an_expired_envelope_is_nothing() -> None:

@@ -1,0 +1,213 @@
+"""The application's own message id: it arrives as it was given, again and again, and is passed on."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+import messaging
+from messaging import Features, InvalidExtensionError, Message, MessageContextBuilder
+from messaging.errors import UnroutableError
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature, manual, online, publish
+
+if TYPE_CHECKING:
+    from messaging import MessageStream, Promise
+
+#: all that an id may hold, as long as it may be
+AWKWARD: Final = "größe/+#.$ " + "x" * 242
+
+
+def told(stream: MessageStream) -> Any:
+    return stream.receive(PATIENCE).context.extensions.get("messageId")
+
+
+def received(id_: str, payload: bytes = b"x") -> Message:
+    """A message with this id, out of another instance."""
+    with messaging.connect("memory://elsewhere") as m, m.subscribe("from/here") as stream:
+        m.publish("from/here", payload, message_id=id_).result(PATIENCE)
+        return stream.receive(PATIENCE)
+
+
+@feature(Features.EXTENSION_MESSAGE_ID)
+def test_it_arrives_as_it_was_given_with_every_qos(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    for qos in m._adapter.qos_levels:
+        with m.subscribe(channel, qos=qos) as stream:
+            for given in ("1", AWKWARD, f"level-{qos}"):
+                context = m.context_builder().channel(channel).extension_entry("messageId", given)
+                m.publisher.publish(context.extension_entry("qos", qos).content(b"x").build_message())
+                assert told(stream) == given
+                m.publish(channel, b"x", qos=qos, message_id=given)
+                assert told(stream) == given
+
+
+@feature(Features.EXTENSION_MESSAGE_ID)
+def test_each_message_has_its_own(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, **backend.reliable) as stream:
+        wanted = [f"id-{number}" for number in range(300)]
+        for number, given in enumerate(wanted):
+            m.publish(channel, b"%d" % number, message_id=given, **backend.reliable)
+        m.publish(channel, b"last", **backend.reliable).result(PATIENCE)
+        assert [told(stream) for _ in wanted] == wanted
+        assert told(stream) not in wanted  # that of another message sticks to none
+
+
+@feature(Features.EXTENSION_MESSAGE_ID)
+def test_beside_everything_else_a_message_can_carry(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    context: dict[str, Any] = {"content_type": "x/y", "correlation_id": "4711", "reply_to": backend.channel("reply")}
+    if Features.EXTENSION_HEADERS in m.features:
+        context["headers"] = {"k": "v"}
+    with m.subscribe(channel, **backend.reliable) as stream:
+        m.publish(channel, b"x", message_id="own", **context, **backend.reliable)
+        message = stream.receive(PATIENCE)
+        assert message.context.extensions["messageId"] == "own"
+        assert message.context.extensions.get("headers", {}) == context.get("headers", {})
+        assert (message.payload, message.context.content_type, message.context.correlation_id) == (b"x", "x/y", "4711")
+
+
+@feature(Features.EXTENSION_MESSAGE_ID)
+def test_it_is_nothing_to_subscribe_with(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with pytest.raises(InvalidExtensionError, match="messageId"):
+        m.subscribe(channel, message_id="own")
+    both = m.context_builder().channel(channel).extension_entry("messageId", "own")
+    with m.subscription.subscribe(both.build_context()) as stream:  # one context for both sides
+        m.publisher.publish(both.content(b"x").build_message())
+        assert stream.receive(PATIENCE).payload == b"x"
+
+
+@feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_what_is_sent_again_has_the_same_one(backend: Backend) -> None:
+    m, link = backend.connect_severable(timeout=2 * PATIENCE)
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(400)]
+    with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
+        inbox = Inbox(stream)
+        promises: list[Promise[None]] = []
+
+        def work() -> None:
+            for payload in payloads:
+                promises.append(m.publish(channel, payload, guaranteed_delivery=True, message_id=f"id-{int(payload)}"))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        for count in (50, 200):
+            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")  # type: ignore[misc]
+            link.sever()
+            online(m)
+        worker.join(PATIENCE)
+        for promise in promises:
+            promise.result(2 * PATIENCE)
+        eventually(lambda: set(inbox.payloads) == set(payloads), "everything arrived")
+    for message in inbox.messages:
+        assert message.context.extensions["messageId"] == f"id-{int(message.payload)}"
+
+
+@feature(Features.EXTENSION_MESSAGE_ID, Features.ACKNOWLEDGE)
+def test_what_is_delivered_again_has_the_same_one(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscription.subscribe(manual(m, channel)) as stream:
+        publish(m, channel, [b"x"], message_id="own", **backend.reliable)
+        for verdict in (Message.reject, Message.reject, Message.acknowledge):
+            message = stream.receive(PATIENCE)
+            assert message.context.extensions["messageId"] == "own"
+            assert verdict(message)
+
+
+@feature(Features.EXTENSION_MESSAGE_ID)
+def test_two_messages_with_the_same_one_are_two_messages(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    payloads = [b"%d" % number for number in range(50)]
+    mandatory = {"mandatory": True} if Features.EXTENSION_MANDATORY in m.features else {}
+    with m.subscribe(channel, **backend.reliable) as stream:
+        publish(m, channel, payloads, message_id="same", **backend.reliable, **mandatory)
+        arrived = [stream.receive(PATIENCE) for _ in payloads]
+        assert [message.payload for message in arrived] == payloads
+        assert {message.context.extensions["messageId"] for message in arrived} == {"same"}
+
+
+@feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY)
+def test_of_two_with_the_same_one_the_one_that_nobody_gets_fails(backend: Backend) -> None:
+    m = backend.connect()
+    somewhere, nowhere = backend.channel(), backend.channel("nobody")
+    with m.subscribe(somewhere, **backend.reliable) as stream:
+        channels = [somewhere, nowhere, nowhere, somewhere] * 5
+        promises = [m.publish(each, b"x", message_id="same", mandatory=True) for each in channels]
+        errors = [promise.exception(PATIENCE) for promise in promises]
+        assert [type(error) for error in errors] == [type(None), UnroutableError, UnroutableError, type(None)] * 5
+        assert [told(stream) for _ in range(10)] == ["same"] * 10
+
+
+@feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_LAST_WILL)
+def test_a_last_will_has_one(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    channel = backend.channel()
+    m.publish(channel, b"will", last_will=True, message_id="own", **backend.reliable).result(PATIENCE)
+    online(m)
+    with backend.connect().subscribe(channel, **backend.reliable) as stream:
+        link.down()
+        assert told(stream) == "own"
+        link.up()
+
+
+@feature(Features.EXTENSION_MESSAGE_ID, Features.REPLY_TO)
+def test_a_request_has_one_and_its_reply_another(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    seen: list[Any] = []
+
+    @m.reply(channel)
+    def answer(request: Message) -> Message:
+        seen.append(request.context.extensions.get("messageId"))
+        return request if request.payload == b"echo" else Message(b"answer", messaging.MessageContext())
+
+    for payload in (b"plain", b"echo"):
+        reply = m.request(channel, payload, message_id="own", timeout=PATIENCE).result(PATIENCE)
+        assert reply.context.extensions.get("messageId") != "own"
+    assert seen == ["own"] * 2
+
+
+# --- passing on
+
+
+@feature(Features.EXTENSION_MESSAGE_ID)
+def test_a_message_that_is_passed_on_keeps_it(backend: Backend) -> None:
+    m = backend.connect()
+    first, second = backend.channel(), backend.channel("second")
+    with m.subscribe(first, **backend.reliable) as stream, m.subscribe(second, **backend.reliable) as passed_on:
+        m.publish(first, b"x", message_id="own", **backend.reliable)
+        message = stream.receive(PATIENCE)
+        m.publisher.publish(message, second)
+        m.publisher.publish(message, MessageContextBuilder().with_context(message.context).channel("x").build_context())
+        assert told(passed_on) == "own"
+        assert told(stream) == "own"  # the context has a channel, which counts
+        copied = MessageContextBuilder().channel(second).extensions(message.context.extensions)
+        m.publisher.publish(copied.content(b"x").build_message())
+        assert told(passed_on) == "own"
+
+
+def test_from_elsewhere_it_is_kept_where_it_can_travel_and_no_obstacle_where_it_cannot(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    message = received("own")
+    elsewhere = MessageContextBuilder().with_context(message.context)
+    with m.subscribe(channel, **backend.reliable) as stream:
+        m.publisher.publish(message, channel).result(PATIENCE)
+        expected = "own" if Features.EXTENSION_MESSAGE_ID in m.features else None
+        assert told(stream) == expected
+        # a context without a channel takes the message's; one that is made anew takes over what was told
+        context = messaging.MessageContext(channel)
+        m.publisher.publish(Message(b"x", context), elsewhere.build_context())
+        m.publisher.publish(Message(b"x", elsewhere.build_context()), channel).result(PATIENCE)
+        assert told(stream) == expected
