@@ -198,7 +198,8 @@ class Redelivery:
 
 
 def _key(incoming: Incoming) -> object:
-    return incoming._extensions.get("messageId") or (incoming._channel, hash(incoming.payload))
+    # applications that give ids of their own need not know of each other
+    return incoming._channel, incoming._extensions.get("messageId") or hash(incoming.payload)
 
 
 def again(incoming: Incoming, deliveries: int) -> Incoming:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from messaging import Message, MessageStream
+from messaging import Message, MessageStream, redelivery
+from messaging.adapter import Incoming
 from messaging.errors import PublishRefusedError
 from messaging.instance import Messaging
 from messaging.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
@@ -175,6 +176,13 @@ def test_deliveries_of_messages_with_an_id_are_counted_by_it(bare: FakeBroker, c
     until(lambda: stream.counters.redelivered == 2)
     assert bare.acknowledged == []
     close(stream)
+
+
+def test_ids_of_the_application_are_counted_by_channel() -> None:
+    """Applications that do not know of each other may give the same."""
+    one, other = (Incoming(b"x", channel, extensions={"messageId": "1"}) for channel in "ab")
+    assert redelivery._key(one) != redelivery._key(other)
+    assert redelivery._key(one) == redelivery._key(Incoming(b"y", "a", extensions={"messageId": "1"}))
 
 
 def test_a_message_that_was_accepted_does_not_count_against_the_next_with_its_content(
