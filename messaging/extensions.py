@@ -272,9 +272,9 @@ SUBSCRIBE_ONLY: Final = frozenset(
     }
 )
 
-#: what received messages carry: ignored unless the adapter takes it for a request, so that a message can be passed
-#: on as it is. For ``messageId``, which anybody may ask for, see :func:`requested`.
-RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset"})
+#: what received messages carry: ignored unless the adapter takes it for a request to this side, so that a message can
+#: be passed on as it is. For ``messageId``, which anybody may ask for, see :func:`requested`.
+RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset", "packetId"})
 
 #: asking for what is so anyway asks for nothing, and needs no feature
 _BY_DEFAULT: Final = {
@@ -288,8 +288,10 @@ _BY_DEFAULT: Final = {
 }
 
 
-def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[str, Any]:
+def check_extensions(extensions: Mapping[str, Any], adapter: Adapter, *, publishing: bool = False) -> dict[str, Any]:
     """Return the extensions with checked values.
+
+    ``publishing``: what is for subscribing alone, and told by received messages too, is ignored.
 
     Raises:
         UnsupportedFeatureError: a key is unknown or not announced by ``adapter``.
@@ -300,8 +302,11 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
     checked: dict[str, Any] = {}
     features = adapter.features
     for key, value in extensions.items():
-        check = CHECKS.get(key) or adapter.publish_extensions.get(key) or adapter.subscribe_extensions.get(key)
-        if check is None and key in RECEIVED_ONLY:
+        check = CHECKS.get(key) or adapter.publish_extensions.get(key)
+        if check is None and publishing and key in RECEIVED_ONLY and key in adapter.subscribe_extensions:
+            continue
+        check = check or adapter.subscribe_extensions.get(key)
+        if check is None and key in RECEIVED_ONLY and _is_told(key, value):
             continue
         if check is None:
             raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
@@ -312,6 +317,11 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter) -> dict[st
     if qos is not None and qos not in adapter.qos_levels:
         raise UnsupportedFeatureError(f"qos={qos}", adapter.name, f"qos levels here: {', '.join(adapter.qos_levels)}")
     return checked
+
+
+def _is_told(key: str, value: Any) -> bool:
+    """Whether a received message may have told it: a packet id is a number, so ``True`` can only be a request."""
+    return not (key == "packetId" and value is True)
 
 
 def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
@@ -369,7 +379,7 @@ def publishing_only(adapter: Adapter) -> frozenset[str]:
 
 def publish_options(extensions: Mapping[str, Any], adapter: Adapter) -> PublishOptions:
     """Compile the extensions of a context for publishing. Raises as :func:`check_extensions`."""
-    values = check_extensions(extensions, adapter)
+    values = check_extensions(extensions, adapter, publishing=True)
     guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
     mandatory = values.get(Features.EXTENSION_MANDATORY, False)
     qos = values.get(Features.EXTENSION_QOS)

@@ -67,6 +67,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_QOS,
         Features.EXTENSION_RETAIN,
         Features.EXTENSION_QUEUE,
+        mapping.PACKET_ID,
     }
 )
 # extensions of MQTT 5 alone
@@ -107,7 +108,12 @@ class MqttAdapter(Adapter):
 
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({WILL_DELAY: seconds})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
-        {RETAIN_HANDLING: integer(0, 2), RETAIN_AS_PUBLISHED: boolean, NO_LOCAL: boolean}
+        {
+            RETAIN_HANDLING: integer(0, 2),
+            RETAIN_AS_PUBLISHED: boolean,
+            NO_LOCAL: boolean,
+            mapping.PACKET_ID: boolean,
+        }
     )
 
     settings: MqttSettings
@@ -414,6 +420,7 @@ class MqttAdapter(Adapter):
             sink,
             no_local=custom.get(NO_LOCAL, False),
             as_published=custom.get(RETAIN_AS_PUBLISHED, False),
+            tells_id=custom.get(mapping.PACKET_ID, False),
         )
         route = stream.route
         self._inbound.claim(stream)

@@ -37,9 +37,11 @@ import itertools
 import logging
 import operator
 from collections import deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
+from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.packets import ProtocolError
 from messaging.adapter import Incoming
 
@@ -265,18 +267,19 @@ class Inbound:
         payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
         copies = 0
         for stream in streams:
-            token = None
-            # a stream that asked for QoS 0 has nothing to settle, whatever QoS it shares a subscription with
-            if receipt is not None and stream.settles:
-                token = Token(receipt, stream)
-                stream.unsettled[token] = None
-                copies += 1
+            token, told = None, extensions
+            if receipt is not None:
+                # a stream that asked for QoS 0 has nothing to settle, whatever QoS it shares a subscription with
+                if stream.settles:
+                    token = Token(receipt, stream)
+                    stream.unsettled[token] = None
+                    copies += 1
+                if stream.tells_id:
+                    told = MappingProxyType({**extensions, PACKET_ID: receipt.id})
             if not stream.batch:
                 self._touched.append(stream)
             stream.batch.append(
-                Incoming(
-                    payload, topic, None, content_type, content_encoding, correlation_id, reply_to, extensions, token
-                )
+                Incoming(payload, topic, None, content_type, content_encoding, correlation_id, reply_to, told, token)
             )
         if receipt is not None:
             receipt.copies = copies

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 CONTENT_ENCODING: Final = "content-encoding"
 MESSAGE_ID: Final = "message-id"
+#: bool, subscribing: a received message of QoS 1 or 2 tells, under the same name, the packet identifier it came with
+PACKET_ID: Final = "packetId"
 
 _RESERVED: Final = ("$SYS", "$share")
 _HEX: Final = "hex:"

@@ -47,10 +47,12 @@ _MATCHED: Final = 4096
 class Stream:
     """A subscription of the core: its handle."""
 
-    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "sink", "unsettled")
+    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "sink", "tells_id", "unsettled")
 
-    def __init__(self, route: Route, sink: Sink, number: int, settles: bool) -> None:
+    def __init__(self, route: Route, sink: Sink, number: int, settles: bool, tells_id: bool) -> None:
         self.route = route
+        #: whether its messages tell their packet identifiers
+        self.tells_id = tells_id
         #: whether its messages have to be acknowledged: it asked for more than QoS 0
         self.settles = settles
         self.sink = sink
@@ -152,6 +154,7 @@ class Router:
         *,
         no_local: bool = False,
         as_published: bool = False,
+        tells_id: bool = False,
     ) -> Stream:
         """Add a stream, and its route if it is the first one there.
 
@@ -178,7 +181,7 @@ class Router:
             route.qos = qos
             route.confirmed = False
         self._streams += 1
-        stream = Stream(route, sink, self._streams, qos > 0)
+        stream = Stream(route, sink, self._streams, qos > 0, tells_id)
         route.streams.append(stream)
         return stream
 

@@ -31,6 +31,7 @@ from messaging.extensions import (
     MAX_MESSAGE_ID,
     RECEIVED_ONLY,
     PublishOptions,
+    boolean,
     check_extensions,
     identified,
     known,
@@ -204,6 +205,23 @@ def test_what_received_messages_carry_is_checked_where_it_can_be_asked_for() -> 
     assert check_extensions({"streamOffset": "7", "timestamp": object()}, adapter) == {"streamOffset": 7}
     with pytest.raises(InvalidExtensionError, match="streamOffset"):
         check_extensions({"streamOffset": "x"}, adapter)
+
+
+def test_what_is_asked_of_subscriptions_alone_does_not_keep_a_message_from_being_passed_on() -> None:
+    adapter = stand()
+    adapter.subscribe_extensions = {"packetId": boolean}
+    adapter.features |= {"packetId"}
+    assert publish_options({"packetId": 17}, adapter) == publish_options({"packetId": True}, adapter)
+    assert subscribe_options({"packetId": True}, adapter).custom == {"packetId": True}
+    with pytest.raises(InvalidExtensionError, match="packetId"):
+        subscribe_options({"packetId": 17}, adapter)
+
+
+def test_a_request_for_packet_ids_is_not_ignored_where_there_are_none() -> None:
+    for compile_ in (publish_options, subscribe_options):
+        compile_({"packetId": 1}, stand())
+        with pytest.raises(UnsupportedFeatureError, match="packetId"):
+            compile_({"packetId": True}, stand())
 
 
 def test_options_with_another_message_id_are_otherwise_the_same() -> None:

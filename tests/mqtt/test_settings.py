@@ -129,6 +129,7 @@ def test_features_are_what_the_version_can_do() -> None:
     own = {"willDelay", "retainHandling", "retainAsPublished", "noLocal"}
     assert five.features == enveloped.features | own | {Features.EXTENSION_MANDATORY}
     assert not enveloped.features & own
+    assert "packetId" in five.features & three.features & enveloped.features
     assert five.features - three.features == {
         Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY, *own,

@@ -1,0 +1,214 @@
+"""Extension ``packetId``: with ``redelivered`` it tells a consumer with a journal what it has stored already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from messaging import Message, Messaging
+from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
+from tests.brokers import Mosquitto
+from tests.conformance.helpers import PATIENCE, manual, online, publish
+from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import Core, In, run
+from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
+from tests.proxy import Proxy
+
+PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
+VERSIONS: dict[str, dict[str, Any]] = {"5": {"session_expiry": 300}, "3.1.1": {"version": "3.1.1"}}
+
+
+def told(message: Message) -> Any:
+    return message.context.extensions.get("packetId")
+
+
+def ids(sink: In) -> list[Any]:
+    return [message.extensions.get("packetId") for message in sink.messages]
+
+
+# --- byte by byte
+
+
+def test_it_is_the_packet_identifier_of_the_publish_packet() -> None:
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            telling, _ = await subscribed(core, connection, "a", qos="2", packetId=True)
+            silent, _ = await subscribed(core, connection, "a", qos="2")
+            for packet_id, qos in ((7, 1), (65_535, 2), (0, 0), (8, 1)):
+                connection.deliver("a", b"%d" % packet_id, packet_id, qos)
+            await telling.wait(4)
+            await silent.wait(4)
+            assert ids(telling) == [7, 65_535, None, 8]
+            assert ids(silent) == [None] * 4
+            assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
+
+    run(main())
+
+
+def test_a_stream_that_acknowledges_nothing_is_told_as_well() -> None:
+    """It may share its subscription with one that does."""
+
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
+            connection.deliver("a", b"x", 3, 1)
+            (message,) = await sink.wait(1)
+            assert (message.extensions["packetId"], message.token) == (3, None)
+
+    run(main())
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_a_resumed_session_sends_again_to_a_new_process_has_the_same_one(qos: int) -> None:
+    """That is: it was not settled, and nobody here knows it any more."""
+
+    async def main() -> None:
+        async with Peer() as peer:
+            seen: list[tuple[Any, Any, bytes]] = []
+            for again in (False, True):
+                core = Core(peer.url, **PERSISTENT)
+                connection, _ = await accept(core, peer, present=again)
+                if again:  # before the process has subscribed
+                    connection.deliver("a", b"x", 11, qos, 8)
+                sink, _ = await subscribed(core, connection, "a", qos=str(qos), packetId=True)
+                if not again:
+                    connection.deliver("a", b"x", 11, qos)
+                (message,) = await sink.wait(1)
+                found = message.extensions
+                seen.append((found["packetId"], found.get("redelivered"), message.payload))
+                connection.abort()
+                await core.lost()
+                await core.adapter.close()
+            assert seen == [(11, None, b"x"), (11, True, b"x")]
+
+    run(main())
+
+
+def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_one() -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, **PERSISTENT)
+            connection, _ = await accept(core, peer)
+            sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
+            connection.deliver("a", b"x", 5, 1)
+            (message,) = await sink.wait(1)
+            core.adapter.acknowledge([message.token])
+            connection, _ = await reconnect(core, peer, connection, present=True)
+            connection.deliver("a", b"x", 5, 1, 8)
+            connection.deliver("a", b"y", 6, 1)
+            messages = await sink.wait(3)
+            assert ids(sink) == [5, 5, 6]
+            assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
+            connection.abort()
+            await core.lost(2)
+            await core.adapter.close()
+
+    run(main())
+
+
+# --- against mosquitto
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+@pytest.mark.parametrize("qos", ["1", "2"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_message_delivered_again_after_a_reconnect_has_the_same_one(
+    mosquitto: Mosquitto, connect: Connect, version: str, qos: str
+) -> None:
+    channel = f"packet-id/{version}/{qos}"
+    settings = {"client_id": f"packet-id-{version}-{qos}", "clean_start": False, **VERSIONS[version]}
+    payloads = [b"%d" % number for number in range(5)]
+    first = connect(mosquitto.url, **settings)
+    stream = first.subscription.subscribe(manual(first, channel, qos=qos, packetId=True))
+    stream.ready.result(PATIENCE)
+    publish(connect(mosquitto.url), channel, payloads, qos=qos)
+    known = {}
+    for _ in payloads:
+        message = stream.receive(PATIENCE)
+        assert "redelivered" not in message.context.extensions
+        known[told(message)] = message.payload
+    assert len(known) == len(payloads)
+    first.close()  # nothing was acknowledged
+    second = connect(mosquitto.url, **settings)
+    with second.subscription.subscribe(manual(second, channel, qos=qos, packetId=True)) as stream:
+        again = [stream.receive(PATIENCE) for _ in payloads]
+        assert {told(message): message.payload for message in again} == known
+        assert all(message.context.extensions["redelivered"] for message in again)
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_over_a_broken_link_it_stays_the_same(mosquitto: Mosquitto, connect: Connect) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(
+            f"mqtt://{proxy.host}:{proxy.port}", client_id="packet-id-link", clean_start=False, session_expiry=300
+        )
+        other = connect(mosquitto.url)
+        with m.subscription.subscribe(manual(m, "packet-id/link", qos="1", packetId=True)) as stream:
+            publish(other, "packet-id/link", [b"1"], qos=1)
+            held = stream.receive(PATIENCE)
+            proxy.sever()
+            publish(other, "packet-id/link", [b"2"], qos=1)
+            online(m)
+            new = stream.receive(PATIENCE)  # what this process still holds is not delivered again
+            assert (held.payload, new.payload) == (b"1", b"2")
+            assert told(held) != told(new)
+            assert held.acknowledge()
+            assert new.acknowledge()
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_a_rejected_message_has_the_same_one(mosquitto: Mosquitto, connect: Connect) -> None:
+    m = connect(mosquitto.url)
+    with m.subscription.subscribe(manual(m, "packet-id/rejected", qos="1", packetId=True)) as stream:
+        publish(m, "packet-id/rejected", [b"x"], qos=1)
+        first = stream.receive(PATIENCE)
+        first.reject()
+        second = stream.receive(PATIENCE)
+        assert told(second) == told(first) is not None
+        assert second.context.extensions["redelivered"] is True
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_without_it_nothing_is_told(mosquitto: Mosquitto, connect: Connect) -> None:
+    m = connect(mosquitto.url)
+    for asked in ({}, {"packet_id": False}):
+        with m.subscribe("packet-id/untold", qos=1, **asked) as stream:
+            publish(m, "packet-id/untold", [b"x"], qos=1)
+            assert "packetId" not in stream.receive(PATIENCE).context.extensions
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_a_message_that_tells_it_can_be_passed_on(mosquitto: Mosquitto, connect: Connect) -> None:
+    m = connect(mosquitto.url)
+    with (
+        m.subscribe("packet-id/from", qos=1, packet_id=True) as stream,
+        m.subscribe("packet-id/to", qos=1, packet_id=True) as passed_on,
+    ):
+        publish(m, "packet-id/from", [b"x"], qos=1)
+        message = stream.receive(PATIENCE)
+        m.publisher.publish(message, "packet-id/to").result(PATIENCE)
+        builder = m.context_builder().channel("packet-id/to").extensions(message.context.extensions)
+        m.publisher.publish(builder.content(b"y").build_message()).result(PATIENCE)
+        connect("memory://packet-id").publisher.publish(message).result(PATIENCE)
+        assert [passed_on.receive(PATIENCE).payload for _ in range(2)] == [b"x", b"y"]
+
+
+def refused(m: Messaging, value: Any) -> None:
+    with pytest.raises(InvalidExtensionError, match="packetId"):
+        m.subscribe("packet-id/refused", packet_id=value)
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+def test_it_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect) -> None:
+    m = connect(mosquitto.url)
+    for value in (1, 17, "yes", None):
+        refused(m, value)
+    with pytest.raises(InvalidExtensionError, match="subscribing"):
+        m.publish("packet-id/refused", b"x", packet_id=True)
+    assert "packetId" in m.features
+
+
+def test_where_there_is_none_asking_for_it_is_an_error(connect: Connect) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="packetId"):
+        connect("memory://packet-id").subscribe("a", packet_id=True)
