@@ -63,7 +63,7 @@ class _Plan:
 
     __slots__ = (
         "channel", "confirms", "context", "destination", "exchange", "has_id", "is_enveloped", "mandatory", "method",
-        "options", "returnable_id", "template",
+        "options", "shared_id", "template",
     )  # fmt: skip
 
     def __init__(self, message: Outgoing, exchange: str) -> None:
@@ -77,8 +77,8 @@ class _Plan:
         self.mandatory = self.destination.mandatory
         #: whether the message id travels
         self.has_id = self.confirms or self.options.message_id is not None
-        #: the application's own message id, if it is what the message would be known by when it comes back
-        self.returnable_id = self.options.message_id if self.mandatory and self.confirms else None
+        #: the application's own message id, which others may have, if the message would come back under it
+        self.shared_id = self.options.message_id if self.mandatory and self.confirms else None
         #: the exchange to be seen to first; the default one needs nothing, nor does one that nobody is to be asked for
         self.exchange = self.destination.exchange.name if self.destination.exchange.declare != "none" else ""
         self.template = Template(context, message.options)
@@ -234,15 +234,10 @@ class Publisher:
             channel = self._channels.get(plan.confirms)
             if channel is None or plan.exchange not in self._exchanges:
                 await self._prepare(message, plan)
-            elif not self._has_room(channel) or self._is_held_back(plan, channel):
+            elif not self._has_room(channel) or (plan.shared_id is not None and channel.is_taken(plan.shared_id)):
                 await self._progress()
             else:
                 return
-
-    @staticmethod
-    def _is_held_back(plan: _Plan, channel: _Channel) -> bool:
-        """Whether to wait for the confirm of another message with the same message id, and either may come back."""
-        return plan.returnable_id is not None and channel.is_taken(plan.returnable_id)
 
     async def _prepare(self, message: Outgoing, plan: _Plan) -> None:
         """See to the channel and the exchange of ``message``; it is failed if the broker does not let it have them."""
@@ -314,7 +309,7 @@ class Publisher:
                 channel = self._channels.get(plan.confirms)
                 if channel is None or plan.exchange not in self._exchanges or not self._has_room(channel):
                     break
-                if self._is_held_back(plan, channel):
+                if plan.shared_id is not None and channel.is_taken(plan.shared_id):
                     break
                 try:
                     parts += self._encode(message, plan, channel, now)
