@@ -221,7 +221,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without checkpoint begins; called again it says the same."""
         opened = self._open()
         if self._initial is None:
-            ends = start_of(self._options.starting, opened.logs)
+            ends = resolve(self._options.starting, "startingOffsets", opened.logs)
             query = opened.begin_query(adopt=self._options.adopt_journal)
             self._initial = Offsets(opened.meta.id, query, ends)
         return self._initial.dump()
@@ -375,8 +375,8 @@ class JournalBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
         opened = Journal.view(self._options.required_journal)
-        begins = start_of(self._options.starting, opened.logs)
-        ends = start_of(self._options.ending, opened.logs)
+        begins = resolve(self._options.starting, "startingOffsets", opened.logs)
+        ends = resolve(self._options.ending, "endingOffsets", opened.logs)
         ranges = [
             (log, max(begins[log.partition], log.begin), min(ends[log.partition], log.end)) for log in opened.logs
         ]
@@ -389,17 +389,16 @@ class JournalBatchReader(DataSourceReader):
         return read_journal(partition, self._columns)
 
 
-def start_of(wanted: Any, logs: Sequence[Log]) -> dict[int, int]:
-    """The offsets that ``startingOffsets`` or ``endingOffsets`` mean."""
-    if wanted == EARLIEST:
-        return {log.partition: log.begin for log in logs}
-    if wanted == LATEST:
-        return {log.partition: log.end for log in logs}
-    known = {str(log.partition) for log in logs}
-    if not set(wanted) <= known:
-        raise InvalidOptionError(
-            "startingOffsets",
-            f"option 'startingOffsets': {', '.join(sorted(set(wanted) - known))} is no partition of the journal; "
-            f"it has {', '.join(sorted(known))}",
-        )
-    return {log.partition: wanted.get(str(log.partition), log.begin) for log in logs}
+def resolve(wanted: Any, option: str, logs: Sequence[Log]) -> dict[int, int]:
+    """The offsets that ``startingOffsets`` or ``endingOffsets`` mean, for each partition."""
+    if isinstance(wanted, dict):
+        known = {str(log.partition): log for log in logs}
+        unknown = sorted(set(wanted) - set(known))
+        if unknown:
+            raise InvalidOptionError(
+                option,
+                f"option {option!r}: {', '.join(unknown)} is no partition of the journal; it has {', '.join(known)}",
+            )
+        otherwise = resolve(EARLIEST if option == "startingOffsets" else LATEST, option, logs)
+        return {**otherwise, **{int(partition): offset for partition, offset in wanted.items()}}
+    return {log.partition: log.end if wanted == LATEST else log.begin for log in logs}

@@ -1,0 +1,345 @@
+"""RabbitMQ streams: the broker keeps the messages, so there is no journal. Offsets are the broker's.
+
+The driver asks where a stream ends, executors read their ranges themselves. Nothing is remembered at the broker, and
+nothing is deleted there: how long messages stay is the stream's own affair (``maxAge``, ``maxLengthBytes``). Each
+stream is a partition; a range may be split into several tasks, each with a consumer of its own.
+
+Offsets of a stream may have gaps, where the broker keeps notes of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+import messaging
+from adapters.spark.columns import JOURNAL, batch_of
+from adapters.spark.errors import DataLossError
+from adapters.spark.options import EARLIEST, LATEST, Broker, ReadOptions
+from adapters.spark.source import Columns
+from messaging.errors import ClosedError, DeadlineError, InvalidOptionError, MessagingError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from messaging import Message, MessageStream, Messaging
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+#: how long an empty stream has to say that it is not, seconds
+_FIRST_SECONDS: Final = 0.5
+#: silence after which the last chunk of a stream has come, seconds, and how long it may take at most
+_QUIET_SECONDS, _CHUNK_SECONDS = 0.05, 1.0
+#: how long a message has that ought to be there, seconds
+_CERTAIN_SECONDS: Final = 5.0
+#: rows of a batch of a task
+_BATCH_ROWS: Final = 8192
+#: silence within a range of offsets after which it is given up, seconds
+_SILENCE_SECONDS: Final = 30.0
+
+
+def _subscribe(instance: Messaging, stream: str, offset: str | int, prefetch: int) -> MessageStream:
+    return instance.subscribe(
+        stream,
+        queue=stream,
+        queue_type="stream",
+        stream_offset=offset,
+        autocreate=False,
+        prefetch=prefetch,
+        buffer_size=prefetch,
+    )
+
+
+def _offset_of(message: Message) -> int:
+    return int(message.context.extensions["streamOffset"])
+
+
+class _Ends:
+    """Asks a broker where its streams begin and end."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._instance = messaging.connect(broker.url, **broker.keywords())
+
+    def begin(self, stream: str) -> int:
+        """The first offset that is there; 0 for an empty stream."""
+        with _subscribe(self._instance, stream, "first", 1) as messages:
+            try:
+                return _offset_of(messages.receive(_FIRST_SECONDS))
+            except DeadlineError:
+                return 0
+
+    def end(self, stream: str) -> int:
+        """The offset after the last; 0 for an empty stream. What comes meanwhile may be left for the next time."""
+        until = time.monotonic() + _CHUNK_SECONDS
+        wait, last = _FIRST_SECONDS, -1
+        # the broker begins with the last chunk, which may hold thousands of messages
+        with _subscribe(self._instance, stream, "last", 1000) as messages:
+            while time.monotonic() < until:
+                try:
+                    last = _offset_of(messages.receive(wait))
+                except DeadlineError:
+                    break
+                wait = _QUIET_SECONDS
+        return last + 1
+
+    def has(self, stream: str, offset: int) -> bool:
+        """Whether the message with ``offset`` is there."""
+        with _subscribe(self._instance, stream, offset, 1) as messages:
+            try:
+                return _offset_of(messages.receive(_CERTAIN_SECONDS)) == offset
+            except DeadlineError:
+                return False
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._instance.close()
+
+
+class StreamPartition(InputPartition):
+    """What one task reads: the messages of a stream from offset ``start`` to the one before ``end``."""
+
+    def __init__(self, number: int, stream: str, start: int, end: int) -> None:
+        self.number = number
+        self.stream = stream
+        self.start = start
+        self.end = end
+
+
+class _Reading:
+    """What reading a range needs on an executor. Picklable; holds secrets and shows none."""
+
+    def __init__(self, options: ReadOptions, columns: Columns) -> None:
+        self._broker = options.required_broker
+        self._prefetch = options.prefetch
+        self._fail_on_data_loss = options.fail_on_data_loss
+        self._columns = columns
+
+    def read(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of ``partition``.
+
+        Raises:
+            DataLossError: the stream does not have all of them any more.
+            MessagingError: the broker cannot be read.
+        """
+        return self._columns.convert(self._rows(partition))
+
+    def _rows(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:
+        at = partition.start
+        if at >= partition.end:
+            return
+        with (
+            messaging.connect(self._broker.url, **self._broker.keywords()) as instance,
+            _subscribe(instance, partition.stream, at, self._prefetch) as messages,
+        ):
+            waiting: list[Message] = []
+            offsets: list[int] = []
+            while at < partition.end:
+                message = self._next(messages, partition, at)
+                offset = _offset_of(message)
+                if offset < at:  # again, after a loss of the connection
+                    continue
+                if not offsets and at == partition.start and offset > at:
+                    self._missing(instance, partition, offset)
+                at = offset + 1
+                if offset >= partition.end:
+                    break
+                waiting.append(message)
+                offsets.append(offset)
+                if len(waiting) == _BATCH_ROWS:
+                    yield _batch(waiting, offsets, partition.number)
+                    waiting, offsets = [], []
+            if waiting:
+                yield _batch(waiting, offsets, partition.number)
+
+    def _next(self, messages: MessageStream, partition: StreamPartition, at: int) -> Message:
+        try:
+            return messages.receive(_SILENCE_SECONDS)
+        except DeadlineError:
+            raise DataLossError(
+                f"option 'queue': stream {partition.stream!r} sends nothing from offset {at} on, and {partition.end} "
+                "was its end; was it deleted, or made anew?"
+            ) from None
+        except ClosedError:
+            raise MessagingError(f"option 'queue': stream {partition.stream!r} ended while it was read") from None
+
+    def _missing(self, instance: Messaging, partition: StreamPartition, found: int) -> None:
+        """The first message is not the one asked for: a gap of the broker's own, or was it deleted?"""
+        with _subscribe(instance, partition.stream, "first", 1) as messages:
+            begin = _offset_of(messages.receive(_SILENCE_SECONDS))
+        if begin <= partition.start:
+            return
+        text = (
+            f"option 'queue': stream {partition.stream!r} begins at offset {begin} now, and {partition.start} to "
+            f"{min(begin, partition.end)} are asked for: the broker has deleted them"
+        )
+        if self._fail_on_data_loss:
+            raise DataLossError(f"{text}; failOnDataLoss=false goes on at {found}")
+        logger.warning("%s", text)
+
+
+def _batch(messages: Sequence[Message], offsets: list[int], number: int) -> pa.RecordBatch:
+    # no time of arrival: a range that is read again has to give the same rows
+    rows = batch_of(messages, number, 0, None)
+    at = JOURNAL.get_field_index("offset")
+    return rows.set_column(at, JOURNAL.field(at), pa.array(offsets, pa.int64()))
+
+
+def _plan(
+    streams: Sequence[str], begins: Mapping[str, int], ends: Mapping[str, int], min_partitions: int | None
+) -> list[StreamPartition]:
+    """One task for each stream with messages; more if asked for."""
+    ranges = [(number, stream, begins[stream], ends[stream]) for number, stream in enumerate(streams)]
+    total = sum(max(0, end - begin) for _, _, begin, end in ranges)
+    share = -(-total // min_partitions) if min_partitions else total
+    return [
+        StreamPartition(number, stream, at, min(at + share, end))
+        for number, stream, begin, end in ranges
+        for at in range(begin, end, max(1, share))
+    ]
+
+
+def _resolve(wanted: Any, option: str, streams: Sequence[str], ends: _Ends) -> dict[str, int]:
+    """The offsets that ``startingOffsets`` or ``endingOffsets`` mean."""
+    if isinstance(wanted, dict):
+        unknown = sorted(set(wanted) - set(streams))
+        if unknown:
+            raise InvalidOptionError(
+                option, f"option {option!r}: {', '.join(unknown)} is not among the streams {', '.join(streams)}"
+            )
+        otherwise = EARLIEST if option == "startingOffsets" else LATEST
+        return {**_resolve(otherwise, option, [each for each in streams if each not in wanted], ends), **wanted}
+    return {stream: ends.end(stream) if wanted == LATEST else ends.begin(stream) for stream in streams}
+
+
+class StreamsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads RabbitMQ streams in micro-batches."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._reading = _Reading(options, Columns(schema, options.model))
+        self._ends: _Ends | None = None
+        self._target: dict[str, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For executors."""
+        return {"_reading": self._reading}
+
+    # --- on the driver
+
+    def _ask(self, question: Callable[[_Ends], R]) -> R:
+        """Ask the broker, over a connection that is kept."""
+        if self._ends is None:
+            self._ends = _Ends(self._options.required_broker)
+        return question(self._ends)
+
+    def _latest(self) -> dict[str, int]:
+        return self._ask(lambda ends: {stream: ends.end(stream) for stream in self._options.queues})
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without checkpoint begins."""
+        options = self._options
+        return {"streams": self._ask(lambda ends: _resolve(options.starting, "startingOffsets", options.queues, ends))}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What option ``maxRowsPerBatch`` says."""
+        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The run ends where the streams end now."""
+        self._target = self._latest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next micro-batch goes."""
+        begins = self._begins(start)
+        known = self._target if self._target is not None else self._latest()
+        ends = {}
+        for stream, begin in begins.items():
+            if known[stream] < begin:
+                self._check_still_there(stream, begin)
+            ends[stream] = max(begin, known[stream])
+        if isinstance(limit, ReadMaxRows):
+            total = sum(ends.values()) - sum(begins.values())
+            if total > limit.max_rows:
+                ends = {
+                    stream: begin + -(-(ends[stream] - begin) * limit.max_rows // total)
+                    for stream, begin in begins.items()
+                }
+        return {"streams": ends}
+
+    def _check_still_there(self, stream: str, begin: int) -> None:
+        """The stream seems to end before ``begin``: was that a slow answer, or is it another stream by now?"""
+        if not self._options.fail_on_data_loss or self._ask(lambda ends: ends.has(stream, begin - 1)):
+            return
+        raise DataLossError(
+            f"option 'queue': stream {stream!r} does not reach offset {begin}, where the checkpoint is: it was made "
+            "anew; failOnDataLoss=false waits until it does"
+        )
+
+    def _begins(self, offsets: dict[str, Any]) -> dict[str, int]:
+        try:
+            known = {str(stream): int(offset) for stream, offset in offsets["streams"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise MessagingError("option 'checkpointLocation': the checkpoint is not one of RabbitMQ streams") from None
+        missing = [stream for stream in self._options.queues if stream not in known]
+        if missing:  # added since the checkpoint was written
+            known |= self._ask(lambda ends: {stream: ends.begin(stream) for stream in missing})
+        return {stream: known[stream] for stream in self._options.queues}
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Nothing beside the end of the last micro-batch: asking costs a consumer."""
+        return None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch."""
+        return _plan(self._options.queues, self._begins(start), self._begins(end), self._options.min_partitions)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: the checkpoint is all there is."""
+
+    def stop(self) -> None:
+        """The query ends."""
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
+
+    # --- on executors
+
+    def read(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of one task."""
+        return self._reading.read(partition)
+
+
+class StreamsBatchReader(DataSourceReader):
+    """Reads what is in RabbitMQ streams when the query is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._reading = _Reading(options, Columns(schema, options.model))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For executors."""
+        return {"_reading": self._reading}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the read."""
+        options = self._options
+        ends = _Ends(options.required_broker)
+        try:
+            begins = _resolve(options.starting, "startingOffsets", options.queues, ends)
+            untils = _resolve(options.ending, "endingOffsets", options.queues, ends)
+        finally:
+            ends.close()
+        planned = _plan(options.queues, begins, untils, options.min_partitions)
+        return planned or [StreamPartition(0, options.queues[0], 0, 0)]
+
+    def read(self, partition: StreamPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of one task."""
+        return self._reading.read(partition)

@@ -1,0 +1,70 @@
+"""One Spark session for the tests of a process: it takes seconds to start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from adapters.spark import register
+from tests.brokers import Mosquitto, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def require_java() -> None:
+    """Skip the test where Spark cannot run, but fail in CI."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        if os.environ.get("CI"):
+            pytest.fail("Spark needs Java 17 or newer: .ci/setup brokers installs it")
+        pytest.skip("Spark needs Java 17 or newer")
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session writes what its user interface shows."""
+    return tmp_path_factory.mktemp("spark-events")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, event_log: Path) -> Iterator[SparkSession]:
+    """A local session that knows the data source. Tasks may fail twice."""
+    require_java()
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2, 3]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.local.dir", str(folder))
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.dir", event_log.as_uri())
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def broker() -> Iterator[Mosquitto]:
+    """A Mosquitto of the test's own, which keeps what clients that are away have not got."""
+    require("mosquitto")
+    with Mosquitto(["max_queued_messages 0", "set_tcp_nodelay true"], persistence=True) as broker:
+        yield broker

@@ -1,0 +1,91 @@
+"""Running queries, and waiting for what they find."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import messaging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, Row
+    from pyspark.sql.streaming import StreamingQuery
+
+#: how long anything may take that is expected to happen, seconds
+PATIENCE = 60.0
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
+    """Wait until ``condition`` holds."""
+    until = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError(f"waited {patience:g} s for {what}")
+        time.sleep(0.02)
+
+
+class Collected:
+    """A streaming query that gathers its rows here, batch by batch."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path, **trigger: Any) -> None:
+        self.batches: list[list[Row]] = []
+        writer = frame.writeStream.foreachBatch(self._take).option("checkpointLocation", str(checkpoint))
+        self.query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
+
+    def _take(self, frame: DataFrame, _: int) -> None:
+        self.batches.append(frame.collect())
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for batch in self.batches for row in batch]
+
+    def ready(self) -> Self:
+        """Wait until it receives: the subscription is made when the first offset is known."""
+        wait_for(lambda: self.query.lastProgress is not None or not self.query.isActive, "the first trigger")
+        self.check()
+        return self
+
+    def receive(self, count: int) -> list[Row]:
+        """Wait for ``count`` rows, all in all, and until the checkpoint knows of them."""
+        wait_for(lambda: len(self.rows) >= count or not self.query.isActive, f"{count} rows")
+        self.check()
+        self.query.processAllAvailable()
+        return self.rows
+
+    def check(self) -> None:
+        """Raise what ended the query."""
+        error = self.query.exception()
+        if error is not None:
+            raise error
+
+    def finish(self) -> list[Row]:
+        """Wait for the end of a query that ends by itself."""
+        assert self.query.awaitTermination(int(PATIENCE))
+        return self.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.query.stop()
+
+
+def publish(url: str, channel: str, payloads: Iterable[bytes | str], **context: Any) -> None:
+    """Publish all of ``payloads``, and wait until the broker has them."""
+    with messaging.connect(url) as m:
+        promises = [m.publish(channel, payload, **{"qos": 1, **context}) for payload in payloads]
+        for promise in promises:
+            promise.result(PATIENCE)
+
+
+def numbers(count: int, start: int = 0) -> list[bytes]:
+    """Payloads that are told apart."""
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def values(rows: Iterable[Row]) -> list[bytes]:
+    """The payloads of ``rows``."""
+    return [bytes(row.value) for row in rows]
