@@ -10,7 +10,7 @@ BIN := .venv/bin
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
-	@echo "make test   all tests; installs Mosquitto and RabbitMQ if they are missing"
+	@echo "make test   all tests; installs Mosquitto, RabbitMQ and Java if they are missing"
 	@echo "make lint   ruff        make types  mypy"
 	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
 	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
