@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, overload
+from weakref import WeakSet
 
 import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
+from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.lanes import LIMIT, ThreadLane
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.pool import Pool
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from messaging.dispatch.dispatcher import Dispatcher
     from messaging.dispatch.permission import Principal
+    from messaging.promise import Promise
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
 
@@ -132,6 +135,8 @@ class TypedEventMonitor:
         self.taps: tuple[Tap, ...] = ()
         #: what those that are gone have missed
         self._missed_before = 0
+        #: of observers that get what was published before the bus was closed, and then complete
+        self._ending: WeakSet[ThreadLane] = WeakSet()
 
     # --- watching (157.6.1)
 
@@ -215,9 +220,15 @@ class TypedEventMonitor:
         with self.dispatcher.lock:
             return self._missed_before + sum(each.lane.dropped for each in self.taps)
 
+    def flush(self) -> Promise[None]:
+        """Resolves when all observers are through with what was published before this call."""
+        lanes = [*(each.lane for each in self.taps), *self._ending]
+        return when_all_done(lanes, f"flushing the monitor of {self.dispatcher.name}")
+
     def close(self) -> None:
         """Complete all that watch."""
         for tap in self.taps:
+            self._ending.add(tap.lane)
             self.remove(tap)
             tap.end()
 

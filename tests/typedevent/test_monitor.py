@@ -868,3 +868,33 @@ def test_matching_refuses_what_is_no_filter_or_no_topic(bus: TypedEventBus) -> N
         match()
     with pytest.raises(ArgumentError):
         match("a", "a", "a")
+
+
+# --- waiting for observers
+
+
+def test_flushing_waits_for_all_observers(bus: TypedEventBus) -> None:
+    gate = threading.Event()
+    slow = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
+    fast = Watching(bus.monitor.monitor_events())
+    publish(bus, *range(10))
+    flushed = bus.monitor.flush()
+    fast.has(*range(10))
+    assert not flushed.done()
+    gate.set()
+    flushed.result(PATIENCE)
+    assert slow.numbers == [*range(10)]
+    assert bus.monitor.flush().result(PATIENCE) is None
+
+
+def test_flushing_waits_for_what_observers_get_after_the_bus_was_closed(bus: TypedEventBus) -> None:
+    gate = threading.Event()
+    watching = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
+    publish(bus, 1, 2)
+    bus.close()
+    flushed = bus.monitor.flush()
+    assert not flushed.done()
+    gate.set()
+    flushed.result(PATIENCE)
+    assert watching.numbers == [1, 2]
+    assert watching.is_completed
