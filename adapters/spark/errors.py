@@ -10,17 +10,29 @@
     │   ├── JournalLockedError         another query is using it now
     │   └── JournalFullError           there is no room for more messages
     ├── DataLossError                  offsets of the checkpoint are not to be had any more (``failOnDataLoss``)
-    └── InvalidRowError                a row that does not become a message
+    ├── InvalidColumnError (ValueError)  a column that messages have not, or of the wrong type
+    └── InvalidRowError (ValueError)   a row that does not become a message
 
 Wrong options are :class:`~messaging.errors.InvalidOptionError`. All of them come out of Spark as text within its own
-errors (``StreamingQueryException``, ``AnalysisException``), name of the class first.
+errors (``StreamingQueryException``, ``AnalysisException``), name of the class first. URLs of journals may hold the
+keys of an object store: no error shows them.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 from messaging.errors import MessagingError
+
+#: who logs in: up to the last ``@``, since keys are often not escaped; and what a query says beside
+_LOGIN: Final = re.compile(r"(?<=://)[^\n]*@")
+_SECRET: Final = re.compile(r"([?&][^=&\s]*(?:pass|secret|token|key|sig)[^=&\s]*=)[^&\s'\"]*", re.IGNORECASE)
+
+
+def redacted(text: str) -> str:
+    """``text`` without what URLs in it keep secret."""
+    return _SECRET.sub(r"\1***", _LOGIN.sub("***@", text))
 
 
 class JournalError(MessagingError):
@@ -28,16 +40,17 @@ class JournalError(MessagingError):
 
     Attributes:
         option: the name of the option that says where the journal is.
+        path: where it is, without secrets.
     """
 
     option: ClassVar = "journalPath"
 
     def __init__(self, path: str, message: str) -> None:
-        super().__init__(f"option 'journalPath' ({path}): {message}")
-        self.path = path
+        self.path = redacted(path)
+        super().__init__(self.path, redacted(message))  # its arguments: it is pickled on its way from an executor
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.path, str(self).partition("): ")[2])
+    def __str__(self) -> str:
+        return "option 'journalPath' ({}): {}".format(*self.args)
 
 
 class JournalUnreadableError(JournalError):
@@ -63,6 +76,33 @@ class JournalFullError(JournalError):
 class DataLossError(MessagingError):
     """Offsets that the checkpoint asks for are not to be had any more; ``failOnDataLoss=false`` goes on without."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(redacted(message))
 
-class InvalidRowError(MessagingError):
-    """A row that does not become a message; nothing of it was published."""
+
+class InvalidColumnError(MessagingError, ValueError):
+    """A column of what is to be written is unknown, missing, or of the wrong type; nothing was published.
+
+    Attributes:
+        column: its name.
+    """
+
+    def __init__(self, column: str, message: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+class InvalidRowError(MessagingError, ValueError):
+    """A row that does not become a message; nothing of it was published. The rows of its task before it were.
+
+    Attributes:
+        row: its number among the rows of its task, from 0.
+        column: which of its values is to blame.
+        partition: the number of the task.
+    """
+
+    def __init__(self, row: int, column: str, problem: str, *, partition: int = 0) -> None:
+        super().__init__(f"row {row} of partition {partition} (counted from 0), column {column!r}: {problem}")
+        self.row = row
+        self.column = column
+        self.partition = partition

@@ -7,23 +7,28 @@ no appending: there each piece is an object of its own, which is there as a whol
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import mmap
 import os
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 from pyarrow import fs
 
 from adapters.spark.errors import JournalLockedError, JournalUnreadableError
-from messaging.errors import MissingExtraError
 
 #: how long a query that was ended may take to let go of its journal, seconds
-LOCK_SECONDS: Final = 15.0
+LOCK_SECONDS = 15.0
+
+#: a scheme, as people write it who mean a URL
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
 
 
 class Appender(ABC):
@@ -49,7 +54,7 @@ class Folder(ABC):
     """A folder and what can be done with the files below it. Names are relative, with ``/``. Thread safe.
 
     Attributes:
-        path: as it was given, fit for error messages.
+        path: what :func:`open_folder` finds it by in any process: absolute, and with all that its URL held.
         appends: whether files can grow.
     """
 
@@ -58,15 +63,20 @@ class Folder(ABC):
 
     @abstractmethod
     def make(self, name: str = "") -> None:
-        """Make the folder ``name``, and those above it, if they are missing."""
+        """Make the folder ``name``, and those above it, if they are missing; what is in it is safely there then."""
 
     @abstractmethod
     def list(self, name: str = "") -> dict[str, int]:
         """Names of the files in the folder ``name`` and their sizes; nothing if there is no such folder."""
 
     @abstractmethod
-    def read(self, name: str, start: int = 0, length: int | None = None) -> pa.Buffer:
-        """A part of a file. Local files are mapped, not copied.
+    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
+        """A part of a file, or what is there of it. Local files are mapped.
+
+        Args:
+            name: of the file.
+            start, length: the part, in bytes; by default all of it.
+            copy: not mapped. For what a writer may cut off again: the process would end that touches it then.
 
         Raises:
             FileNotFoundError: it is gone.
@@ -98,35 +108,47 @@ class Folder(ABC):
 
 
 def open_folder(path: str) -> Folder:
-    """The folder at ``path``: a local path, or a URI that pyarrow or fsspec knows.
+    """The folder at ``path``: a local path (``~`` is the home of the user), or a URL that pyarrow or fsspec knows.
 
     Raises:
         JournalUnreadableError: nobody knows such a file system, or it cannot be reached.
     """
+    if path.lower().startswith("file:"):
+        return LocalFolder(_of_file_url(path))
     if "://" not in path:
+        if _SCHEME.match(path):
+            raise JournalUnreadableError(path, "a URL has '://' behind its scheme")
         return LocalFolder(path)
-    parts = urlsplit(path)
-    if parts.scheme == "file":
-        return LocalFolder(unquote(parts.path))
     try:
         try:
             filesystem, inner = fs.FileSystem.from_uri(path)
-        except pa.ArrowInvalid:
-            filesystem, inner = _fsspec(path, parts.scheme)
+        except (pa.ArrowInvalid, NotImplementedError):
+            return _fsspec(path)
     except (OSError, ValueError, ImportError) as error:
         raise JournalUnreadableError(path, f"no such file system: {error}") from None
-    if isinstance(filesystem, fs.LocalFileSystem):
-        return LocalFolder(inner)
     return RemoteFolder(path, filesystem, inner)
 
 
-def _fsspec(path: str, scheme: str) -> tuple[fs.FileSystem, str]:
+def _of_file_url(path: str) -> str:
+    """The path that ``file:///folder`` means, or ``file:/folder``."""
+    rest = path[len("file:") :]
+    if rest.startswith("//"):
+        rest = rest[2:].removeprefix("localhost")
+    if not rest.startswith("/"):
+        raise JournalUnreadableError(path, "the URL of a local folder looks like file:///folder")
+    return unquote(rest)
+
+
+def _fsspec(path: str) -> Folder:
     try:
         import fsspec
+        from fsspec.implementations.local import LocalFileSystem
     except ImportError:
-        raise MissingExtraError("fsspec", f"journalPath {scheme}://") from None
+        raise JournalUnreadableError(path, "pyarrow does not know it, and package fsspec is not installed") from None
     filesystem, inner = fsspec.core.url_to_fs(path)
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner
+    if isinstance(filesystem, LocalFileSystem):
+        return LocalFolder(inner)
+    return RemoteFolder(path, fs.PyFileSystem(fs.FSSpecHandler(filesystem)), inner)
 
 
 # --- local ----------------------------------------------------------------------------------------------------------
@@ -138,15 +160,25 @@ class LocalFolder(Folder):
     appends = True
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self._root = Path(path).absolute()
+        try:
+            self._root = Path(path).expanduser().absolute()
+        except RuntimeError as error:
+            raise JournalUnreadableError(path, str(error)) from None
+        if "\0" in path:
+            raise JournalUnreadableError(repr(path), "no path has a NUL")
+        self.path = str(self._root)
 
     def make(self, name: str = "") -> None:
         """See :class:`Folder`."""
         folder = self._root / name
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for each in missing:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        # also what is there already: whoever made it may have been killed before it was on the disk
+        _sync(folder)
+        for each in missing or [folder]:
             _sync(each.parent)
 
     def list(self, name: str = "") -> dict[str, int]:
@@ -159,20 +191,22 @@ class LocalFolder(Folder):
                         found[entry.name] = entry.stat().st_size
         return found
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> pa.Buffer:
+    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
         """See :class:`Folder`."""
         with (self._root / name).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-        wanted = max(0, size - start) if length is None else min(length, max(0, size - start))
-        if not wanted:
-            return pa.py_buffer(b"")
-        with pa.memory_map(str(self._root / name)) as mapped:
-            return mapped.read_buffer(size).slice(start, wanted)
+            size = max(0, os.fstat(file.fileno()).st_size - start)
+            wanted = size if length is None else min(length, size)
+            if copy or not wanted:
+                file.seek(start)
+                return pa.py_buffer(file.read(wanted))
+            skipped = start % mmap.ALLOCATIONGRANULARITY
+            mapped = mmap.mmap(file.fileno(), skipped + wanted, access=mmap.ACCESS_READ, offset=start - skipped)
+        return pa.py_buffer(mapped).slice(skipped, wanted)
 
     def write(self, name: str, parts: Iterable[Any]) -> int:
         """See :class:`Folder`."""
         path = self._root / name
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.new")  # there is one writer
         try:
             with temporary.open("wb") as file:
                 for part in parts:
@@ -182,7 +216,8 @@ class LocalFolder(Folder):
                 size = file.tell()
             temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise
         _sync(path.parent)
         return size
@@ -193,28 +228,39 @@ class LocalFolder(Folder):
 
     def delete(self, name: str) -> None:
         """See :class:`Folder`."""
-        (self._root / name).unlink(missing_ok=True)
+        path = self._root / name
+        path.unlink(missing_ok=True)
+        _sync(path.parent)  # what is deleted later must not be gone earlier
 
     @contextlib.contextmanager
-    def lock(self) -> Any:
+    def lock(self) -> Iterator[None]:
         """A lock on the file ``lock``, which the kernel gives back however its holder ends."""
-        path = self._root / "lock"
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while (file := self._try_lock()) is None:
+            if time.monotonic() > deadline:
+                raise JournalLockedError(
+                    self.path, "another query is using this journal; give each query one of its own"
+                )
+            time.sleep(0.05)
         try:
-            deadline = time.monotonic() + LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise JournalLockedError(
-                            self.path, "another query is using this journal; give each query one of its own"
-                        ) from None
-                    time.sleep(0.05)
             yield
         finally:
             os.close(file)
+
+    def _try_lock(self) -> int | None:
+        path = self._root / "lock"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), path.stat()):  # not one that was removed meanwhile
+                return file
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        return None
 
     def check_lock(self) -> None:
         """Nobody can: the kernel keeps the lock."""
@@ -222,51 +268,55 @@ class LocalFolder(Folder):
 
 class _LocalAppender(Appender):
     def __init__(self, path: Path, keep: int) -> None:
-        is_new = not path.exists()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.size = keep
         try:
             if os.fstat(self._file).st_size != keep:
                 os.ftruncate(self._file, keep)
-                os.fsync(self._file)
-            if is_new:
-                _sync(path.parent)
+            # what is there counts from here on, and whoever wrote it may have been killed before the disk had it
+            os.fsync(self._file)
+            _sync(path.parent)
         except BaseException:
             self.close()
             raise
 
     def append(self, parts: Iterable[Any]) -> None:
         views = [memoryview(part).cast("B") for part in parts]
-        wanted = sum(len(view) for view in views)
-        written = 0
+        end = self.size + sum(len(view) for view in views)
+        at = self.size
         try:
-            while views:
-                count = os.pwritev(self._file, views[:64], self.size + written)
-                written += count
+            while at < end:
+                count = os.pwritev(self._file, views[:64], at)
+                if not count:
+                    raise OSError(errno.EIO, "nothing was written")
+                at += count
                 while views and count >= len(views[0]):
                     count -= len(views.pop(0))
-                if views and count:
+                if count:
                     views[0] = views[0][count:]
             os.fdatasync(self._file)
-        except OSError:
+            if not os.fstat(self._file).st_nlink:
+                raise OSError(errno.ENOENT, "the segment was removed")  # by somebody else: nobody will find it again
+        except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.size)
             raise
-        self.size += wanted
+        self.size = end
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 def _sync(folder: Path) -> None:
-    """Have the disk know the names in ``folder``."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Have the disk know the names in ``folder``, if this user may open it."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # --- any other ------------------------------------------------------------------------------------------------------
@@ -288,32 +338,37 @@ class RemoteFolder(Folder):
 
     def make(self, name: str = "") -> None:
         """See :class:`Folder`."""
-        self._filesystem.create_dir(self._full(name), recursive=True)
+        with _os_errors():
+            self._filesystem.create_dir(self._full(name), recursive=True)
 
     def list(self, name: str = "") -> dict[str, int]:
         """See :class:`Folder`."""
-        selector = fs.FileSelector(self._full(name), allow_not_found=True)
-        return {
-            info.base_name: info.size or 0
-            for info in self._filesystem.get_file_info(selector)
-            if info.type == fs.FileType.File
-        }
+        with _os_errors():
+            return {
+                info.base_name: info.size or 0
+                for info in self._filesystem.get_file_info(fs.FileSelector(self._full(name), allow_not_found=True))
+                if info.type == fs.FileType.File
+            }
 
-    def read(self, name: str, start: int = 0, length: int | None = None) -> pa.Buffer:
+    def read(
+        self,
+        name: str,
+        start: int = 0,
+        length: int | None = None,
+        *,
+        copy: bool = False,  # noqa: ARG002  # it always is one
+    ) -> pa.Buffer:
         """See :class:`Folder`."""
-        with self._filesystem.open_input_file(self._full(name)) as file:
-            size = file.size()
-            wanted = max(0, size - start) if length is None else min(length, max(0, size - start))
-            return pa.py_buffer(file.read_at(wanted, start))
+        with _os_errors(), self._filesystem.open_input_file(self._full(name)) as file:
+            size = max(0, file.size() - start)
+            return pa.py_buffer(file.read_at(size if length is None else min(length, size), start))
 
     def write(self, name: str, parts: Iterable[Any]) -> int:
-        """See :class:`Folder`. An object appears when it is closed."""
-        size = 0
-        with self._filesystem.open_output_stream(self._full(name)) as file:
-            for part in parts:
-                file.write(part)
-                size += len(memoryview(part).cast("B"))
-        return size
+        """See :class:`Folder`. An object appears when it is closed, where it is one."""
+        data = b"".join(parts)
+        with _os_errors(), self._filesystem.open_output_stream(self._full(name)) as file:
+            file.write(data)
+        return len(data)
 
     def append_to(self, name: str, keep: int = 0) -> Appender:
         """There is none."""
@@ -321,18 +376,15 @@ class RemoteFolder(Folder):
 
     def delete(self, name: str) -> None:
         """See :class:`Folder`."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _os_errors():
             self._filesystem.delete_file(self._full(name))
 
     @contextlib.contextmanager
-    def lock(self) -> Any:
+    def lock(self) -> Iterator[None]:
         """Leave a mark: the last one to come has the folder, those before notice it with their next piece."""
         self._token = os.urandom(16).hex().encode()
         self.write("owner", [self._token])
-        try:
-            yield
-        finally:
-            self._token = None
+        yield
 
     def check_lock(self) -> None:
         """See :class:`Folder`."""
@@ -340,3 +392,14 @@ class RemoteFolder(Folder):
             raise JournalLockedError(
                 self.path, "another query has taken this journal over; give each query one of its own"
             )
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    """Whatever a file system raises is an :class:`OSError`: each client of an object store has errors of its own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error

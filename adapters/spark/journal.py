@@ -14,7 +14,8 @@ never come back. What is committed is deleted segment by segment. The last segme
 offsets go on.
 
 A crash may leave half a frame at the end of the last segment. Nobody was told of it, the broker still has its
-messages, and it is cut off when the journal is opened. Anything else that is not as it was written is an error.
+messages, and it is cut off when the journal is opened. Anything else that is not as it was written is an error. A
+write that failed may leave whole frames at the end of a segment; the name of the next one says where they end.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ import json
 import logging
 import threading
 import uuid
+import zlib
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -41,8 +44,12 @@ from adapters.spark.errors import (
     JournalFullError,
     JournalMismatchError,
     JournalUnreadableError,
+    redacted,
 )
 from adapters.spark.folders import Appender, Folder, open_folder
+
+if TYPE_CHECKING:
+    from messaging.errors import MessagingError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +60,8 @@ _SUFFIX: Final = ".segment"
 SEGMENT_BYTES: Final = 64 * 2**20
 #: a segment whose rows are all committed is closed from this size on, so that it can go
 _WORTH_CLOSING: Final = 2**20
+#: what an operating system says when there is no room
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Span(NamedTuple):
@@ -64,6 +73,8 @@ class Span(NamedTuple):
     #: offset of the first row wanted, and the one after the last
     start: int
     end: int
+    #: what the checks of its frames begin with
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,10 @@ class Meta:
     committed: bool = False
     format: int = FORMAT
 
+    def seed(self, partition: int) -> int:
+        """What the checks of the frames of ``partition`` begin with."""
+        return zlib.crc32(f"{self.id}/{partition}".encode())
+
 
 class _Index:
     """Where the frames of a log are. Guarded by the lock of the log."""
@@ -97,12 +112,13 @@ class _Index:
     def __init__(self, begin: int) -> None:
         #: offset of the first row that is there, and the one after the last
         self.begin = self.end = begin
-        self._firsts: list[int] = []
-        self._segments: list[int] = []  # by the offset in their names
-        self._positions: list[int] = []
-        self._lengths: list[int] = []
+        # arrays: a backlog of small frames has millions
+        self._firsts = array("q")
+        self._segments = array("q")  # by the offset in their names
+        self._positions = array("q")
+        self._lengths = array("q")
         #: bytes of all frames ever added, up to the end of each
-        self._totals: list[int] = []
+        self._totals = array("q")
         self._total = 0
 
     def add(self, first: int, rows: int, segment: int, position: int, length: int) -> None:
@@ -147,6 +163,8 @@ class _Index:
     def spans(self, start: int, end: int) -> list[tuple[int, int, int, int, int]]:
         """Segment, position, length and the offsets, for the rows from ``start`` to ``end``."""
         found: list[tuple[int, int, int, int, int]] = []
+        if start >= end:
+            return found
         at = max(0, bisect_right(self._firsts, start) - 1)
         while at < len(self._firsts) and self._firsts[at] < end:
             segment = self._segments[at]
@@ -161,11 +179,18 @@ class _Index:
 
 
 class Log:
-    """One partition of a journal, for reading. Thread safe."""
+    """One partition of a journal, for reading. Thread safe.
 
-    def __init__(self, folder: Folder, partition: int) -> None:
+    Args:
+        folder: that of the journal.
+        partition: which one.
+        seed: what the checks of its frames begin with.
+    """
+
+    def __init__(self, folder: Folder, partition: int, *, seed: int = 0) -> None:
         self.partition = partition
         self._folder = folder
+        self._seed = seed
         #: guards the index
         self._lock = threading.Lock()
         self._index = _Index(0)
@@ -206,7 +231,10 @@ class Log:
                 f"option 'journalPath' ({self._folder.path}): offsets {start} to {end} of partition {self.partition} "
                 f"are asked for, and {begin} to {known} are there; failOnDataLoss=false goes on with those"
             )
-        return [Span(_name(self.partition, segment), *rest) for segment, *rest in found]
+        return [
+            Span(_name(self.partition, segment), position, length, first, last, self._seed)
+            for segment, position, length, first, last in found
+        ]
 
     def _segments(self) -> list[tuple[int, int]]:
         """Offset and size of each segment, in order."""
@@ -220,31 +248,49 @@ class Log:
     def load(self) -> tuple[int, int, int] | None:
         """Find out what is there: of the last segment, its offset, where its last frame ends, and its size.
 
+        A writer may be at work: what it deletes meanwhile is committed, and not missing.
+
         Raises:
             JournalCorruptError: it is not as it was written.
         """
-        segments = self._segments()
-        index = _Index(segments[0][0] if segments else 0)
+        segments = [segment for segment, _ in self._segments()]
+        index = _Index(segments[0] if segments else 0)
         last: tuple[int, int, int] | None = None
-        for number, (segment, size) in enumerate(segments):
+        for number, segment in enumerate(segments):
             if segment != index.end:
-                self._corrupt(segment, f"rows {index.end} to {segment} are missing before it")
-            is_last = number == len(segments) - 1
-            data = self._folder.read(_name(self.partition, segment))
-            position = 0
-            for frame in frames.scan(data):
-                header = frame.header
-                if header.first != index.end or (is_last and not frame.is_intact()):
-                    break
-                if header.rows:
-                    index.add(header.first, header.rows, segment, position, frame.end - position)
-                position = frame.end
-            if position < data.size and frames.any_after(data, position):
-                self._corrupt(segment, f"the frame at byte {position} is damaged, and whole ones follow")
-            last = (segment, position, size)
+                if segments[number - 1] in (known for known, _ in self._segments()):
+                    self._corrupt(segment, f"rows {index.end} to {segment} are missing before it")
+                index = _Index(segment)
+            until = segments[number + 1] if number + 1 < len(segments) else None
+            try:
+                data = self._folder.read(_name(self.partition, segment), copy=until is None)
+            except FileNotFoundError:
+                index = _Index(segment if until is None else until)
+                continue
+            last = (segment, self._load(index, segment, data, until), data.size)
         with self._lock:
             self._index = index
         return last
+
+    def _load(self, index: _Index, segment: int, data: pa.Buffer, until: int | None) -> int:
+        """Add the frames of ``segment``, up to row ``until``, to ``index``; returns where the last one ends."""
+        position = 0
+        for frame in frames.scan(data, self._seed):
+            header = frame.header
+            if until is None and not frame.is_intact():
+                break
+            if not position and header.first != segment:
+                self._corrupt(segment, f"it is segment {_name(self.partition, header.first)}")
+            if until is not None and header.first >= until:
+                return position
+            if header.first != index.end:
+                self._corrupt(segment, f"row {header.first} follows row {index.end - 1}")
+            if header.rows:
+                index.add(header.first, header.rows, segment, position, frame.end - position)
+            position = frame.end
+        if position < data.size and frames.any_after(data, position, self._seed):
+            self._corrupt(segment, f"the frame at byte {position} is damaged, and whole ones follow")
+        return position
 
     def _corrupt(self, segment: int, what: str) -> None:
         raise JournalCorruptError(self._folder.path, f"segment {_name(self.partition, segment)}: {what}")
@@ -256,17 +302,23 @@ class LogWriter(Log):
     :meth:`append` is called by one thread, everything else by any.
 
     Args:
+        folder, partition, seed: see :class:`Log`.
         segment_bytes: a segment that has grown beyond this is closed, where segments grow.
     """
 
-    def __init__(self, folder: Folder, partition: int, *, segment_bytes: int = SEGMENT_BYTES) -> None:
-        super().__init__(folder, partition)
+    def __init__(self, folder: Folder, partition: int, *, seed: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
+        super().__init__(folder, partition, seed=seed)
         self._segment_bytes = segment_bytes
+        #: guards the appender, and is held while it writes
+        self._writing = threading.Lock()
         self._appender: Appender | None = None
         self._segment = 0
+        self._is_closed = False
         #: everything before is committed
         self._committed = 0
         self._close_segment = False
+        #: segments before this one are deleted
+        self._kept = 0
         folder.make(str(partition))
         last = self.load()
         if last is None:
@@ -276,7 +328,7 @@ class LogWriter(Log):
         if whole < size:
             logger.warning(
                 "journal %s: cut off %d bytes of an unfinished write at the end of %s",
-                folder.path, size - whole, _name(partition, self._segment),
+                redacted(folder.path), size - whole, _name(partition, self._segment),
             )  # fmt: skip
         if folder.appends and whole:
             self._appender = folder.append_to(_name(partition, self._segment), whole)
@@ -294,31 +346,35 @@ class LogWriter(Log):
             JournalFullError: there is no room for them. Nothing was added, and it may be tried again.
             JournalError: anything else is wrong. Nothing was added.
         """
-        try:
-            self._append(batch)
-        except JournalError:
-            raise
-        except OSError as error:
-            self._let_go()
-            kind = JournalFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else JournalError
-            raise kind(self._folder.path, f"cannot write: {error.strerror or error}") from error
+        if not batch.num_rows:
+            return
+        with self._writing, _journal_errors(self._folder.path, "cannot write"):
+            if self._is_closed:
+                raise JournalError(self._folder.path, "it is closed")
+            try:
+                self._append(self._index.end, batch)
+            except BaseException:
+                self._let_go()  # a disk that failed once is not asked for the same file again
+                raise
 
-    def _append(self, batch: pa.RecordBatch) -> None:
-        first, rows = self._index.end, batch.num_rows
-        parts = frames.encode(first, rows, batch.serialize())
-        length = sum(len(memoryview(part)) for part in parts)
-        if not self._folder.appends:
-            self._folder.check_lock()
-            head = _head(first)
-            position = sum(len(memoryview(part)) for part in head)
-            self._folder.write(_name(self.partition, first), [*head, *parts])
-            self._segment = first
-        else:
+    def _append(self, first: int, batch: pa.RecordBatch) -> None:
+        parts = frames.encode(first, batch.num_rows, batch.serialize(), self._seed)
+        length = _size(parts)
+        if self._folder.appends:
             appender = self._room(first)
-            position = appender.size
-            appender.append(parts)
+            appender.append(parts if appender.size else [*self._head(first), *parts])
+            end = appender.size
+        else:
+            self._folder.check_lock()
+            end = self._folder.write(_name(self.partition, first), [*self._head(first), *parts])
+            self._folder.check_lock()  # it may be the next writer's that we have written over: then it was nothing
+            self._segment = first
         with self._lock:
-            self._index.add(first, rows, self._segment, position, length)
+            self._index.add(first, batch.num_rows, self._segment, end - length, length)
+
+    def _head(self, first: int) -> list[Any]:
+        """What a segment begins with."""
+        return frames.encode(first, 0, JOURNAL.serialize(), self._seed)
 
     def _room(self, first: int) -> Appender:
         """A segment to append to."""
@@ -330,7 +386,6 @@ class LogWriter(Log):
         if appender is None:
             appender = self._appender = self._folder.append_to(_name(self.partition, first))
             self._segment = first
-            appender.append(_head(first))
         return appender
 
     def _let_go(self) -> None:
@@ -339,44 +394,61 @@ class LogWriter(Log):
             appender.close()
 
     def commit(self, offset: int) -> None:
-        """Everything before ``offset`` is processed: delete what is not needed any more."""
+        """Everything before ``offset`` is processed: delete what is not needed any more.
+
+        Raises:
+            JournalError: something cannot be deleted. The next commit tries again.
+        """
         with self._lock:
             self._committed = max(self._committed, min(offset, self._index.end))
             if self._committed == self._index.end and self._index.bytes_from(self._index.begin) >= _WORTH_CLOSING:
                 self._close_segment = True
-        self._tidy()
-
-    def _tidy(self) -> None:
-        """Delete the segments whose rows are all committed, but the last."""
-        with self._lock:
             keep = self._index.segment_of(self._committed)
-            if keep is None:
+            if keep is None or keep == self._kept:
                 return
-            begin = self._index.begin
             self._index.forget(keep)
-            if self._index.begin == begin:
-                return
-        for segment, _ in self._segments():
-            if segment < keep:
-                self._folder.delete(_name(self.partition, segment))
+        with _journal_errors(self._folder.path, "cannot delete what is committed"):
+            self._folder.check_lock()
+            for segment, _ in self._segments():
+                if segment < keep:
+                    self._folder.delete(_name(self.partition, segment))
+        self._kept = keep
 
     def tail(self, rows: int) -> pa.Table:
         """The last ``rows`` rows, or as many as are there."""
-        end = self.end
-        start = max(self.begin, end - rows)
-        return pa.Table.from_batches(read(self._folder, self.spans(start, end)), JOURNAL)
+        while True:
+            end, begin = self.end, self.begin
+            try:
+                spans = self.spans(max(begin, end - rows), end)
+                return pa.Table.from_batches(read(self._folder, spans), JOURNAL)
+            except DataLossError:
+                if self.begin == begin:
+                    raise  # it was not a commit meanwhile
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._let_go()
+        """Let go of the file; waits for what is being written. Idempotent."""
+        with self._writing:
+            self._is_closed = True
+            self._let_go()
 
 
 def _name(partition: int, segment: int) -> str:
     return f"{partition}/{segment:020d}{_SUFFIX}"
 
 
-def _head(first: int) -> list[Any]:
-    return frames.encode(first, 0, JOURNAL.serialize())
+def _size(parts: Sequence[Any]) -> int:
+    return sum(len(memoryview(part)) for part in parts)
+
+
+@contextlib.contextmanager
+def _journal_errors(path: str, what: str, kind: type[JournalError] = JournalError) -> Iterator[None]:
+    """An :class:`OSError` becomes one of ``kind``, or a :class:`JournalFullError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            kind = JournalFullError
+        raise kind(path, f"{what}: {error.strerror or error}") from error
 
 
 def read(folder: Folder, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
@@ -384,27 +456,39 @@ def read(folder: Folder, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
 
     Raises:
         JournalCorruptError: they are not there as they were written.
+        JournalUnreadableError: there is no journal, or it cannot be reached.
         DataLossError: a segment is gone.
     """
     for span in spans:
-        try:
-            data = folder.read(span.segment, span.position, span.length)
-        except FileNotFoundError:
-            raise DataLossError(
-                f"option 'journalPath' ({folder.path}): segment {span.segment} is gone; was the journal committed, or "
-                "removed, by somebody else?"
-            ) from None
+        with _journal_errors(folder.path, f"cannot read {span.segment}", JournalUnreadableError):
+            try:
+                data = folder.read(span.segment, span.position, span.length)
+            except FileNotFoundError:
+                raise _gone(folder, span) from None
         at = span.start
-        for frame in frames.scan(data):
-            header = frame.header
-            if not frame.is_intact():
+        for frame in frames.scan(data, span.seed):
+            first, rows = frame.header.first, frame.header.rows
+            if not first <= at < first + rows or not frame.is_intact():
                 break
-            batch = pa.ipc.read_record_batch(frame.body, JOURNAL)
-            skip = at - header.first
-            yield batch.slice(skip, min(span.end, header.first + header.rows) - at)
-            at = header.first + header.rows
+            until = min(span.end, first + rows)
+            yield pa.ipc.read_record_batch(frame.body, JOURNAL).slice(at - first, until - at)
+            at = until
+            if at == span.end:
+                break
         if at < span.end:
             raise JournalCorruptError(folder.path, f"segment {span.segment}: row {at} is not as it was written")
+
+
+def _gone(folder: Folder, span: Span) -> MessagingError:
+    """Why there is no such segment."""
+    if _META not in folder.list():
+        return JournalUnreadableError(
+            folder.path, "there is no journal on this machine: it has to be where the driver and all executors see it"
+        )
+    return DataLossError(
+        f"option 'journalPath' ({folder.path}): segment {span.segment} is gone; was the journal committed, or "
+        "removed, by somebody else?"
+    )
 
 
 L = TypeVar("L", bound=Log)
@@ -439,26 +523,25 @@ class Journal(Generic[L]):
             JournalMismatchError: it is the journal of something else.
             JournalCorruptError, JournalUnreadableError: what is there cannot be used.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                folder = open_folder(path)
-                folder.make()
-                stack.enter_context(folder.lock())
-                meta = _read_meta(folder)
-                if meta is None:
-                    if folder.list("0"):
-                        raise JournalUnreadableError(path, f"there are segments, but no {_META}")
-                    meta = Meta(source)
-                    _write_meta(folder, meta)
-                elif meta.source != source:
-                    _refuse(path, meta.source, source, adopt=adopt)
-                    meta.source = source
-                    _write_meta(folder, meta)
-                logs = [LogWriter(folder, number, segment_bytes=segment_bytes) for number in range(source.partitions)]
-                for log in logs:
-                    stack.callback(log.close)
-            except OSError as error:
-                raise JournalUnreadableError(path, f"{type(error).__name__}: {error.strerror or error}") from error
+        with contextlib.ExitStack() as stack, _journal_errors(path, "cannot open", JournalUnreadableError):
+            folder = open_folder(path)
+            folder.make()
+            stack.enter_context(folder.lock())
+            meta = _read_meta(folder)
+            if meta is None:
+                if any(folder.list(str(number)) for number in range(source.partitions)):
+                    raise JournalUnreadableError(path, f"there are segments, but no {_META}")
+                meta = Meta(source)
+                _write_meta(folder, meta)
+            elif meta.source != source:
+                _refuse(path, meta.source, source, adopt=adopt)
+                meta.source = source
+                _write_meta(folder, meta)
+            logs = []
+            for number in range(source.partitions):
+                log = LogWriter(folder, number, seed=meta.seed(number), segment_bytes=segment_bytes)
+                stack.callback(log.close)
+                logs.append(log)
             return Journal(folder, meta, logs, stack.pop_all())
 
     @staticmethod
@@ -469,17 +552,15 @@ class Journal(Generic[L]):
             JournalUnreadableError: there is none, or it cannot be reached.
             JournalCorruptError: it is damaged.
         """
-        try:
+        with _journal_errors(path, "cannot open", JournalUnreadableError):
             folder = open_folder(path)
             meta = _read_meta(folder)
             if meta is None:
                 raise JournalUnreadableError(path, f"there is no journal: no file {_META}")
-            logs = [Log(folder, number) for number in range(meta.source.partitions)]
+            logs = [Log(folder, number, seed=meta.seed(number)) for number in range(meta.source.partitions)]
             for log in logs:
                 log.load()
-        except OSError as error:
-            raise JournalUnreadableError(path, f"{type(error).__name__}: {error.strerror or error}") from error
-        return Journal(folder, meta, logs, contextlib.ExitStack())
+            return Journal(folder, meta, logs, contextlib.ExitStack())
 
     def begin_query(self, *, adopt: bool) -> str:
         """A query begins without a checkpoint: the journal is its own from here on.
@@ -496,16 +577,21 @@ class Journal(Generic[L]):
                 "it is the journal of another query, which has processed part of it: give this query one of its own, "
                 "or the checkpoint of that query; adoptJournal=true goes on with what is left in it",
             )
-        self.meta.query = uuid.uuid4().hex
-        self.meta.committed = False
-        _write_meta(self.folder, self.meta)
-        return self.meta.query
+        query = uuid.uuid4().hex
+        self._change(query=query, committed=False)
+        return query
 
     def note_commit(self) -> None:
         """The query has committed: from now on nobody else takes the journal unless it says so."""
         if not self.meta.committed:
-            self.meta.committed = True
-            _write_meta(self.folder, self.meta)
+            self._change(committed=True)
+
+    def _change(self, **values: Any) -> None:
+        meta = replace(self.meta, **values)
+        with _journal_errors(self.folder.path, f"cannot write {_META}"):
+            self.folder.check_lock()
+            _write_meta(self.folder, meta)
+        self.meta = meta
 
     def close(self) -> None:
         """Let go of it. Idempotent."""
@@ -523,7 +609,10 @@ def _read_meta(folder: Folder) -> Meta | None:
             raise JournalUnreadableError(
                 folder.path, f"it has format {values['format']!r}, this version reads {FORMAT}"
             )
-        return Meta(**{**values, "source": Source(**values["source"])})
+        meta = Meta(**{**values, "source": Source(**values["source"])})
+        if not isinstance(meta.id, str) or not isinstance(meta.source.partitions, int):
+            raise TypeError
+        return meta
     except (ValueError, TypeError, KeyError) as error:
         raise JournalUnreadableError(folder.path, f"{_META} does not parse: {type(error).__name__}") from None
 

@@ -1,0 +1,1240 @@
+"""What the journal promises: what it took is there, in order, whole, after anything; or it says that it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from adapters.spark import folders, journal
+from adapters.spark.columns import batch_of
+from adapters.spark.errors import (
+    DataLossError,
+    JournalCorruptError,
+    JournalError,
+    JournalFullError,
+    JournalLockedError,
+    JournalMismatchError,
+    JournalUnreadableError,
+)
+from adapters.spark.folders import LocalFolder
+from adapters.spark.journal import Journal, LogWriter
+from messaging import Message, MessageContext
+from tests.spark import journals
+from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
+
+SEED = 4711
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that open a journal thousands of times."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(os, "fdatasync", lambda file: None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+def opened(path: str, **more: Any) -> Journal[LogWriter]:
+    return Journal.open(path, more.pop("source", SOURCE), **more)
+
+
+def stored(folder: Path, *counts: int) -> tuple[Path, list[int]]:
+    """A log of frames with so many rows; its one segment, and where each frame ends, that of the schema first."""
+    log = LogWriter(LocalFolder(str(folder)), 0, seed=SEED)
+    for count in counts:
+        add(log, count)
+    ends = [log._index._positions[0], *(p + n for p, n in zip(log._index._positions, log._index._lengths, strict=True))]
+    log.close()
+    return folder / "0" / f"{0:020d}.segment", ends
+
+
+def reloaded(folder: Path) -> LogWriter:
+    log = LogWriter(LocalFolder(str(folder)), 0, seed=SEED)
+    log.close()
+    return log
+
+
+class Held(LocalFolder):
+    """A folder whose one segment is held in memory, to be damaged thousands of times."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        super().__init__("/held")
+        self.name = name
+        self.data = bytearray(data)
+
+    def list(self, name: str = "") -> dict[str, int]:
+        return {self.name: len(self.data)}
+
+    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
+        return pa.py_buffer(bytes(self.data)).slice(start, length)
+
+
+def values(folder: Path, log: journal.Log) -> list[bytes]:
+    batches = journal.read(LocalFolder(str(folder)), log.spans(log.begin, log.end))
+    return [each for batch in batches for each in batch.column("value").to_pylist()]
+
+
+def expected(count: int) -> list[bytes]:
+    return [journals.value(n) for n in range(count)]
+
+
+# --- on the disk ----------------------------------------------------------------------------------------------------
+
+
+def test_append_returns_when_the_disk_has_the_rows_and_the_name(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def spied(name: str) -> None:
+        real = getattr(os, name)
+
+        def spy(file: int, *rest: Any) -> Any:
+            calls.append((name, Path(f"/proc/self/fd/{file}").readlink().name))
+            return real(file, *rest)
+
+        monkeypatch.setattr(os, name, spy)
+
+    for name in ("pwritev", "fsync", "fdatasync", "ftruncate"):
+        spied(name)
+    with_journal = opened(path, segment_bytes=5000)
+    (log,) = with_journal.logs
+    assert calls.index(("fsync", ".journal.json.new")) < calls.index(("fsync", "journal"), 2)
+    assert {("fsync", "journal"), ("fsync", Path(path).parent.name), ("fsync", "0")} <= set(calls)
+    while len(segments(log)) < 3:
+        calls.clear()
+        new = len(segments(log))
+        add(log)
+        segment = segments(log)[-1]
+        assert calls[-2:] == [("pwritev", segment), ("fdatasync", segment)]
+        assert (("fsync", "0") in calls) == (len(segments(log)) > new)
+    with_journal.close()
+
+
+def test_what_is_found_is_on_the_disk_before_it_counts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wrote it may have been killed between writing and waiting for the disk."""
+    first = opened(path)
+    add(first.logs[0])
+    first.close()
+    synced = set()
+    real = os.fsync
+
+    def spy(file: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{file}").readlink().name)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    second = opened(path)
+    assert {"journal", "0", f"{0:020d}.segment"} <= synced
+    second.close()
+
+
+def test_the_same_offsets_give_the_same_bytes(path: str) -> None:
+    with_journal = opened(path, segment_bytes=4000)
+    (log,) = with_journal.logs
+    for count in (1, 7, 30, 2):
+        add(log, count)
+    before = [batch.serialize().to_pybytes() for batch in journal.read(with_journal.folder, log.spans(2, 35))]
+    spans = log.spans(2, 35)
+    with_journal.close()
+    again = opened(path)
+    assert again.logs[0].spans(2, 35) == spans
+    after = [batch.serialize().to_pybytes() for batch in journal.read(again.folder, pickle.loads(pickle.dumps(spans)))]
+    assert after == before
+    again.close()
+
+
+def test_offsets_never_come_back_though_everything_is_committed(path: str) -> None:
+    for run in range(5):
+        with_journal = opened(path, segment_bytes=1)
+        (log,) = with_journal.logs
+        assert log.end == run * 9
+        for _ in range(3):
+            add(log)
+        log.commit(log.end)
+        assert len(segments(log)) == 1
+        assert log.backlog == 0
+        with_journal.close()
+
+
+def test_an_append_of_nothing_is_none(path: str) -> None:
+    with_journal = opened(path)
+    with_journal.logs[0].append(rows(0, 0))
+    assert segments(with_journal.logs[0]) == []
+    with_journal.close()
+
+
+def test_nothing_is_written_after_close(path: str) -> None:
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    with_journal.close()
+    with_journal.close()
+    with pytest.raises(JournalError, match="closed"):
+        add(log)
+
+
+def test_close_waits_for_what_is_being_written(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    add(log)
+    inside, go_on = threading.Event(), threading.Event()
+    real = os.pwritev
+
+    def slow(*arguments: Any) -> int:
+        inside.set()
+        assert go_on.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", slow)
+    writer, closer = threading.Thread(target=add, args=(log,)), threading.Thread(target=with_journal.close)
+    writer.start()
+    assert inside.wait(30)
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive()
+    go_on.set()
+    writer.join()
+    closer.join()
+    view = Journal.view(path)
+    assert view.logs[0].end == 6
+    check(view)
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tail_cut_anywhere_in_the_last_two_frames_costs_only_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment, ends = stored(tmp_path, 2, 3, 1)
+    data = segment.read_bytes()
+    for cut in range(ends[1], len(data)):
+        count, whole = (5, ends[2]) if cut >= ends[2] else (2, ends[1])
+        log = journal.Log(Held(segment.name, data[:cut]), 0, seed=SEED)
+        assert log.load() == (0, whole, cut)
+        assert log.end == count
+        if cut % 37 and cut not in ends:
+            continue
+        segment.write_bytes(data[:cut])
+        caplog.clear()
+        log = reloaded(tmp_path)
+        assert segment.stat().st_size == whole
+        assert [record.levelno for record in caplog.records] == ([logging.WARNING] if cut > whole else [])
+        assert values(tmp_path, log) == expected(count)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 5000, b"RXJ1" * 300, random.Random(1).randbytes(5000), b"R"])
+def test_a_tail_of_garbage_is_cut_off_and_writing_goes_on(
+    tmp_path: Path, tail: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment, _ = stored(tmp_path, 2, 3)
+    with segment.open("ab") as file:
+        file.write(tail)
+    log = LogWriter(LocalFolder(str(tmp_path)), 0, seed=SEED)
+    assert f"cut off {len(tail)} bytes" in caplog.text
+    add(log)
+    log.close()
+    assert values(tmp_path, reloaded(tmp_path)) == expected(8)
+
+
+def test_a_flip_anywhere_in_the_last_frame_costs_only_it(tmp_path: Path) -> None:
+    segment, ends = stored(tmp_path, 2, 3, 1)
+    held = Held(segment.name, segment.read_bytes())
+    for at in range(ends[2], len(held.data)):
+        flip = 1 << random.randrange(8)
+        held.data[at] ^= flip
+        log = journal.Log(held, 0, seed=SEED)
+        assert log.load() == (0, ends[2], len(held.data))
+        held.data[at] ^= flip
+        assert log.end == 5
+    held.data[-1] ^= 1
+    segment.write_bytes(held.data)
+    assert values(tmp_path, reloaded(tmp_path)) == expected(5)
+    assert segment.stat().st_size == ends[2]
+
+
+def test_a_flip_anywhere_before_the_last_frame_is_an_error(tmp_path: Path) -> None:
+    segment, ends = stored(tmp_path, 2, 3, 1)
+    held = Held(segment.name, segment.read_bytes())
+    for at in range(ends[2]):
+        flip = 1 << random.randrange(8)
+        held.data[at] ^= flip
+        with pytest.raises(JournalCorruptError, match=rf"journalPath.*{segment.name}"):
+            journal.Log(held, 0, seed=SEED).load()
+        held.data[at] ^= flip
+    held.data[ends[1]] ^= 1
+    segment.write_bytes(held.data)
+    with pytest.raises(JournalCorruptError):
+        reloaded(tmp_path)
+    assert segment.stat().st_size == len(held.data)  # nothing is cut off
+
+
+def test_readers_notice_every_bit_that_flips(tmp_path: Path) -> None:
+    segment, ends = stored(tmp_path, 2, 3)
+    [span] = reloaded(tmp_path).spans(0, 5)
+    held = Held(segment.name, segment.read_bytes())
+    for bit in range(ends[0] * 8, len(held.data) * 8):
+        held.data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(JournalCorruptError):
+            list(journal.read(held, [span]))
+        held.data[bit // 8] ^= 1 << bit % 8
+    assert sum(batch.num_rows for batch in journal.read(held, [span])) == 5
+
+
+def test_readers_notice_what_was_cut_off(tmp_path: Path) -> None:
+    segment, _ = stored(tmp_path, 2, 3)
+    [span] = reloaded(tmp_path).spans(0, 5)
+    data = segment.read_bytes()
+    for cut in range(span.position, len(data), 7):
+        segment.write_bytes(data[:cut])
+        with pytest.raises(JournalCorruptError):
+            list(journal.read(LocalFolder(str(tmp_path)), [span]))
+
+
+def segmented(path: str, count: int = 4, **more: Any) -> list[Path]:
+    """A journal of segments of three rows each."""
+    with_journal = opened(path, segment_bytes=1, **more)
+    for log in with_journal.logs:
+        for _ in range(count):
+            add(log)
+    with_journal.close()
+    return sorted(Path(path).glob("0/*.segment"))
+
+
+def refused(path: str, name: str) -> None:
+    """Neither opening nor viewing takes it, and both say where it is broken."""
+    for attempt in (lambda: opened(path), lambda: check(Journal.view(path))):
+        with pytest.raises(JournalCorruptError, match=rf"option 'journalPath' .*{name}") as caught:
+            attempt()
+        assert caught.value.option == "journalPath"
+
+
+def test_a_missing_segment_is_an_error(path: str) -> None:
+    files = segmented(path)
+    files[1].unlink()
+    refused(path, files[2].name)
+
+
+def test_exchanged_segments_are_an_error(path: str) -> None:
+    files = segmented(path)
+    first, second = files[1].read_bytes(), files[2].read_bytes()
+    files[1].write_bytes(second)
+    files[2].write_bytes(first)
+    refused(path, files[1].name)
+
+
+def test_segments_of_two_partitions_exchanged_are_an_error(path: str) -> None:
+    """Names, offsets and sizes are the same."""
+    files = segmented(path, source=replace(SOURCE, partitions=2))
+    other = Path(path) / "1" / files[1].name
+    assert other.stat().st_size == files[1].stat().st_size
+    spans = Journal.view(path).logs[0].spans(0, 12)
+    data = files[1].read_bytes()
+    files[1].write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    with pytest.raises(JournalCorruptError):
+        opened(path, source=replace(SOURCE, partitions=2))
+    with pytest.raises(JournalCorruptError, match=files[1].name):
+        list(journal.read(LocalFolder(path), spans))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_segment_that_was_cut_short_is_an_error(path: str, number: int) -> None:
+    files = segmented(path)
+    os.truncate(files[number], files[number].stat().st_size - 8)
+    refused(path, files[number + 1].name)
+
+
+def test_a_flip_in_an_earlier_segment_is_an_error_of_reading(path: str) -> None:
+    """Opening looks at the headers only: a backlog may be large."""
+    files = segmented(path)
+    data = bytearray(files[1].read_bytes())
+    data[-1] ^= 1
+    files[1].write_bytes(data)
+    view = Journal.view(path)
+    with pytest.raises(JournalCorruptError, match=files[1].name):
+        check(view)
+    check(view, 0, 3)
+    check(view, 6, 12)
+
+
+def test_a_first_segment_without_a_whole_frame_still_tells_the_offset(path: str) -> None:
+    files = segmented(path)
+    for file in files[:-1]:
+        file.unlink()
+    os.truncate(files[-1], 10)
+    again = opened(path)
+    assert (again.logs[0].begin, again.logs[0].end) == (9, 9)
+    add(again.logs[0])
+    check(again)
+    again.close()
+
+
+def test_readers_say_what_is_gone(path: str, tmp_path: Path) -> None:
+    files = segmented(path)
+    view = Journal.view(path)
+    files[0].unlink()
+    with pytest.raises(DataLossError, match=rf"journalPath.*{files[0].name} is gone"):
+        check(view)
+    shutil.rmtree(path)
+    with pytest.raises(JournalUnreadableError, match="no journal on this machine"):
+        check(view)
+
+
+def test_ranges_that_are_not_there_are_data_loss(path: str) -> None:
+    segmented(path)
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    log.commit(6)
+    assert log.begin == 6
+    for start, end in ((0, 7), (5, 7), (7, 13), (13, 14)):
+        with pytest.raises(DataLossError, match=f"offsets {start} to {end} .* and 6 to 12 are there"):
+            log.spans(start, end)
+    assert log.spans(3, 3) == []
+    assert log.spans(7, 7) == []
+    with_journal.close()
+
+
+# --- a disk that fails ----------------------------------------------------------------------------------------------
+
+
+class Faults:
+    """Lets the calls of the operating system fail that writing makes: the ``nth``, or that one and all after it."""
+
+    def __init__(self, number: int, nth: int, *, partial: bool = False, stay: bool = False) -> None:
+        self.number, self.nth, self.partial, self.stay = number, nth, partial, stay
+        self.calls = 0
+        self.failed: list[str] = []
+        self._pwritev, self._patches = os.pwritev, []
+
+    def _fails(self) -> bool:
+        self.calls += 1
+        return self.calls == self.nth or (self.stay and self.calls > self.nth)
+
+    def _wrapped(self, name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def call(*arguments: Any) -> Any:
+            if not self._fails():
+                return real(*arguments)
+            self.failed.append(name)
+            if name == "pwritev" and self.partial:
+                file, views, at = arguments
+                data = b"".join(views)
+                self._pwritev(file, [data[: len(data) * 2 // 3]], at)
+            if name in ("fdatasync", "fsync"):
+                real(*arguments)
+            raise OSError(self.number, os.strerror(self.number))
+
+        return call
+
+    def __enter__(self) -> Faults:
+        names = ("pwritev", "fdatasync", "fsync", "ftruncate")
+        self._patches = [mock.patch.object(os, name, self._wrapped(name)) for name in names]
+        for patch in self._patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for patch in self._patches:
+            patch.stop()
+
+
+@pytest.mark.parametrize("stay", [False, True], ids=["once", "for a while"])
+@pytest.mark.parametrize("partial", [False, True], ids=["at once", "halfway"])
+@pytest.mark.parametrize("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_write_that_fails_adds_nothing_and_does_no_harm(
+    tmp_path: Path, number: int, segment_bytes: int, partial: bool, stay: bool
+) -> None:
+    kind = JournalError if number == errno.EIO else JournalFullError
+    failed = set()
+    for nth in range(1, 8):
+        path = str(tmp_path / str(nth))
+        with_journal = opened(path, segment_bytes=segment_bytes)
+        (log,) = with_journal.logs
+        add(log, 4)
+        with Faults(number, nth, partial=partial, stay=stay) as faults, contextlib.suppress(kind):
+            add(log, 5)
+        assert log.end == (9 if set(faults.failed) <= {"ftruncate"} else 4)
+        failed.update(faults.failed)
+        count = log.end
+        check(with_journal)
+        for more in (1, 6):  # other rows than those that failed, in other frames
+            add(log, more)
+            check(with_journal)
+        check(Journal.view(path))
+        with_journal.close()
+        again = opened(path)
+        assert again.logs[0].end == count + 7
+        check(again)
+        again.close()
+    assert {"pwritev", "fdatasync"} <= failed
+    assert segment_bytes > 1 or "fsync" in failed
+    assert not stay or "ftruncate" in failed
+
+
+def test_a_disk_that_did_not_sync_is_not_asked_again_for_the_same_file(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux says of the second attempt that it went well, whatever became of the pages."""
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    add(log)
+    synced: list[str] = []
+    real = os.fdatasync
+
+    def spy(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        if len(synced) == 1:
+            raise OSError(errno.EIO, "no")
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", spy)
+    with pytest.raises(JournalError):
+        add(log)
+    add(log)
+    assert synced == [f"{0:020d}.segment", f"{3:020d}.segment"]
+    check(with_journal)
+    with_journal.close()
+    check(Journal.view(path))
+
+
+def test_rows_that_failed_and_could_not_be_cut_off_do_not_count(path: str) -> None:
+    """They are whole in the file, but the next segment begins with others."""
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    add(log)
+    with Faults(errno.EIO, 2, stay=True) as faults, pytest.raises(JournalError):
+        log.append(rows(100, 9))
+    assert faults.failed == ["fdatasync", "ftruncate"]
+    add(log, 2)
+    assert segments(log) == [f"{0:020d}.segment", f"{3:020d}.segment"]
+    with_journal.close()
+    view = Journal.view(path)
+    assert view.logs[0].end == 5
+    check(view)
+
+
+def test_a_segment_that_was_removed_is_no_place_for_messages(path: str) -> None:
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    add(log)
+    shutil.rmtree(path)
+    for _ in range(2):
+        with pytest.raises(JournalError, match="cannot write"):
+            add(log)
+    assert log.end == 3
+    with_journal.close()
+
+
+def test_a_full_disk_is_no_mystery_to_whoever_opens_or_commits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_journal = opened(path)
+    with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError, match=r"journal\.json"):
+        with_journal.begin_query(adopt=False)
+    assert with_journal.meta.query is None
+    with_journal.begin_query(adopt=False)
+    with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError):
+        with_journal.note_commit()
+    with_journal.note_commit()
+    assert json.loads((Path(path) / "journal.json").read_text())["committed"]
+    with_journal.close()
+    with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError):
+        opened(path)
+
+
+def test_what_cannot_be_deleted_is_deleted_by_the_next_commit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_journal = opened(path, segment_bytes=1)
+    (log,) = with_journal.logs
+    for _ in range(4):
+        add(log)
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFolder, "delete", mock.Mock(side_effect=OSError(errno.EIO, "no")))
+        with pytest.raises(JournalError, match="cannot delete"):
+            log.commit(9)
+    assert (log.begin, len(segments(log))) == (9, 4)
+    log.commit(9)
+    assert len(segments(log)) == 1
+    with_journal.close()
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.spark.journals"])
+    return context
+
+
+def started(processes: Any, target: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
+    ours, theirs = processes.Pipe()
+    child = processes.Process(target=target, args=(*arguments, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    return child, ours
+
+
+@pytest.fixture
+def in_memory() -> Iterator[str]:
+    """A folder that syncs at once: a kill takes nothing from the system, only from the process."""
+    folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def killed(child: Any) -> None:
+    child.kill()
+    child.join()
+    child.close()
+
+
+def test_what_a_killed_writer_said_is_there(in_memory: str, processes: Any) -> None:
+    path = in_memory
+    choose = random.Random(3)
+    committed = end = 0
+    for run in range(25):
+        child, reports = started(processes, journals.write_on, path, run)
+        assert reports.recv() >= (0, end)  # what the run before said is still there
+        for _ in range(choose.randrange(40)):
+            committed, end = reports.recv()
+        reports.poll(choose.random() / 500)
+        killed(child)
+        try:
+            while True:
+                committed, end = reports.recv()
+        except EOFError:
+            reports.close()
+        view = Journal.view(path)
+        (log,) = view.logs
+        assert log.begin <= committed
+        assert log.end >= end
+        check(view)
+    assert end > 1000
+    again = opened(path)
+    check(again)
+    again.close()
+
+
+def test_one_writer_at_a_time_and_a_kill_frees_the_journal(
+    path: str, processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "LOCK_SECONDS", 0.2)
+    child, reports = started(processes, journals.hold, path)
+    identity = reports.recv()
+    with pytest.raises(JournalLockedError, match="another query is using this journal"):
+        opened(path)
+    Journal.view(path)
+    killed(child)
+    reports.close()
+    with_journal = opened(path)
+    assert with_journal.meta.id == identity
+    with pytest.raises(JournalLockedError):
+        opened(path)
+    with_journal.close()
+    opened(path).close()
+
+
+def test_a_query_that_ends_is_waited_for(path: str) -> None:
+    first = opened(path)
+    timer = threading.Timer(0.2, first.close)
+    timer.start()
+    opened(path).close()
+    timer.join()
+
+
+def test_a_lock_that_was_removed_locks_nobody_out_and_lets_no_two_in(path: str) -> None:
+    first = opened(path)
+    (Path(path) / "lock").unlink()
+    with LocalFolder(path).lock(), pytest.raises(JournalLockedError), mock.patch.object(folders, "LOCK_SECONDS", 0):
+        opened(path)
+    first.close()
+
+
+def test_a_limit_of_the_size_of_files_is_a_full_disk(path: str, processes: Any) -> None:
+    child, reports = started(processes, journals.fill_limited, path)
+    full, end = reports.recv()
+    child.join()
+    assert 0 < full < end
+    view = Journal.view(path)
+    assert view.logs[0].end == end
+    check(view)
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare")
+    mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"', str(tmp_path)]
+    if subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs to mount a file system")
+    command = [*mounted, sys.executable, "-m", "tests.spark.journals", str(tmp_path / "journal")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.startswith("went on"), done.stderr
+
+
+# --- whose it is ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"url": "mqtt://other:1883"}, "url was 'mqtt://host:1883' and is 'mqtt://other:1883'"),
+        ({"channels": ["b"]}, r"channels was \['a/#'\] and is \['b'\]"),
+        ({"queue": "q"}, "queue was None and is 'q'"),
+        ({"qos": "2"}, "qos was '1' and is '2'"),
+        ({"url": "mqtt://x", "qos": "0"}, "url was .*; qos was '1' and is '0'"),
+    ],
+)
+def test_another_source_is_refused_unless_it_adopts(path: str, change: dict[str, Any], named: str) -> None:
+    segmented(path)
+    other = replace(SOURCE, **change)
+    with pytest.raises(JournalMismatchError, match=f"journalPath.*another source: {named}"):
+        opened(path, source=other)
+    identity = Journal.view(path).meta.id
+    adopted = opened(path, source=other, adopt=True)
+    assert adopted.meta.id == identity
+    assert adopted.logs[0].end == 12
+    adopted.close()
+    opened(path, source=other).close()
+    with pytest.raises(JournalMismatchError):
+        opened(path)
+
+
+def test_partitions_may_be_added_and_not_taken_away(path: str) -> None:
+    segmented(path)
+    more = opened(path, source=replace(SOURCE, partitions=3))
+    assert [log.end for log in more.logs] == [12, 0, 0]
+    add(more.logs[2])
+    more.close()
+    assert [log.end for log in Journal.view(path).logs] == [12, 0, 3]
+    for adopt in (False, True):
+        with pytest.raises(JournalMismatchError, match="partitions was 3 and is 2"):
+            opened(path, source=replace(SOURCE, partitions=2), adopt=adopt)
+    opened(path, source=replace(SOURCE, partitions=3)).close()  # the lock is free
+
+
+def test_a_query_takes_a_journal_that_nobody_has_committed_to(path: str) -> None:
+    with_journal = opened(path)
+    first = with_journal.begin_query(adopt=False)
+    second = with_journal.begin_query(adopt=False)
+    assert first != second
+    with_journal.note_commit()
+    with_journal.note_commit()
+    with_journal.close()
+    again = opened(path)
+    assert again.meta.query == second
+    with pytest.raises(JournalMismatchError, match="adoptJournal"):
+        again.begin_query(adopt=False)
+    assert again.meta.query == second
+    third = again.begin_query(adopt=True)
+    again.close()
+    last = opened(path)
+    assert (last.meta.query, last.meta.committed) == (third, False)
+    last.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "does not parse"),
+        ("{", "does not parse"),
+        ("[]", "does not parse"),
+        ("{}", "does not parse"),
+        ('{"format": 1}', "does not parse"),
+        ('{"format": 1, "source": []}', "does not parse"),
+        ('{"format": 2, "source": {}}', "has format 2, this version reads 1"),
+        ("\udcff", "does not parse"),
+        ("partitions", "does not parse"),
+        ("more", "does not parse"),
+    ],
+)
+def test_what_is_no_journal_is_unreadable(path: str, text: str, what: str) -> None:
+    segmented(path)
+    meta = Path(path) / "journal.json"
+    known = json.loads(meta.read_text())
+    if text == "partitions":
+        known["source"]["partitions"] = "three"
+        text = json.dumps(known)
+    elif text == "more":
+        text = json.dumps({**known, "colour": "red"})
+    meta.write_bytes(text.encode(errors="surrogateescape"))
+    for attempt in (opened, Journal.view):
+        with pytest.raises(JournalUnreadableError, match=what):
+            attempt(path)
+
+
+def test_segments_without_their_journal_are_unreadable(path: str) -> None:
+    source = replace(SOURCE, partitions=2)
+    with_journal = opened(path, source=source)
+    add(with_journal.logs[1])  # the first partition has got nothing yet
+    with_journal.close()
+    (Path(path) / "journal.json").unlink()
+    with pytest.raises(JournalUnreadableError, match=r"there are segments, but no journal\.json"):
+        opened(path, source=source)
+    with pytest.raises(JournalUnreadableError, match="there is no journal"):
+        Journal.view(path)
+
+
+@pytest.mark.parametrize("name", ["", "0", "journal.json", "lock"])
+def test_what_is_in_the_way_is_unreadable(path: str, name: str) -> None:
+    """A file where a folder is to be, or a folder where a file is to be."""
+    at = Path(path) / name
+    at.parent.mkdir(parents=True, exist_ok=True)
+    if name in ("", "0"):
+        at.write_text("a file")
+    else:
+        at.mkdir()
+    with pytest.raises(JournalUnreadableError, match=r"cannot open: (Not|Is) a directory"):
+        opened(path)
+
+
+def test_a_folder_without_permission_is_unreadable(path: str) -> None:
+    segmented(path)
+    Path(path).chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65_534)
+    try:
+        for attempt in (opened, Journal.view):
+            with pytest.raises(JournalUnreadableError, match="Permission denied"):
+                attempt(path)
+    finally:
+        if is_root:
+            os.seteuid(0)
+        Path(path).chmod(0o755)
+
+
+def test_a_reader_that_may_not_read_says_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    segmented(path)
+    view = Journal.view(path)
+    monkeypatch.setattr(LocalFolder, "read", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(JournalUnreadableError, match=r"journalPath.*Permission denied"):
+        check(view)
+
+
+# --- beside a writer ------------------------------------------------------------------------------------------------
+
+
+def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_sync: None) -> None:
+    with_journal = opened(path, segment_bytes=8000)
+    (log,) = with_journal.logs
+    stop = threading.Event()
+
+    def write() -> None:
+        choose = random.Random(5)
+        while not stop.is_set():
+            add(log, choose.choice((1, 2, 50)))
+            if choose.random() < 0.05:
+                log.commit(choose.randint(log.begin, log.end))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = gone = 0
+    try:
+        while seen < 150 or log.end < 2000:
+            view = Journal.view(path)
+            (part,) = view.logs
+            try:
+                check(view)
+            except DataLossError:
+                assert log.begin > part.begin  # it was committed meanwhile
+                gone += 1
+            seen += 1
+    finally:
+        stop.set()
+        writer.join()
+    assert gone < seen
+    check(with_journal)
+    end = log.end
+    with_journal.close()
+    again = opened(path)
+    assert again.logs[0].end == end
+    again.close()
+
+
+@pytest.mark.parametrize("when", range(1, 10))
+@pytest.mark.parametrize("committed", [3, 6, 9, 15])
+def test_what_is_committed_while_a_view_opens_is_not_missing(
+    path: str, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
+) -> None:
+    with_journal = opened(path, segment_bytes=1)
+    (log,) = with_journal.logs
+    for _ in range(5):
+        add(log)
+    calls = 0
+
+    def interrupted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: LocalFolder, *arguments: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == when:
+                log.commit(committed)
+                add(log)
+            return real(self, *arguments, **more)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFolder, "list", interrupted(LocalFolder.list))
+        patched.setattr(LocalFolder, "read", interrupted(LocalFolder.read))
+        view = Journal.view(path)
+    (part,) = view.logs
+    assert part.end >= 15
+    check(view, max(part.begin, log.begin), part.end)
+    with_journal.close()
+
+
+def test_a_listing_that_saw_half_of_a_commit_is_no_damage(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system tells of the first segment, which is deleted then, and not of the second."""
+    files = segmented(path)
+    real, listings = LocalFolder.list, 0
+
+    def halfway(self: LocalFolder, name: str = "") -> dict[str, int]:
+        nonlocal listings
+        found = real(self, name)
+        listings += 1
+        if listings == 1:
+            files[0].unlink()
+            files[1].unlink()
+            del found[files[1].name]
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFolder, "list", halfway)
+        view = Journal.view(path)
+    assert (view.logs[0].begin, view.logs[0].end) == (6, 12)
+    check(view)
+
+
+def test_what_a_writer_takes_back_does_not_end_the_process_that_looks(path: str) -> None:
+    """A mapped page that is cut off is a bus error."""
+    with_journal = opened(path)
+    add(with_journal.logs[0])
+    segment = Path(path) / "0" / f"{0:020d}.segment"
+    whole = segment.stat().st_size
+    with segment.open("ab") as file:
+        file.write(b"\0" * 2**20)
+    data = LocalFolder(path).read(f"0/{segment.name}", copy=True)
+    os.truncate(segment, whole)
+    assert data.size == whole + 2**20
+    assert data.to_pybytes()[-1:] == b"\0"
+    with_journal.close()
+
+
+def test_the_tail_is_had_though_a_commit_comes_between(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_journal = opened(path, segment_bytes=1)
+    (log,) = with_journal.logs
+    for _ in range(4):
+        add(log)
+    real = LocalFolder.read
+    done = False
+
+    def committed(self: LocalFolder, *arguments: Any, **more: Any) -> pa.Buffer:
+        nonlocal done
+        if not done:
+            done = True
+            log.commit(8)
+        return real(self, *arguments, **more)
+
+    monkeypatch.setattr(LocalFolder, "read", committed)
+    assert log.tail(100).column("offset").to_pylist() == [6, 7, 8, 9, 10, 11]
+    assert log.tail(2).column("offset").to_pylist() == [10, 11]
+    assert log.tail(0).num_rows == 0
+    with_journal.close()
+
+
+# --- room -----------------------------------------------------------------------------------------------------------
+
+
+def disk_bytes(path: str) -> int:
+    return sum(file.stat().st_size for file in Path(path).glob("*/*.segment"))
+
+
+def test_segments_go_when_all_of_their_rows_are_committed(path: str) -> None:
+    segmented(path)
+    with_journal = opened(path, segment_bytes=1)
+    (log,) = with_journal.logs
+    assert log.backlog == log.bytes_from(0) > 0
+    for committed, left in ((0, 4), (2, 4), (3, 3), (5, 3), (6, 2), (11, 1), (12, 1), (99, 1), (4, 1)):
+        log.commit(committed)
+        assert len(segments(log)) == left
+    assert log.backlog == 0
+    assert log.begin == 9
+    add(log)
+    assert log.backlog == log.bytes_from(12) < disk_bytes(path)
+    with_journal.close()
+
+
+def test_the_disk_gets_its_room_back_when_everything_is_committed(path: str) -> None:
+    with_journal = opened(path)
+    (log,) = with_journal.logs
+    payload = Message(b"x" * 100_000, MessageContext("a/b"))
+    for _ in range(3):
+        for _ in range(15):
+            log.append(batch_of([payload], 0, log.end, NOW))
+        assert log.backlog > 1_400_000
+        log.commit(log.end)
+        assert log.backlog == 0
+        add(log)
+        log.commit(log.end)
+        assert disk_bytes(path) < 10_000
+    with_journal.close()
+
+
+def test_a_large_journal_is_not_loaded(path: str) -> None:
+    with_journal = opened(path, segment_bytes=2**23)
+    (log,) = with_journal.logs
+    payload = Message(b"x" * 2**20, MessageContext("a/b"))
+    for _ in range(80):
+        log.append(batch_of([payload], 0, log.end, NOW))
+    with_journal.close()
+    program = (
+        "import resource, sys; from adapters.spark import journal; from adapters.spark.journal import Journal;"
+        "import pyarrow as pa; resident = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') "
+        "if l.startswith('RssAnon'));"
+        "before = resident(); view = Journal.view(sys.argv[1]);"
+        "rows = list(journal.read(view.folder, view.logs[0].spans(0, 80)));"
+        "assert len(rows) == 80; print(resident() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 40_000, "kB"  # of 80 MiB
+
+
+# --- any sequence of calls ------------------------------------------------------------------------------------------
+
+
+class Machine(RuleBasedStateMachine):
+    """The log beside a list of frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = [mock.patch.object(os, name) for name in ("fsync", "fdatasync")]
+        for patch in self.patches:
+            patch.start()
+        self.path = tempfile.mkdtemp()
+        #: rows and bytes of each frame ever written
+        self.frames: list[tuple[int, int]] = []
+        self.committed = 0
+
+    @initialize(segment_bytes=st.sampled_from([1, 3000, 10_000, 2**20]))
+    def begin(self, segment_bytes: int) -> None:
+        self.segment_bytes = segment_bytes
+        self.journal = opened(self.path, segment_bytes=segment_bytes)
+        self.log = self.journal.logs[0]
+
+    @property
+    def end(self) -> int:
+        return sum(count for count, _ in self.frames)
+
+    @rule(count=st.sampled_from([1, 1, 1, 2, 5, 60]), times=st.sampled_from([1, 1, 20]))
+    def append(self, count: int, times: int) -> None:
+        for _ in range(times):
+            before = self.log.bytes_from(self.log.begin)
+            add(self.log, count)
+            self.frames.append((count, self.log.bytes_from(self.log.begin) - before))
+
+    @rule(part=st.floats(0, 1.1))
+    def commit(self, part: float) -> None:
+        self.log.commit(int(self.end * part))
+        self.committed = max(self.committed, min(self.end, int(self.end * part)))
+
+    @rule()
+    def reopen(self) -> None:
+        self.journal.close()
+        self.journal = opened(self.path, segment_bytes=self.segment_bytes)
+        self.log = self.journal.logs[0]
+        self.committed = self.log.begin
+
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(self.log.begin, self.end))
+        end = data.draw(st.integers(start, self.end))
+        check(self.journal, start, end)
+        spans = self.log.spans(start, end)
+        assert len(spans) == len({span.segment for span in spans})
+
+    @rule(rows=st.integers(0, 300))
+    def tail(self, rows: int) -> None:
+        found = self.log.tail(rows).column("offset").to_pylist()
+        assert found == list(range(max(self.log.begin, self.end - rows), self.end))
+
+    @precondition(lambda self: self.log.begin < self.end)
+    @rule(data=st.data(), limit=st.integers(0, 20_000))
+    def limited(self, data: st.DataObject, limit: int) -> None:
+        start = data.draw(st.integers(self.log.begin, self.end - 1))
+        offset = size = 0
+        wanted = None
+        for count, length in self.frames:
+            if offset + count > start:
+                size += length
+                if wanted is not None and size > limit:
+                    break
+                wanted = offset + count
+            offset += count
+        assert self.log.end_within(start, limit) == wanted
+        assert self.log.end_within(self.end, limit) == self.end
+
+    @rule()
+    def view(self) -> None:
+        view = Journal.view(self.path)
+        assert (view.logs[0].begin, view.logs[0].end) == (self.log.begin, self.log.end)
+        check(view)
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.log.end == self.end
+        assert self.log.begin <= self.committed
+        offset = size = 0
+        for count, length in self.frames:
+            offset += count
+            size += length if offset > self.committed else 0
+        assert self.log.backlog == size
+
+    def teardown(self) -> None:
+        self.journal.close()
+        shutil.rmtree(self.path)
+        for patch in self.patches:
+            patch.stop()
+
+
+TestAnySequence = Machine.TestCase
+TestAnySequence.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# --- object stores --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote() -> Iterator[str]:
+    fsspec = pytest.importorskip("fsspec")
+    yield "memory://bucket/journal"
+    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+def test_an_object_for_each_append(remote: str) -> None:
+    with_journal = opened(remote)
+    (log,) = with_journal.logs
+    for count in (1, 5, 2):
+        add(log, count)
+    assert segments(log) == [f"{n:020d}.segment" for n in (0, 1, 6)]
+    check(with_journal)
+    check(Journal.view(remote))
+    log.commit(6)
+    assert segments(log) == [f"{6:020d}.segment"]
+    with_journal.close()
+    again = opened(remote)
+    assert (again.logs[0].begin, again.logs[0].end) == (6, 8)
+    add(again.logs[0])
+    check(again)
+    again.close()
+
+
+def test_half_an_object_is_written_over(remote: str, caplog: pytest.LogCaptureFixture) -> None:
+    with_journal = opened(remote)
+    (log,) = with_journal.logs
+    add(log)
+    add(log)
+    with_journal.close()
+    name = f"0/{3:020d}.segment"
+    data = with_journal.folder.read(name).to_pybytes()
+    for cut in (0, 10, len(data) // 2, len(data) - 1):
+        with_journal.folder.write(name, [data[:cut]])
+        caplog.clear()
+        again = opened(remote)
+        assert again.logs[0].end == 3
+        assert ("unfinished" in caplog.text) == (cut > 0)
+        add(again.logs[0], 2)
+        assert again.logs[0].end == 5
+        check(again)
+        again.close()
+
+
+def test_a_damaged_object_is_an_error(remote: str) -> None:
+    with_journal = opened(remote)
+    for _ in range(3):
+        add(with_journal.logs[0])
+    with_journal.close()
+    name = f"0/{3:020d}.segment"
+    data = with_journal.folder.read(name).to_pybytes()
+    with_journal.folder.write(name, [data[:-1]])
+    with pytest.raises(JournalCorruptError, match="rows 3 to 6 are missing"):
+        opened(remote)
+
+
+def test_the_older_of_two_writers_notices(remote: str) -> None:
+    older = opened(remote)
+    add(older.logs[0])
+    newer = opened(remote)
+    add(newer.logs[0])
+    for attempt in (
+        lambda: add(older.logs[0]),
+        lambda: older.begin_query(adopt=True),
+        lambda: older.note_commit(),
+    ):
+        with pytest.raises(JournalLockedError, match="taken this journal over"):
+            attempt()
+    assert older.logs[0].end == 3
+    add(newer.logs[0])
+    check(newer)
+    older.close()
+    newer.close()
+
+
+def test_a_writer_that_is_overtaken_while_it_writes_has_written_nothing(
+    remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = opened(remote)
+    (log,) = older.logs
+    add(log)
+    real = folders.RemoteFolder.write
+
+    def overtaken(self: folders.RemoteFolder, name: str, parts: Any) -> int:
+        if name.startswith("0/"):
+            real(self, "owner", [b"somebody else"])
+        return real(self, name, parts)
+
+    monkeypatch.setattr(folders.RemoteFolder, "write", overtaken)
+    with pytest.raises(JournalLockedError):
+        add(log)
+    assert log.end == 3
+    older.close()
+
+
+def test_a_store_that_fails_is_an_error_of_the_journal(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of object stores have errors of their own."""
+    with_journal = opened(remote)
+    (log,) = with_journal.logs
+    add(log)
+    real = folders.RemoteFolder.write
+    monkeypatch.setattr(folders.RemoteFolder, "write", mock.Mock(side_effect=OSError("no")))
+    with pytest.raises(JournalError, match="cannot write: no"):
+        add(log)
+    monkeypatch.setattr(folders.RemoteFolder, "write", real)
+    add(log)
+    assert log.end == 6
+    check(with_journal)
+    with_journal.close()
