@@ -8,10 +8,14 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 
-from adapters.spark.options import ReadOptions
+from adapters.spark.options import ReadOptions, WriteOptions
+from adapters.spark.sink import BatchWriter, StreamWriter
 from adapters.spark.source import JournalBatchReader, JournalStreamReader, schema_of
+from adapters.spark.streams import StreamsBatchReader, StreamsReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -33,11 +37,21 @@ class MessagingDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader for ``readStream``."""
-        return JournalStreamReader(ReadOptions.of(self.options, self.name()), schema)
+        options = ReadOptions.of(self.options, self.name())
+        return StreamsReader(options, schema) if options.is_stream else JournalStreamReader(options, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader for ``read``."""
-        return JournalBatchReader(ReadOptions.of(self.options, self.name(), batch=True), schema)
+        options = ReadOptions.of(self.options, self.name(), batch=True)
+        return StreamsBatchReader(options, schema) if options.is_stream else JournalBatchReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer for ``write``."""
+        return BatchWriter(WriteOptions.of(self.options, self.name()), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A writer for ``writeStream``."""
+        return StreamWriter(WriteOptions.of(self.options, self.name()), schema, overwrite=overwrite)
 
 
 class MqttDataSource(MessagingDataSource):

@@ -17,15 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.channels import check_name, check_pattern
+from messaging.channels import check_name, check_pattern, forbidden_character
 from messaging.errors import ConfigurationError, InvalidChannelError, InvalidOptionError, InvalidUrlError
-from messaging.extensions import MAX_PREFETCH
+from messaging.extensions import CHECKS, MAX_MESSAGE_ID, MAX_PREFETCH, SUBSCRIBE_ONLY
+from messaging.features import Features
 from messaging.instance import find_adapter
+from messaging.publisher import check_text
 from messaging.settings import URL_VARIABLE, load_settings
 from messaging.url import BrokerUrl, parse_url
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
+    from messaging.settings import Settings
 
 MQTT: Final = frozenset({"mqtt", "mqtts", "ws", "wss"})
 AMQP: Final = frozenset({"amqp", "amqps"})
@@ -36,6 +39,25 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 #: how long the broker keeps the MQTT session of a query that is not running, seconds
 SESSION_EXPIRY: Final = 7 * 86_400
+
+#: deadline of each message that is written, seconds
+WRITE_TIMEOUT: Final = 60.0
+#: of a message id; the rest is for epoch, partition, row and checksum
+_MAX_PREFIX: Final = MAX_MESSAGE_ID - 75
+#: settings that mean nothing, or harm, where each task has a connection for itself
+_NOT_OF_SINKS: Final = {
+    "outbox_size": "for writing it is called 'maxInFlight'",
+    "clean_start": "tasks that write have no sessions to keep",
+    "session_expiry": "tasks that write have no sessions to keep",
+}
+#: extensions that the sink sets
+_EXTENSIONS_OF_SINKS: Final = {
+    Features.EXTENSION_QOS: "use option 'qos'",
+    Features.EXTENSION_TIMEOUT: "use option 'timeout'",
+    Features.EXTENSION_HEADERS: "use column 'headers'",
+    Features.EXTENSION_MESSAGE_ID: "the sink makes them; option 'messageIdPrefix' says what they begin with",
+    Features.EXTENSION_LAST_WILL: "a task has no last will",
+}
 
 _UNITS: Final = {"": 1, "b": 1, "k": 2**10, "kb": 2**10, "m": 2**20, "mb": 2**20, "g": 2**30, "gb": 2**30}
 
@@ -204,10 +226,6 @@ class ReadOptions:
                 "queue",
                 f"option 'queue': {len(self.queues)} queues for {len(self.channels)} channels; give one for each",
             )
-        if self.qos == "2" and not self.required_broker.is_mqtt:
-            raise InvalidOptionError("qos", "option 'qos': AMQP has 0 and 1")
-        if self.qos == "0" and self.receivers > 1:
-            raise InvalidOptionError("receivers", "option 'receivers': several need acknowledgement; use qos 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +244,8 @@ class WriteOptions:
     timeout: float
     #: what message ids begin with; by default the id of the query
     id_prefix: str | None
+    #: whether properties travel in front of the payload
+    has_envelope: bool
 
     @classmethod
     def of(cls, given: Mapping[str, str], name: str = "messaging") -> Self:
@@ -236,20 +256,36 @@ class WriteOptions:
         """
         options = _Given(given)
         options.ignore("checkpointLocation")
-        found = {
-            "channel": options.take("channel", None, _channel),
-            "qos": options.take("qos", "1", _one_of("0", "1", "2")),
-            "content_type": options.take("contentType", None, _text),
-            "max_in_flight": options.take("maxInFlight", 10_000, _integer(1, 1_000_000)),
-            "timeout": options.take("timeout", 60.0, _seconds),
-            "id_prefix": options.take("messageIdPrefix", None, _text),
-            "extensions": options.extensions(),
-        }
+        channel = options.take("channel", None, _channel)
+        qos = options.take("qos", "1", _one_of("0", "1", "2"))
+        content_type = options.take("contentType", None, _content_type)
+        max_in_flight = options.take("maxInFlight", 10_000, _integer(1, 1_000_000))
+        timeout = options.take("timeout", None, _seconds)
+        id_prefix = options.take("messageIdPrefix", None, _id_prefix)
+        extensions = options.extensions()
         broker = _required(options.broker(name))
         options.refuse_rest(broker)
-        if found["qos"] == "2" and not broker.is_mqtt:
+        if qos == "2" and not broker.is_mqtt:
             raise InvalidOptionError("qos", "option 'qos': AMQP has 0 and 1")
-        return cls(broker=broker, **found)
+        settings = load_settings(broker.adapter.settings_type, parse_url(broker.url), broker.settings)
+        for option, instead in _NOT_OF_SINKS.items():
+            if option in settings.model_fields_set and getattr(settings, option) != _default(settings, option):
+                raise InvalidOptionError(option, f"option {option!r}: {instead}")
+        if timeout is None:
+            timeout = settings.timeout if "timeout" in settings.model_fields_set else WRITE_TIMEOUT
+        extensions = _publish_extensions(broker, extensions)
+        reliable = {} if qos == "0" else {Features.EXTENSION_GUARANTEED_DELIVERY: True}
+        return cls(
+            broker=broker,
+            channel=channel,
+            qos=qos,
+            extensions={**reliable, **extensions, Features.EXTENSION_QOS: qos},
+            content_type=content_type,
+            max_in_flight=max_in_flight,
+            timeout=timeout,
+            id_prefix=id_prefix,
+            has_envelope=bool(getattr(settings, "envelope", False) or extensions.get("envelope", False)),
+        )
 
 
 class _Given:
@@ -353,6 +389,30 @@ def _required(broker: Broker | None) -> Broker:
     return broker
 
 
+def _default(settings: Settings, option: str) -> Any:
+    return type(settings).model_fields[option].default
+
+
+def _publish_extensions(broker: Broker, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options ``extension.NAME`` of a write, with the proper names, checked as far as that goes without a broker."""
+    checks = {**CHECKS, **broker.adapter.publish_extensions}
+    own = SUBSCRIBE_ONLY | _EXTENSIONS_OF_SINKS.keys()
+    proper = {name.lower(): name for name in checks if name not in own}
+    instead = {name.lower(): text for name, text in _EXTENSIONS_OF_SINKS.items()}
+    found = {}
+    for key, value in given.items():
+        option = f"extension.{key}"
+        if key not in proper:
+            hint = instead.get(key) or f"no extension for publishing; known: {', '.join(sorted(proper.values()))}"
+            raise InvalidOptionError(option, f"option {option!r}: {hint}")
+        name = proper[key]
+        try:
+            found[name] = checks[name](value)
+        except ValueError as error:
+            raise InvalidOptionError(f"extension.{name}", f"option 'extension.{name}': {error}") from None
+    return found
+
+
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +502,21 @@ def _channel(text: str) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return _each(_list(text), check_name)
+
+
+def _content_type(text: str) -> str:
+    check_text("it", _text(text))
+    return text
+
+
+def _id_prefix(text: str) -> str:
+    bad = forbidden_character(_text(text))
+    if bad is not None:
+        raise ValueError(f"holds {bad}")
+    size = len(text.encode())
+    if size > _MAX_PREFIX:
+        raise ValueError(f"must have at most {_MAX_PREFIX} bytes in UTF-8, not {size}")
+    return text
 
 
 def _group(text: str) -> str:
