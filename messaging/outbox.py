@@ -135,6 +135,22 @@ class Publication(Promise[None]):
         self.reject(error)
 
 
+class IdentifiedPublication(Publication):
+    """A message with an id of the application's own that is not in its options, so that many can have the same ones.
+
+    It travels wherever that of every confirmed message does, and there only: ``options.message_id`` is for the rest.
+    """
+
+    __slots__ = ("own_id",)
+
+    own_id: str
+
+    @property
+    def message_id(self) -> str:
+        """Stable across retries, and whatever the application makes of it."""
+        return self.own_id
+
+
 def _after_fork() -> None:
     """The child's messages are others than the parent's."""
     global _run_id

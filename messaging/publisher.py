@@ -25,7 +25,7 @@ from messaging.errors import (
 from messaging.extensions import PublishOptions, identified, publish_options, requested
 from messaging.features import Features
 from messaging.message import NO_EXTENSIONS, Message, MessageContext, kind_like
-from messaging.outbox import Publication
+from messaging.outbox import IdentifiedPublication, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,16 +124,25 @@ class MessagePublisher:
         options: PublishOptions,
         correlation_id: str | None,
         *,
+        message_id: str | None = None,
         on_loop: bool = False,
     ) -> Publication:
-        """Publish with a context that :meth:`check` has seen, and a correlation id beside it.
+        """Publish with a context that :meth:`check` has seen, and beside it a correlation id and a message id.
+
+        ``message_id`` is for the instance with feature ``messageId`` and a confirmed message that needs no envelope,
+        and takes the place of the id that it would have anyway; any other needs the extension.
 
         Raises ``PayloadTooLargeError``, ``OutboxFullError``, ``ClosedError`` as :meth:`publish`. ``on_loop`` is for the
         engine's loop, which must not wait: the promise fails with the latter two.
         """
         payload = self.check_payload(payload)
         timeout = self._timeout if options.timeout is None else options.timeout
-        publication = Publication(self._outbox, payload, context, options, time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        if message_id is None:
+            publication = Publication(self._outbox, payload, context, options, deadline)
+        else:
+            publication = own = IdentifiedPublication(self._outbox, payload, context, options, deadline)
+            own.own_id = message_id
         publication.correlation_id = correlation_id
         if on_loop:
             self._outbox.post(publication)

@@ -465,6 +465,21 @@ def test_the_promise_names_what_it_is_of_and_does_not_keep_the_payload(broker: F
     assert sys.getrefcount(payload) == before
 
 
+def test_messages_of_one_checked_context_may_have_ids_of_their_own(broker: FakeBroker, connect: Connect) -> None:
+    publisher = connect(broker).publisher
+    context = MessageContext("a", extensions=MappingProxyType({"qos": "1"}))
+    options = publisher.check(context)
+    found = []
+    for given in ("one", "two", None):
+        outgoing = went_out(
+            broker, lambda given=given: publisher.publish_checked(b"x", context, options, None, message_id=given)
+        )
+        assert (outgoing.context, outgoing.options) == (context, options)
+        found.append(outgoing.message_id)
+    assert found[:2] == ["one", "two"]
+    assert found[2] not in found[:2]
+
+
 def test_everything_that_is_refused_is_a_messaging_error(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     calls: list[Callable[[], object]] = [
