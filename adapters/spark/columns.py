@@ -32,57 +32,90 @@ MESSAGE: Final = pa.schema(
         ("headers", pa.map_(pa.string(), pa.string())),
     ]
 )
-#: what the journal keeps: beside it the packet identifier of the MQTT session, to know a delivery that is made again
-JOURNAL: Final = MESSAGE.append(pa.field("packet", pa.int32()))
+#: what the journal keeps: beside it what a delivery is known by that is made again. That is the packet identifier of
+#: the MQTT session, and the sender's message id, where the headers have something of their own under its name
+JOURNAL: Final = MESSAGE.append(pa.field("packet", pa.int32())).append(pa.field("message_id", pa.string()))
 
 #: headers of rows for what has no column
 MESSAGE_ID: Final = "message-id"
 CONTENT_ENCODING: Final = "content-encoding"
+
+#: seconds from the epoch to the first or the last time that pandas has in all time zones, in 1677 and 2262: a sender
+#: must not break what is done with its rows later
+_FAR_SECONDS: Final = 2**63 // 10**9 - 86_400
 
 _TEXT: Final = pa.string()
 _HEADERS: Final = MESSAGE.field("headers").type
 
 
 def batch_of(messages: Sequence[Message], partition: int, first: int, now: int) -> pa.RecordBatch:
-    """The rows of ``messages`` for the journal.
+    """The rows of ``messages`` for the journal. Never fails on what a sender wrote: it would come again and again.
 
     Args:
         messages: in their order.
         partition: their partition.
         first: the offset of the first of them.
-        now: microseconds since the epoch, for those whose sender gave no time.
+        now: microseconds since the epoch, for those whose sender gave no time, or one far out.
     """
     count = len(messages)
     contexts = [message.context for message in messages]
     extensions = [context.extensions for context in contexts]
-    times = [each.get("timestamp") for each in extensions]
+    headers, identities = _headers(contexts, extensions)
     return pa.RecordBatch.from_arrays(
         [
             pa.array([message.payload for message in messages], pa.binary()),
-            pa.array([context.channel for context in contexts], _TEXT),
+            _texts([context.channel for context in contexts]),
             _texts([context.channel_extension for context in contexts]),
             pa.repeat(pa.scalar(partition, pa.int32()), count),
             pa.array(range(first, first + count), pa.int64()),
-            pa.array([now if time is None else int(time * 1_000_000) for time in times], _TIME),
+            _times([each.get("timestamp") for each in extensions], now),
             _texts([context.content_type for context in contexts]),
             _texts([context.correlation_id for context in contexts]),
             _texts([context.reply_to_channel for context in contexts]),
-            _headers(contexts, extensions),
+            headers,
             pa.array([each.get("packetId") for each in extensions], pa.int32()),
+            identities,
         ],
         schema=JOURNAL,
     )
 
 
-def _texts(values: list[str | None]) -> pa.Array:
-    return pa.array(values, _TEXT) if any(value is not None for value in values) else pa.nulls(len(values), _TEXT)
+def _times(values: list[float | None], now: int) -> pa.Array:
+    """Seconds since the epoch as a column."""
+    if values.count(None) == len(values):
+        return pa.repeat(pa.scalar(now, _TIME), len(values))
+    return pa.array(
+        [
+            round(value * 1_000_000) if value is not None and -_FAR_SECONDS <= value <= _FAR_SECONDS else now
+            for value in values
+        ],
+        _TIME,
+    )
 
 
-def _headers(contexts: list[MessageContext], extensions: list[Mapping[str, Any]]) -> pa.Array:
-    """The headers of the sender, and what else has no column, as one map for each message; null if there is nothing."""
+def _texts(values: Sequence[str | None]) -> pa.Array:
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), _TEXT)
+    try:
+        return pa.array(values, _TEXT)
+    except (UnicodeError, pa.ArrowException):
+        return pa.array([None if value is None else _text(value) for value in values], _TEXT)
+
+
+def _text(value: object) -> str:
+    """A text that every program can read: lone surrogates become question marks."""
+    return str(value).encode(errors="replace").decode()
+
+
+def _headers(contexts: list[MessageContext], extensions: list[Mapping[str, Any]]) -> tuple[pa.Array, pa.Array]:
+    """The headers of the sender, and what else has no column, as one map for each message; null if there is nothing.
+
+    Beside it the message ids that are not among them, for ``message_id``.
+    """
     ends: list[int | None] = []
     names: list[str] = []
     values: list[str] = []
+    hidden: dict[int, str] = {}
     for context, each in zip(contexts, extensions, strict=True):
         before = len(names)
         headers = each.get("headers")
@@ -90,28 +123,31 @@ def _headers(contexts: list[MessageContext], extensions: list[Mapping[str, Any]]
             names += headers
             values += headers.values()
         identity = each.get("messageId")
-        if identity is not None and (headers is None or MESSAGE_ID not in headers):
+        if headers and MESSAGE_ID in headers:
+            hidden[len(ends)] = identity or ""
+        elif identity is not None:
             names.append(MESSAGE_ID)
             values.append(identity)
-        if context.content_encoding is not None and (headers is None or CONTENT_ENCODING not in headers):
+        if context.content_encoding is not None and not (headers and CONTENT_ENCODING in headers):
             names.append(CONTENT_ENCODING)
             values.append(context.content_encoding)
         ends.append(None if len(names) == before else before)
+    count = len(contexts)
+    identities = _texts([hidden.get(number) for number in range(count)]) if hidden else pa.nulls(count, _TEXT)
     if not names:
-        return pa.nulls(len(contexts), _HEADERS)
+        return pa.nulls(count, _HEADERS), identities
     # an offset that is null makes its map null
-    return pa.MapArray.from_arrays(
-        pa.array([*ends, len(names)], pa.int32()), pa.array(names, _TEXT), pa.array(values, _TEXT)
-    )
+    return pa.MapArray.from_arrays(pa.array([*ends, len(names)], pa.int32()), _texts(names), _texts(values)), identities
 
 
 def identities(rows: pa.Table) -> set[Identity]:
     """What tells the deliveries of ``rows`` from others, also when the broker makes them again."""
     found = set()
-    for packet, headers, channel, value in zip(
-        *(rows.column(name).to_pylist() for name in ("packet", "headers", "channel", "value")), strict=True
+    for own, packet, headers, channel, value in zip(
+        *(rows.column(name).to_pylist() for name in ("message_id", "packet", "headers", "channel", "value")),
+        strict=True,
     ):
-        known = dict(headers or ()).get(MESSAGE_ID) or packet
+        known = (dict(headers or ()).get(MESSAGE_ID) if own is None else own) or packet
         if known is not None:
             found.add((known, channel, value))
     return found
@@ -120,5 +156,8 @@ def identities(rows: pa.Table) -> set[Identity]:
 def identity_of(message: Message) -> Identity | None:
     """The same for a message; ``None`` if nothing tells it from another with the same content."""
     context = message.context
-    known = context.extensions.get("messageId") or context.extensions.get("packetId")
-    return None if known is None else (known, context.channel, message.payload)
+    identity = context.extensions.get("messageId")
+    known = _text(identity) if identity else context.extensions.get("packetId")
+    if known is None:
+        return None
+    return known, None if context.channel is None else _text(context.channel), message.payload
