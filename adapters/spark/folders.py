@@ -115,9 +115,10 @@ def open_folder(path: str) -> Folder:
     """
     if path.lower().startswith("file:"):
         return LocalFolder(_of_file_url(path))
-    if "://" not in path:
-        if _SCHEME.match(path):
-            raise JournalUnreadableError(path, "a URL has '://' behind its scheme")
+    scheme, is_url, _ = path.partition("://")
+    if not scheme or (not is_url and _SCHEME.match(path)):
+        raise JournalUnreadableError(path, "a URL looks like scheme://bucket/folder")
+    if not is_url:
         return LocalFolder(path)
     try:
         try:
@@ -126,6 +127,8 @@ def open_folder(path: str) -> Folder:
             return _fsspec(path)
     except (OSError, ValueError, ImportError) as error:
         raise JournalUnreadableError(path, f"no such file system: {error}") from None
+    if isinstance(filesystem, fs.LocalFileSystem):
+        return LocalFolder(inner)
     return RemoteFolder(path, filesystem, inner)
 
 
