@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+#: all that comes for clients that are away is kept
+QUEUES = ("max_queued_messages 0", "set_tcp_nodelay true")
+
+
 def require_java() -> None:
     """Skip the test where Spark cannot run, but fail in CI."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -66,5 +70,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory, event_log: Path) -> Iterator
 def broker() -> Iterator[Mosquitto]:
     """A Mosquitto of the test's own, which keeps what clients that are away have not got."""
     require("mosquitto")
-    with Mosquitto(["max_queued_messages 0", "set_tcp_nodelay true"], persistence=True) as broker:
+    with Mosquitto(QUEUES) as broker:
+        yield broker
+
+
+@pytest.fixture
+def durable_broker() -> Iterator[Mosquitto]:
+    """One that keeps it over a restart, too: it writes to the disk with every message, and is slow."""
+    require("mosquitto")
+    with Mosquitto(QUEUES, persistence=True) as broker:
         yield broker

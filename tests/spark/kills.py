@@ -266,7 +266,7 @@ def make_broker(name: str) -> Broker:
     """A broker that keeps what a client has not got."""
     if name == "rabbitmq":
         return RabbitMQ()
-    return Mosquitto(["max_queued_messages 0", "set_tcp_nodelay true"], persistence=True)
+    return Mosquitto(["max_queued_messages 0", "set_tcp_nodelay true"])
 
 
 if __name__ == "__main__":
