@@ -45,19 +45,17 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from adapters.spark import register
-from adapters.spark.recorded import RecordedEvent, dump_data, load_event
-from adapters.spark.recorder import CHANNEL, EventRecorder, RecorderDTO, filters_of, pattern_of
-from adapters.spark.replay import (
+from adapters.spark.archived import (
     ArchiveError,
     ArchiveMissingError,
     ArchiveUnreadableError,
-    Clock,
     InvalidRangeError,
     Reading,
-    Replayed,
     read_events,
-    replay,
 )
+from adapters.spark.recorded import RecordedEvent, dump_data, load_event
+from adapters.spark.recorder import CHANNEL, EventRecorder, RecorderDTO, filters_of, pattern_of
+from adapters.spark.replay import Clock, Replayed, replay
 from messaging.channels import check_name
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, DecodeError

@@ -112,14 +112,16 @@ def dump_event(event: RecordedEvent) -> bytes:
     Raises:
         InvalidEventError: there is something in its data that cannot be recorded; says what, and not where.
     """
-    head = {
-        "event": LAYOUT,
-        "recorder": event.recorder,
-        "sequence": event.sequence,
-        "topic": event.topic,
-        "time": microseconds(event.time),
-    }
-    return f'{_json(head)[:-1]},"data":{dump_data(event.data)}}}'.encode()
+    return _written(
+        lambda: {
+            "event": LAYOUT,
+            "recorder": event.recorder,
+            "sequence": event.sequence,
+            "topic": event.topic,
+            "time": microseconds(event.time),
+            "data": _dumped_map(event.data),
+        }
+    ).encode()
 
 
 def load_event(payload: bytes) -> RecordedEvent:
@@ -148,16 +150,7 @@ def load_event(payload: bytes) -> RecordedEvent:
 
 def dump_data(data: Mapping[str, Any]) -> str:
     """The data of an event as JSON. Raises ``InvalidEventError`` as :func:`dump_event`."""
-    try:
-        values = _dumped_map(data)
-        text = _json(values)
-        return text if text.isascii() or _is_unicode(text) else json.dumps(values, separators=_SEPARATORS)
-    except RecursionError:
-        raise InvalidEventError("the event is nested too deeply to be recorded") from None
-    except InvalidEventError:
-        raise
-    except Exception as error:  # whatever values do when they are looked at
-        raise InvalidEventError(f"the event cannot be recorded: {type(error).__name__}") from error
+    return _written(lambda: _dumped_map(data))
 
 
 def load_data(text: str) -> dict[str, Any]:
@@ -165,11 +158,22 @@ def load_data(text: str) -> dict[str, Any]:
     return _loaded_map(_parsed(text))
 
 
-_SEPARATORS: Final = (",", ":")
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode_in_ascii: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=_SEPARATORS)
+def _written(make: Callable[[], dict[str, Any]]) -> str:
+    """What ``make`` returns as JSON that UTF-8 can carry."""
+    try:
+        values = make()
+        text = _encode(values)
+        return text if text.isascii() or _is_unicode(text) else _encode_in_ascii(values)
+    except RecursionError:
+        raise InvalidEventError("the event is nested too deeply to be recorded") from None
+    except InvalidEventError:
+        raise
+    except Exception as error:  # whatever values do when they are looked at
+        raise InvalidEventError(f"the event cannot be recorded: {type(error).__name__}") from error
 
 
 def _is_unicode(text: str) -> bool:

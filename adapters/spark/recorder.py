@@ -1,7 +1,7 @@
 """EventRecorder: what is published on a typed event bus goes to a channel of a broker, for an archive (157.6).
 
 It watches the bus by its monitor, and so disturbs nobody: publishers do not wait for it, and handlers do not notice.
-It needs neither Spark nor the extra ``spark``.
+This module needs neither Spark nor the extra ``spark``.
 
 **Channels.** An event on the topic ``orders/placed`` goes to the channel ``events/orders/placed``. Every topic is the
 end of a channel: tokens of topics have none of the characters that channels do not have, and a ``$`` in the beginning,
@@ -9,9 +9,9 @@ which brokers treat in a way of their own, is not in the beginning any more. Wil
 
 **Bounds.** So many events may be on their way to the broker; what comes while there are more is left out, counted and
 logged. Such an event has had its number, as has one that the broker did not confirm in time, so that whoever reads
-the archive sees the gap. There is a gap, too, for what the monitor itself has left out, since the recorder's thread
-did not get to run. A monitor cannot tell which of its observers has missed an event: with several of them, a gap may
-be that of another one.
+the archive sees the gap. There is a gap, too, for what the monitor itself has left out since the recorder's thread did
+not get to run, as long as it is, and about where it was. A monitor cannot tell which of its observers has missed an
+event: with several of them, a gap may be that of another one.
 """
 
 from __future__ import annotations
