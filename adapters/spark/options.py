@@ -9,6 +9,7 @@ are not repeated where they may be secrets.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.channels import check_name, check_pattern, forbidden_character
+from messaging.channels import check_name, check_pattern, forbidden_character, overlap
 from messaging.errors import ConfigurationError, InvalidChannelError, InvalidOptionError, InvalidUrlError
 from messaging.extensions import CHECKS, MAX_MESSAGE_ID, MAX_PREFETCH, SUBSCRIBE_ONLY
 from messaging.features import Features
@@ -226,6 +227,17 @@ class ReadOptions:
                 "queue",
                 f"option 'queue': {len(self.queues)} queues for {len(self.channels)} channels; give one for each",
             )
+        for one, other in itertools.combinations(self.channels, 2):
+            if overlap(one, other):
+                raise InvalidOptionError(
+                    "channel",
+                    f"option 'channel': {one!r} and {other!r} overlap, and what is in both would come twice; "
+                    "use channels apart from each other, or a query for each",
+                )
+        if self.qos == "2" and not self.required_broker.is_mqtt:
+            raise InvalidOptionError("qos", "option 'qos': AMQP has 0 and 1")
+        if self.qos == "0" and self.receivers > 1:
+            raise InvalidOptionError("receivers", "option 'receivers': several need acknowledgement; use qos 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +348,8 @@ class _Given:
         for key in list(self._values):
             setting = fields.get(key.replace("_", ""))
             if setting is not None:
+                if setting in settings:
+                    raise InvalidOptionError(setting, f"option {setting!r} is given twice, with '_' and without")
                 settings[setting] = self._values.pop(key)
         if password_file is not None and ("password" in settings or parsed.password is not None):
             raise InvalidOptionError("passwordFile", "option 'passwordFile': there is a password already")
@@ -345,6 +359,10 @@ class _Given:
 
     def refuse_rest(self, broker: Broker | None) -> None:
         """Raise for options that nobody knows."""
+        if "path" in self._values:
+            raise InvalidOptionError(
+                "path", "option 'path': load() and save() take none; a broker has a 'url', and a journal 'journalPath'"
+            )
         for name in self._values:
             near = difflib.get_close_matches(name, [each.lower() for each in self._known], n=1, cutoff=0.7)
             proper = {each.lower(): each for each in self._known}
@@ -474,7 +492,7 @@ def _list(text: str) -> list[str]:
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError("begins with '[' and is no JSON list") from None
         if not all(isinstance(value, str) for value in values):
             raise ValueError("must be a JSON list of texts")
@@ -532,7 +550,7 @@ def _offsets(text: str) -> Any:
     wanted = f'must be {EARLIEST}, {LATEST}, or JSON such as {{"0": 17}}, not {text!r}'
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(wanted) from None
     if not isinstance(values, dict) or not values:
         raise ValueError(wanted)
