@@ -92,18 +92,6 @@ class InvalidColumnError(MessagingError, ValueError):
         self.column = column
 
 
-class InvalidColumnError(MessagingError, ValueError):
-    """A column of what is to be written is unknown, missing, or of the wrong type; nothing was published.
-
-    Attributes:
-        column: its name.
-    """
-
-    def __init__(self, column: str, message: str) -> None:
-        super().__init__(message)
-        self.column = column
-
-
 class InvalidRowError(MessagingError, ValueError):
     """A row that does not become a message; nothing of it was published. The rows of its task before it were.
 
