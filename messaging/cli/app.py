@@ -15,6 +15,7 @@ import typer
 from messaging.cli.demo import demo
 from messaging.cli.info import info
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
+from messaging.cli.plugins import CommandsOfOthers
 from messaging.cli.pub import pub
 from messaging.cli.reply import reply
 from messaging.cli.request import request
@@ -39,6 +40,7 @@ _HINTS: Final[Mapping[str, str]] = {
 
 app = typer.Typer(
     name=PROGRAM,
+    cls=CommandsOfOthers,
     add_completion=False,
     pretty_exceptions_enable=False,  # they show the values of variables
     context_settings={"max_content_width": 100},

@@ -1,0 +1,78 @@
+"""``messaging pipeline``: found by the command line through the entry point group ``messaging.commands``.
+
+Nothing of Spark is imported before a command runs: help must come fast, and without it being installed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adapters.spark.telemetry.fleet import Plan
+from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
+from messaging.cli.output import ExitCode
+from messaging.errors import ArgumentError
+
+app = typer.Typer(
+    name="pipeline",
+    add_completion=False,
+)
+
+_DEFAULT = Plan()
+
+
+@app.callback()
+def pipeline() -> None:
+    """Device telemetry through Spark: a pipeline at work, from MQTT to tables, alerts and plots."""
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(metavar="S", help="How long the devices publish.")] = _DEFAULT.seconds,
+    devices: Annotated[int, typer.Option(metavar="N", help="How many devices there are.")] = _DEFAULT.devices,
+    rate: Annotated[
+        float, typer.Option(metavar="N", help="Messages a second, of all devices together.")
+    ] = _DEFAULT.rate,
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides what the devices send.")] = _DEFAULT.seed,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", show_default=False, help="By default telemetry-DATE-TIME, a new one here."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier run has left in DIR.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep journal, checkpoints and logs, too; else only if something is wrong.")
+    ] = False,
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """See it work, from MQTT to plots: ends by itself, after about a minute.
+
+    Starts a mosquitto and a Spark of its own, simulated devices that publish over MQTT, a streaming job that stores,
+    aggregates and judges what they send and publishes alerts, and a batch job over the tables. Then it draws plots and
+    verifies that every message the broker has accepted is stored exactly once. Exit code 1 if that, or anything else
+    that must hold, does not.
+
+    Needs the extra 'pipeline', a Java runtime and mosquitto.
+    """
+    for name, value, low, high in (
+        ("seconds", seconds, 2, 3600),
+        ("devices", devices, 1, 1000),
+        ("rate", rate, 1, 5000),
+    ):
+        if not low <= value <= high:  # nan, too
+            raise ArgumentError(f"--{name} must be from {low} to {high}, not {value:g}")
+    if seconds * rate < devices:
+        raise ArgumentError(f"--devices {devices}: with {seconds * rate:g} messages not each of them sends one")
+    if output is None:
+        output = Path(f"telemetry-{datetime.now():%Y%m%d-%H%M%S}")
+    from adapters.spark.telemetry.run import run
+
+    plan = Plan(seed=seed, devices=devices, seconds=seconds, rate=rate)
+    return ExitCode.OK if run(plan, output, overwrite=overwrite, keep=keep) else ExitCode.FAILED

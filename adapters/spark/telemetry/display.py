@@ -1,0 +1,96 @@
+"""What is shown while the pipeline runs: stages as lines and, on a terminal, what is going on below them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final, Self, TypeVar
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from messaging.cli.output import one_line, show
+
+#: how often what is going on is looked at, and told where it cannot be redrawn, seconds
+TICK: Final = 0.25
+_TELL: Final = 5.0
+
+T = TypeVar("T")
+
+
+class Display:
+    """Lines with the time since the start, and a status that changes."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told = 0.0
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: Thread | None = None
+        console = Console(highlight=False, emoji=False)
+        is_terminal = console.is_terminal and sys.stdout is not None
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if is_terminal else None
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        line = Text.assemble((f"{self.seconds:5.1f} s  ", "dim"), one_line(text))
+        if self._live is not None:
+            self._live.console.print(line)
+        else:
+            show(line)
+
+    def status(self, text: str, *, quietly: bool = False) -> None:
+        """What is going on: a line that is redrawn; without a terminal one every few seconds, unless ``quietly``."""
+        if self._live is not None:
+            self._live.update(Spinner("dots", Text(f"{self.seconds:4.0f} s  {one_line(text)}")))
+        elif not quietly and self.seconds - self._told >= _TELL:
+            self._told = self.seconds
+            self.say(text)
+
+    def wait(self, function: Callable[[], T], tick: Callable[[], None]) -> T:
+        """Call ``function`` in another thread, and ``tick`` here until it has returned what this returns.
+
+        A wait that can be interrupted: what Spark is asked for cannot. It is always the same thread, by which Spark
+        knows its session.
+        """
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001  # it is raised where it belongs
+                future.set_exception(error)
+
+        if self._thread is None:
+            self._thread = Thread(target=self._run, daemon=True)
+            self._thread.start()
+        self._work.put(work)
+        while not future.done():
+            tick()
+            with contextlib.suppress(TimeoutError):
+                future.exception(TICK)
+        return future.result()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()

@@ -1,0 +1,291 @@
+"""The simulated fleet: devices that measure, networks that fail, and a gateway that sends what there is.
+
+:func:`simulate` decides everything, by the seed alone: which messages there are, their bytes and their order. Running
+the module publishes them in real time, from a process of its own, and writes the ledger: a line for each message that
+the broker has accepted.
+
+Time in the payload is simulated: the devices report every :data:`INTERVAL`, and as many of them as the rate allows;
+with the default options a second is about forty minutes, so that a run of half a minute sees day and night.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import messaging
+from adapters.spark.telemetry.model import METRICS, TELEMETRY_CHANNEL, Telemetry
+from messaging import Promise
+
+#: between two readings of a device, simulated
+INTERVAL: Final = timedelta(minutes=6)
+START: Final = datetime(2025, 6, 2, 12, tzinfo=UTC)
+
+#: site -> mean temperature, °C
+SITES: Final = {"cork": 14.0, "oslo": 9.0, "riga": 17.0, "rome": 24.0}
+#: clocks that are wrong: number of the device -> how much they are ahead
+SKEWS: Final = {1: timedelta(minutes=4), 6: timedelta(minutes=-7), 11: timedelta(seconds=45)}
+
+#: of all readings, how many are held up on their way, for long, or for longer than anybody waits; and are garbled
+_LATE: Final = 0.05
+_TOO_LATE: Final = 0.006
+_CORRUPT: Final = 0.004
+#: of all devices, how many lose their network for a while
+_OUTAGES: Final = 0.25
+#: readings before the first anomaly of a device
+_QUIET: Final = 30
+#: simulated time before readings are held up for too long: there are windows to be closed by then
+_SETTLING: Final = timedelta(hours=3)
+
+#: messages that may be unconfirmed at a time
+_WINDOW: Final = 500
+_PROGRESS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to simulate.
+
+    Attributes:
+        seconds: how long to publish, real time.
+        rate: messages a second, of all devices together.
+    """
+
+    seed: int = 1
+    devices: int = 48
+    seconds: float = 25.0
+    rate: float = 320.0
+
+    @property
+    def readings(self) -> int:
+        """How many readings each device makes."""
+        return max(1, round(self.rate * self.seconds / self.devices))
+
+    @property
+    def span(self) -> timedelta:
+        """The simulated time of the run."""
+        return self.readings * INTERVAL
+
+
+class Sent(NamedTuple):
+    """A message of the fleet.
+
+    Attributes:
+        at: when it is published, as a fraction of the run.
+        kind: ``reading`` or ``rejected``: which table it must end in.
+        injected: the metrics that are anomalies.
+        too_late: it was held up for longer than anybody waits.
+    """
+
+    at: float
+    channel: str
+    payload: bytes
+    device: str
+    sequence: int
+    kind: str
+    injected: tuple[str, ...]
+    too_late: bool
+
+
+def simulate(plan: Plan) -> list[Sent]:
+    """All messages of a run, in the order in which they are published."""
+    messages = [message for number in range(plan.devices) for message in _device(plan, number)]
+    return sorted(messages, key=lambda message: (message.at, message.device, message.sequence))
+
+
+def _device(plan: Plan, number: int) -> Iterator[Sent]:
+    rng = random.Random(f"{plan.seed}/{number}")  # noqa: S311  # a simulation
+    site = list(SITES)[number % len(SITES)]
+    device = f"{site}-{number // len(SITES) + 1:02}"
+    skew = SKEWS.get(number, timedelta())
+    phase = rng.uniform(0, INTERVAL.total_seconds())
+    character = (SITES[site] + rng.gauss(0, 1), rng.uniform(1.5, 3.0), rng.uniform(75, 95))
+    injected = _injections(rng, plan)
+    outage = _outage(rng, plan)
+    for sequence in range(plan.readings):
+        measured = START + sequence * INTERVAL + timedelta(seconds=phase)
+        values = [
+            value + injected.get((sequence, metric.name), 0.0)
+            for value, metric in zip(_values(rng, measured, character), METRICS, strict=True)
+        ]
+        delay, too_late = _delay(rng, plan, measured)
+        sent = measured + delay
+        if outage is not None and outage[0] <= sent < outage[1]:  # sent when the network is back, one after the other
+            sent = outage[1] + timedelta(seconds=sequence % 60)
+        metrics = tuple(metric.name for metric in METRICS if (sequence, metric.name) in injected)
+        reading = Telemetry(
+            device=device,
+            site=site,
+            sequence=sequence,
+            measured_at=_milliseconds(measured + skew),
+            sent_at=_milliseconds(sent),
+            temperature=round(values[0], 2),
+            vibration=round(max(0.0, values[1]), 3),
+            battery=round(min(100.0, max(0.0, values[2])), 1),
+        )
+        payload, kind = reading.model_dump_json().encode(), "reading"
+        if rng.random() < _CORRUPT and not metrics:
+            payload, kind, too_late = _garbled(rng, reading, payload), "rejected", False
+        channel = f"{TELEMETRY_CHANNEL}/{site}/{device}"
+        yield Sent((sent - START) / plan.span, channel, payload, device, sequence, kind, metrics, too_late)
+
+
+def _milliseconds(moment: datetime) -> datetime:
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+
+
+def _values(rng: random.Random, at: datetime, character: Sequence[float]) -> Iterator[float]:
+    """Temperature, vibration and battery: day and night, and noise."""
+    hour = at.hour + at.minute / 60 + at.second / 3600
+    warmth = math.cos((hour - 15) / 24 * math.tau)  # warmest at three
+    work = 0.5 + 0.5 * math.cos((hour - 13) / 24 * math.tau)  # busiest at one
+    sun = math.cos((hour - 17) / 24 * math.tau)  # charged from the sun until five
+    temperature, vibration, battery = character
+    yield temperature + 5 * warmth + rng.gauss(0, 0.25)
+    yield vibration * (0.6 + 0.8 * work) + rng.gauss(0, 0.12)
+    yield battery + 5 * sun + rng.gauss(0, 0.3)
+
+
+def _injections(rng: random.Random, plan: Plan) -> dict[tuple[int, str], float]:
+    """What is added to which reading: spikes, bursts and sags that the pipeline should find."""
+    found: dict[tuple[int, str], float] = {}
+    for _ in range(rng.choices((0, 1, 2), (5, 4, 1))[0]):
+        name, low, high, length = rng.choice(
+            (("temperature", 5.0, 22.0, 2), ("vibration", 2.0, 18.0, 4), ("battery", -45.0, -7.0, 1))
+        )
+        first = rng.randrange(_QUIET, max(_QUIET + 1, plan.readings - length))
+        for sequence in range(first, min(plan.readings, first + rng.randint(1, length))):
+            found[sequence, name] = rng.uniform(low, high)
+    return found
+
+
+def _outage(rng: random.Random, plan: Plan) -> tuple[datetime, datetime] | None:
+    """From when until when the device is without network."""
+    begin, length = START + rng.uniform(0.2, 0.8) * plan.span, timedelta(minutes=rng.uniform(20, 50))
+    return (begin, begin + length) if rng.random() < _OUTAGES else None
+
+
+def _delay(rng: random.Random, plan: Plan, measured: datetime) -> tuple[timedelta, bool]:
+    """How long a reading is on its way; whether that is too long."""
+    usual, late, hours = rng.lognormvariate(1.5, 0.8), rng.expovariate(1 / 300) + 30, rng.uniform(5, 9)
+    chance = rng.random()
+    held_up = timedelta(hours=hours)
+    if chance < _TOO_LATE and measured > START + _SETTLING and measured + held_up < START + plan.span:
+        return held_up, True
+    return timedelta(seconds=min(late, 1500.0) if chance < _TOO_LATE + _LATE else usual), False
+
+
+def _garbled(rng: random.Random, reading: Telemetry, payload: bytes) -> bytes:
+    """A payload that is no reading any more. It still tells its device and number, so that it can be looked for."""
+    fields: dict[str, Any] = json.loads(payload)
+    damage = rng.randrange(5)
+    if damage == 0:
+        return payload[: -rng.randint(1, 20)]  # cut off
+    if damage == 1:
+        return b"\xff\xfe\x00" + f"{reading.device}/{reading.sequence}".encode()  # no text at all
+    if damage == 2:
+        fields["temperature"] = "ERR"
+    elif damage == 3:
+        fields["vibration"] = -1.0
+    else:
+        del fields["measured_at"]
+    return json.dumps(fields).encode()
+
+
+# --- the process --------------------------------------------------------------------------------------------
+
+
+def digest(payload: bytes) -> str:
+    """What a message is known by in the ledger: of the text that a table has of it."""
+    return hashlib.sha256(payload.decode(errors="replace").encode()).hexdigest()
+
+
+def publish(url: str, plan: Plan, ledger: Path, stop: threading.Event) -> None:
+    """Publish everything with QoS 1, in real time, until ``stop``; write the ledger; report progress to stdout."""
+    told = began = time.monotonic()
+    accepted = failed = 0
+    waiting: list[tuple[Sent, Promise[None]]] = []
+    with messaging.connect(url, client_id="fleet") as m, ledger.open("w", encoding="utf-8") as file:
+
+        def settle(upto: int) -> None:
+            nonlocal accepted, failed
+            for message, promise in waiting[:upto]:
+                try:
+                    promise.result(30)
+                except messaging.MessagingError as error:
+                    failed += 1
+                    _tell({"failed": failed, "error": str(error)})
+                else:
+                    accepted += 1
+                    file.write(json.dumps(_entry(message)) + "\n")
+            del waiting[:upto]
+
+        for message in simulate(plan):
+            while (early := began + message.at * plan.seconds - time.monotonic()) > 0 and not stop.is_set():
+                settle(sum(promise.done() for _, promise in waiting))
+                stop.wait(min(early, 0.05))
+            if stop.is_set():
+                break
+            waiting.append((message, m.publish(message.channel, message.payload, qos=1)))
+            if len(waiting) >= _WINDOW:
+                settle(_WINDOW // 2)
+            if time.monotonic() - told >= _PROGRESS:
+                told = time.monotonic()
+                _tell({"accepted": accepted})
+        settle(len(waiting))
+    _tell({"accepted": accepted, "failed": failed, "ended": True})
+
+
+def _entry(message: Sent) -> dict[str, Any]:
+    return {
+        "device": message.device,
+        "sequence": message.sequence,
+        "kind": message.kind,
+        "digest": digest(message.payload),
+        "injected": list(message.injected),
+        "too_late": message.too_late,
+    }
+
+
+def _tell(news: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Publish until done, until stdin ends, or until nobody reads stdout."""
+    parser = argparse.ArgumentParser(description="Publish the telemetry of a simulated fleet.")
+    default = Plan()
+    parser.add_argument("url", help="broker, such as mqtt://localhost")
+    parser.add_argument("ledger", type=Path, help="file for what the broker has accepted")
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--devices", type=int, default=default.devices)
+    parser.add_argument("--seconds", type=float, default=default.seconds)
+    parser.add_argument("--rate", type=float, default=default.rate)
+    given = parser.parse_args()
+    stop = threading.Event()
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        stop.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    plan = Plan(seed=given.seed, devices=given.devices, seconds=given.seconds, rate=given.rate)
+    publish(given.url, plan, given.ledger, stop)
+
+
+if __name__ == "__main__":
+    main()

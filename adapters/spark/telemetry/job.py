@@ -1,0 +1,235 @@
+"""The streaming job: four queries, each a few lines.
+
+::
+
+    broker ──> store ──> tables/messages ──┬─> aggregate ──> tables/aggregates
+    telemetry/#          kind=reading      └─> detect ─────> tables/anomalies ──> alert ──> broker
+                         kind=rejected                                                      alerts/SITE/DEVICE
+
+One query alone reads the broker. It stores each message, whether it could be read or not, in one table with two kinds,
+so that none can get into both or neither; the dead letters are ``kind=rejected``. The other queries read that table,
+not the broker: what they work on is what is stored, they can be run anew at any time, and the broker has one
+subscriber. The price is a micro-batch of latency.
+
+File sinks write each row exactly once, whatever fails in between: a reader of a table sees what the sink has
+committed. Alerts are delivered at least once, with ids that stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from adapters.spark.telemetry.anomaly import History, Reading
+from adapters.spark.telemetry.model import ALERT_CHANNEL, METRICS, TELEMETRY, TELEMETRY_CHANNEL
+from adapters.spark.telemetry.session import SparkFailedError, first_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+#: a reading may be that much older than the newest one, by event time, and is counted in its window all the same
+WATERMARK: Final = "30 minutes"
+WINDOW: Final = "1 hour"
+#: a micro-batch so often
+TRIGGER: Final = "2 seconds"
+
+MESSAGES: Final = (
+    "device string, site string, sequence bigint, measured_at timestamp, sent_at timestamp, temperature double, "
+    "vibration double, battery double, received_at timestamp, offset bigint, channel string, payload string, "
+    "kind string, date date"
+)
+ANOMALIES: Final = (
+    "id string, device string, site string, sequence bigint, metric string, value double, usual double, score double, "
+    "reason string, measured_at timestamp, received_at timestamp"
+)
+AGGREGATES: Final = ", ".join(
+    [
+        "site string, device string, readings bigint",
+        *(f"{metric.name}_{name} double" for metric in METRICS for name in ("mean", "min", "max", "stddev")),
+        "start timestamp, end timestamp, date date",
+    ]
+)
+#: the columns of an anomaly
+_NAMES: Final = [column.split()[0] for column in ANOMALIES.split(", ")]
+
+
+class Folders:
+    """What is where, in the folder of a run."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+        self.tables = self.root / "tables"
+        self.work = self.root / "work"  # the journal of the source, and checkpoints: what a job needs to be continued
+
+    def table(self, name: str) -> str:
+        """``messages``, ``aggregates``, ``anomalies``, and those of the batch job."""
+        return str(self.tables / name)
+
+
+class TelemetryJob:
+    """The queries, started.
+
+    Args:
+        spark: with the data source registered.
+        url: the broker, MQTT or AMQP.
+        folders: where tables, journal and checkpoints go. A job that is started again goes on where it was.
+
+    Attributes:
+        queries: by name, in the order of the flow.
+    """
+
+    def __init__(self, spark: SparkSession, url: str, folders: Folders) -> None:
+        self._folders = folders
+        for name in ("messages", "anomalies"):  # they are read before anything is written
+            Path(folders.table(name)).mkdir(parents=True, exist_ok=True)
+        readings = spark.readStream.schema(MESSAGES).parquet(folders.table("messages")).where("kind = 'reading'")
+        anomalies = spark.readStream.schema(f"{ANOMALIES}, date date").parquet(folders.table("anomalies"))
+        self.queries: dict[str, StreamingQuery] = {}
+        self._table("messages", messages(spark, url, str(folders.work / "journal")), "kind", "date")
+        self._table("aggregates", aggregates(readings), "date")
+        self._table("anomalies", detect(readings), "date")
+        self._start("alerts", alerts(anomalies).writeStream.format("messaging").option("url", url))
+
+    def _table(self, name: str, rows: DataFrame, *partitions: str) -> None:
+        writer = rows.writeStream.format("parquet").partitionBy(*partitions)
+        self._start(name, writer.option("path", self._folders.table(name)))
+
+    def _start(self, name: str, writer: Any) -> None:
+        checkpoint = str(self._folders.work / "checkpoints" / name)
+        writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=TRIGGER)
+        self.queries[name] = writer.start()
+
+    def drain(self) -> None:
+        """Wait until everything that is there has gone all the way."""
+        for query in self.queries.values():
+            query.processAllAvailable()
+
+    def stop(self) -> None:
+        """Stop the queries, the last one first."""
+        for query in reversed(self.queries.values()):
+            query.stop()
+
+    def check(self) -> None:
+        """Nothing, while all queries are well.
+
+        Raises:
+            SparkFailedError: one has ended with an error.
+        """
+        for name, query in self.queries.items():
+            error = None if query.isActive else query.exception()
+            if error is not None:
+                raise SparkFailedError(f"the query {name!r} failed: {first_line(error)}")
+
+    def watermark(self) -> datetime:
+        """The windows that end by then are closed."""
+        progress = self.queries["aggregates"].lastProgress
+        text = progress["eventTime"].get("watermark") if progress else None
+        return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """The micro-batches that had rows, of all queries: when, how many, and how long it took, in seconds."""
+        for name, query in self.queries.items():
+            for progress in query.recentProgress:
+                if progress["numInputRows"]:
+                    yield {
+                        "query": name,
+                        "batch": progress["batchId"],
+                        "at": datetime.fromisoformat(progress["timestamp"]),
+                        "rows": progress["numInputRows"],
+                        "seconds": progress["durationMs"]["triggerExecution"] / 1000,
+                    }
+
+
+def messages(spark: SparkSession, url: str, journal: str) -> DataFrame:
+    """Every message of the channel ``telemetry/#``: a reading, or rejected, with its payload as it came."""
+    rows = (
+        spark.readStream.format("messaging")
+        .option("url", url)
+        .option("channel", f"{TELEMETRY_CHANNEL}/#")
+        .option("qos", "1")
+        .option("journalPath", journal)
+        .option("model", TELEMETRY)
+        .load()
+    )
+    is_reading = F.col("_corrupt_record").isNull()
+    return rows.select(
+        *("device", "site", "sequence", "measured_at", "sent_at", "temperature", "vibration", "battery"),
+        F.col("_timestamp").alias("received_at"),
+        F.col("_offset").alias("offset"),
+        F.col("_channel").alias("channel"),
+        F.col("_corrupt_record").alias("payload"),
+        F.when(is_reading, "reading").otherwise("rejected").alias("kind"),
+        # a reading belongs to the day on which it was made; what cannot be read, to that on which it came
+        F.to_date(F.coalesce("measured_at", "_timestamp")).alias("date"),
+    )
+
+
+def aggregates(readings: DataFrame, watermark: str | None = WATERMARK) -> DataFrame:
+    """Count, mean, extremes and standard deviation of each metric, for each device and hour.
+
+    As a stream, a window is written once, when the watermark has passed its end; readings that come later than that are
+    not in it (but they are in ``messages``). With no ``watermark``, for batch jobs, all are.
+    """
+    if watermark is not None:
+        readings = readings.withWatermark("measured_at", watermark)
+    columns: list[Column] = [F.count("*").alias("readings")]
+    for metric in METRICS:
+        for name, function in (("mean", F.mean), ("min", F.min), ("max", F.max), ("stddev", F.stddev)):
+            columns.append(function(metric.name).alias(f"{metric.name}_{name}"))
+    rows = readings.groupBy(F.window("measured_at", WINDOW), "site", "device").agg(*columns)
+    start = F.col("window.start")
+    return rows.select(
+        "*", start.alias("start"), F.col("window.end").alias("end"), F.to_date(start).alias("date")
+    ).drop("window")
+
+
+def detect(readings: DataFrame) -> DataFrame:
+    """The values that are anomalies, by the rule of :mod:`~adapters.spark.telemetry.anomaly`.
+
+    The last readings of each device are kept as state.
+    """
+    found = readings.groupBy("device").applyInPandasWithState(
+        _judge, ANOMALIES, "history string", "append", GroupStateTimeout.NoTimeout
+    )
+    return found.withColumn("date", F.to_date("measured_at"))
+
+
+def _judge(_: tuple[str], batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """The anomalies among the new readings of one device."""
+    import pandas as pd
+
+    history = History.load(*state.get) if state.exists else History()
+    names = [metric.name for metric in METRICS]
+    found = []
+    for row in pd.concat(list(batches)).sort_values("measured_at").itertuples():
+        reading = Reading(_aware(row.measured_at), tuple(getattr(row, name) for name in names))
+        for anomaly in history.judge(reading):
+            key = f"{row.device}/{row.sequence}/{anomaly.metric}"
+            fields = (key, row.device, row.site, row.sequence, *anomaly, row.measured_at, row.received_at)
+            found.append(fields)
+    state.update((history.dump(),))
+    if found:
+        yield pd.DataFrame(found, columns=_NAMES)
+
+
+def _aware(moment: Any) -> datetime:
+    """The timestamps of pandas are those of the session, which is in UTC."""
+    python: datetime = moment.to_pydatetime()
+    return python.replace(tzinfo=UTC) if python.tzinfo is None else python.astimezone(UTC)
+
+
+def alerts(anomalies: DataFrame) -> DataFrame:
+    """A message for each anomaly, at ``alerts/SITE/DEVICE``: JSON, the model ``Alert``."""
+    fields = F.struct(*_NAMES)
+    zoned = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+    return anomalies.select(
+        F.to_json(fields, zoned).cast("binary").alias("value"),
+        F.concat_ws("/", F.lit(ALERT_CHANNEL), "site", "device").alias("channel"),
+    )

@@ -1,0 +1,231 @@
+"""Four pictures of a run. Colours are those of Okabe and Ito, which everybody can tell apart; shapes differ, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.dates import AutoDateLocator
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from adapters.spark.telemetry.job import TRIGGER, WATERMARK, WINDOW
+from adapters.spark.telemetry.model import METRICS
+
+if TYPE_CHECKING:
+    from adapters.spark.telemetry.report import Run
+
+BLUE: Final = "#0072B2"
+SKY: Final = "#56B4E9"
+ORANGE: Final = "#E69F00"
+VERMILLION: Final = "#D55E00"
+GREEN: Final = "#009E73"
+GREY: Final = "#999999"
+
+_STYLE: Final = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E5E5E5",
+    "grid.linewidth": 0.6,
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "date.converter": "concise",
+}
+_DPI: Final = 130
+
+
+def draw(run: Run, folder: Path) -> list[Path]:
+    """Draw all of them; where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with mpl.rc_context(_STYLE):
+        for name, make in (
+            ("readings", readings),
+            ("aggregates", heat_map),
+            ("lateness", lateness),
+            ("batches", batches),
+        ):
+            file = folder / f"{name}.png"
+            figure = make(run)
+            figure.savefig(file, dpi=_DPI)
+            made.append(file)
+    return made
+
+
+def _figure(width: float, height: float, title: str, subtitle: str) -> Figure:
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - 0.75 / height)))
+    figure.text(0.01, 1 - 0.12 / height, title, ha="left", va="top", fontsize=13, fontweight="bold")
+    figure.text(0.01, 1 - 0.42 / height, subtitle, ha="left", va="top", fontsize=9.5, color="#444444")
+    return figure
+
+
+def readings(run: Run) -> Figure:
+    """Three devices: what they measured, and what of it was an anomaly."""
+    devices = _telling(run.anomalies) or sorted(run.readings["device"].unique())[:3]
+    figure = _figure(
+        13, 2.3 * len(devices) + 1.5,
+        "What the devices measured, and what of it is an anomaly",
+        "Devices that had anomalies of every kind between them; time of measurement, by the clock of the device (UTC)",
+    )  # fmt: skip
+    axes = figure.subplots(len(devices), len(METRICS), sharex=True, sharey="col", squeeze=False)
+    for row, device in enumerate(devices):
+        mine = run.readings[run.readings["device"] == device].sort_values("measured_at")
+        flagged = run.anomalies[run.anomalies["device"] == device]
+        for column, metric in enumerate(METRICS):
+            ax = axes[row, column]
+            ax.plot(mine["measured_at"], mine[metric.name], color=BLUE, linewidth=0.9, label="reading")
+            found = flagged[flagged["metric"] == metric.name]
+            ax.scatter(
+                found["measured_at"], found["value"], s=46, marker="o", facecolor="none", edgecolor=VERMILLION,
+                linewidth=1.6, zorder=3, label="anomaly",
+            )  # fmt: skip
+            ax.set_ylabel(f"{metric.name} ({metric.unit})")
+            ax.margins(y=0.12)
+            ax.xaxis.set_major_locator(AutoDateLocator(maxticks=7))
+            if not column:
+                ax.set_title(device, fontweight="bold")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper right", ncols=2)
+    return figure
+
+
+def _telling(anomalies: pd.DataFrame, count: int = 3) -> list[str]:
+    """Some devices that show every kind of anomaly there is, if that many can."""
+    kinds = anomalies.groupby("device")["metric"].agg(set)
+    chosen: list[str] = []
+    shown: set[str] = set()
+    while len(chosen) < min(count, len(kinds)):
+        left = kinds.drop(chosen)
+        device = max(left.index, key=lambda each: (len(left[each] - shown), len(left[each]), each))
+        chosen.append(device)
+        shown |= left[device]
+    return chosen
+
+
+def heat_map(run: Run) -> Figure:
+    """The aggregates: a row for each device, a column for each window."""
+    devices = sorted(run.readings["device"].unique())
+    hours = pd.date_range(run.readings["start"].min(), run.readings["start"].max(), freq="h")
+    figure = _figure(
+        13, min(11.0, 2.6 + 0.16 * len(devices)),
+        f"Aggregates: a cell is a device in a window of {WINDOW}",
+        "Left: the mean of the temperature. Right: standard deviation of the vibration within the window, where bursts "
+        "show. Grey: no readings, or a window that the stream has not closed yet",
+    )  # fmt: skip
+    panels = (
+        ("temperature_mean", "mean temperature (°C)", "cividis", None),
+        ("vibration_stddev", "standard deviation of vibration (mm/s)", "magma", "log"),
+    )
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, (column, label, colours, scale) in zip(axes, panels, strict=True):
+        cells = run.aggregates.pivot_table(index="device", columns="start", values=column)
+        cells = cells.reindex(index=devices, columns=hours)
+        ax.set_facecolor("#D9D9D9")
+        ax.grid(visible=False)
+        image = ax.imshow(cells.to_numpy(), aspect="auto", cmap=colours, norm=scale, interpolation="nearest")
+        bar = figure.colorbar(image, ax=ax, label=label, pad=0.02, aspect=35)
+        if scale == "log":
+            bar.set_ticks([0.03, 0.1, 0.3, 1, 3, 10], labels=["0.03", "0.1", "0.3", "1", "3", "10"])
+        step = max(1, len(hours) // 8)
+        ax.set_xticks(range(0, len(hours), step), [f"{hour:%H:%M}" for hour in hours[::step]])
+        ax.set_xlabel(f"start of the window (UTC), from {hours[0]:%Y-%m-%d}")
+        every = max(1, len(devices) // 60 + 1)
+        ax.set_yticks(range(0, len(devices), every), devices[::every], fontsize=7.5)
+    for number in range(1, len(devices)):  # between sites
+        if devices[number].partition("-")[0] != devices[number - 1].partition("-")[0]:
+            for ax in axes:
+                ax.axhline(number - 0.5, color="white", linewidth=1.5)
+    return figure
+
+
+def lateness(run: Run) -> Figure:
+    """How late readings came, against the watermark."""
+    limit = pd.Timedelta(WATERMARK).total_seconds()
+    dropped = run.dropped()
+    figure = _figure(
+        10.5, 5.2,
+        "How late readings were",
+        f"{len(run.readings):,} readings; {dropped:,} came when their window of {WINDOW} was closed: stored, seen by "
+        "the batch job, but not in the aggregates of the stream",
+    )  # fmt: skip
+    ax = figure.subplots()
+    # from a minute on in equal steps of the logarithm; below that linear, since clocks that are ahead are early
+    edges = np.array([-600, -300, -180, -120, -60, -30, 0, 5, 10, 15, 20, 30, 45, 60, *np.geomspace(90, 43200, 20)])
+    groups = (
+        ("in time for its window", run.readings[~run.readings["late"]]["lateness"], BLUE, ""),
+        ("late: its window was due to be closed", run.readings[run.readings["late"]]["lateness"], VERMILLION, "////"),
+    )
+    ax.hist(
+        [values.clip(edges[0], edges[-1] - 1) for _, values, _, _ in groups], bins=list(edges), stacked=True,
+        color=[colour for *_, colour, _ in groups], label=[f"{name} ({len(values):,})" for name, values, *_ in groups],
+        edgecolor="white", linewidth=0.5,
+    )  # fmt: skip
+    for patch in ax.containers[1]:
+        patch.set_hatch("////")
+    ax.axvline(limit, color="black", linestyle="--", linewidth=1.3, label=f"watermark: {WATERMARK} behind the newest")
+    ax.set_xscale("symlog", linthresh=60, linscale=1.2)
+    ax.set_yscale("log")
+    ticks = {-300: "-5 min", -60: "-1 min", 0: "0", 30: "30 s", 60: "1 min", 300: "5 min", 1800: "30 min", 7200: "2 h"}
+    ticks |= {21600: "6 h"}
+    ax.set_xticks(list(ticks), list(ticks.values()))
+    ax.set_xticks([], minor=True)
+    ax.set_xlabel(
+        "from the measurement, by the clock of the device, until the gateway sent it (negative: a clock that is ahead)"
+    )
+    ax.set_ylabel("readings (logarithmic)")
+    ax.set_ylim(bottom=0.7)
+    ax.legend(loc="upper left")
+    return figure
+
+
+def batches(run: Run) -> Figure:
+    """What Spark made of it: rows a second, and how long micro-batches took."""
+    rows = run.batches.sort_values("at").copy()
+    began = rows["at"].min()
+    rows["began"] = (rows["at"] - began).dt.total_seconds()
+    delays = sorted(run.alerts.values())
+    told = f"; an alert came {np.median(delays):.1f} s after its reading (median)" if delays else ""
+    figure = _figure(
+        10.5, 6.2,
+        "Micro-batches",
+        f"A query starts one every {TRIGGER} if there is anything to do; the first ones compile what they run{told}",
+    )  # fmt: skip
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.4))
+    arrived = run.readings["received_at"]
+    seconds = (arrived - pd.Timestamp(began).tz_convert("UTC").tz_localize(None)).dt.total_seconds()
+    if len(seconds):
+        bins = np.arange(np.floor(seconds.min()), np.ceil(seconds.max()) + 1)
+        above.hist(seconds, bins=list(bins), color=SKY, label="readings that came, each second")
+    stored = rows[rows["query"] == "messages"]
+    above.bar(
+        stored["began"], stored["rows"] / stored["seconds"].clip(lower=0.001), stored["seconds"], align="edge",
+        facecolor="none", edgecolor=BLUE, linewidth=1.4, label="stored: a box is a micro-batch, its area the messages",
+    )  # fmt: skip
+    above.set_ylabel("messages / s")
+    above.set_ylim(bottom=0)
+    above.margins(y=0.25)
+    above.legend(loc="upper right")
+    styles: dict[str, Any] = {
+        "messages": (BLUE, "o", "store messages"),
+        "aggregates": (ORANGE, "s", "aggregate"),
+        "anomalies": (VERMILLION, "^", "detect anomalies"),
+        "alerts": (GREEN, "D", "publish alerts"),
+    }
+    for query, (colour, marker, name) in styles.items():
+        mine = rows[rows["query"] == query]
+        below.plot(
+            mine["began"], mine["seconds"], color=colour, marker=marker, markersize=5, linewidth=1,
+            label=f"{name}: median {mine['seconds'].median():.1f} s" if len(mine) else f"{name}: none",
+        )  # fmt: skip
+    below.set_ylabel("duration of a micro-batch (s)")
+    below.set_ylim(bottom=0)
+    below.set_xlabel("start of the micro-batch, seconds since the first one (real time)")
+    below.legend(loc="upper right")
+    return figure

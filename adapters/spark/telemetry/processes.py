@@ -1,0 +1,200 @@
+"""The processes around the pipeline: a private mosquitto, and the fleet. Whatever happens to us, they end.
+
+Each runs in a session of its own, so that Ctrl-C on the terminal reaches this program alone, which then ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import ConfigurationError, MessagingError
+
+if TYPE_CHECKING:
+    from adapters.spark.telemetry.fleet import Plan
+
+_HOST: Final = "127.0.0.1"
+#: how long mosquitto may take to start, and anything to end, seconds
+_START: Final = 10.0
+_END: Final = 5.0
+
+#: Distributions put it where a normal user's PATH does not look
+_MORE_PATHS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
+_MISSING: Final = (
+    "mosquitto is not installed, and the pipeline needs a broker of its own: 'apt install mosquitto', "
+    "'dnf install mosquitto' or 'brew install mosquitto'"
+)
+#: waits on a pipe that only we hold open; if we are gone without having ended the broker, it does
+_GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill "$1" """
+
+
+class BrokerFailedError(MessagingError):
+    """The private broker did not start. Says what its log ends with."""
+
+
+class FleetFailedError(MessagingError):
+    """The fleet could not publish."""
+
+
+def find_mosquitto() -> str:
+    """The path of mosquitto.
+
+    Raises:
+        ConfigurationError: it is not installed; says how to get it.
+    """
+    # a PATH that was emptied on purpose is taken at its word
+    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    more = _MORE_PATHS if any(path in paths for path in ("/usr/bin", "/usr/local/bin", "/bin")) else ()
+    found = shutil.which("mosquitto", path=os.pathsep.join([*paths, *more]))
+    if found is None:
+        raise ConfigurationError(_MISSING)
+    return found
+
+
+@contextlib.contextmanager
+def mosquitto(folder: Path) -> Iterator[str]:
+    """A mosquitto of our own on the loopback interface; gives its URL.
+
+    Args:
+        folder: for its configuration and its log.
+
+    Raises:
+        ConfigurationError: it is not installed.
+        BrokerFailedError: it does not start.
+    """
+    binary = find_mosquitto()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "mosquitto.log"
+    for attempts_left in (2, 1, 0):  # somebody may take the port between looking and listening
+        port = _free_port()
+        config = folder / "mosquitto.conf"
+        config.write_text("\n".join(_configuration(port)) + "\n")
+        with log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: S603  # found on PATH
+                [binary, "-c", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        guard = subprocess.Popen(  # noqa: S603  # a constant
+            ["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            if _answers(port, process):
+                yield f"mqtt://{_HOST}:{port}"
+                return
+        finally:
+            end(process)
+            with contextlib.suppress(OSError):
+                guard.communicate(b"\n", timeout=_END)
+        if not attempts_left:
+            raise BrokerFailedError(f"mosquitto did not start: {log.read_text(errors='replace')[-500:]}")
+
+
+def _configuration(port: int) -> Iterator[str]:
+    yield f"listener {port} {_HOST}"
+    yield "allow_anonymous true"
+    if os.geteuid() == 0:
+        yield "user root"  # else it becomes the user mosquitto, who may not be allowed into our folder
+    # a burst waits for the subscriber, however long that takes; small packets do not wait for acknowledgements
+    yield from ("max_inflight_messages 100", "max_queued_messages 0", "max_queued_bytes 0", "set_tcp_nodelay true")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + _START
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((_HOST, port), timeout=1):
+            return process.poll() is None
+        time.sleep(0.02)
+    return False
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process that we started: SIGTERM, and SIGKILL if that does not help."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+class Fleet:
+    """The process that publishes; see :mod:`~adapters.spark.telemetry.fleet`. Leaving the context ends it.
+
+    Attributes:
+        accepted: messages the broker has taken responsibility for, so far.
+        failed: messages it has not.
+    """
+
+    def __init__(self, url: str, plan: Plan, ledger: Path, log: Path) -> None:
+        self.accepted = 0
+        self.failed = 0
+        self._has_ended = False
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+                [
+                    *(sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)),
+                    *(f"--seed={plan.seed}", f"--devices={plan.devices}"),
+                    *(f"--seconds={plan.seconds}", f"--rate={plan.rate}"),
+                ],
+                stdin=subprocess.PIPE,  # its end is the end of the fleet
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._log = log
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end(self._process)
+        self._thread.join(_END)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101  # for mypy
+        for line in self._process.stdout:
+            news = json.loads(line)
+            self.accepted = news.get("accepted", self.accepted)
+            self.failed = news.get("failed", self.failed)
+            self._has_ended = self._has_ended or "ended" in news
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it publishes.
+
+        Raises:
+            FleetFailedError: it broke down.
+        """
+        if self._process.poll() is None:
+            return True
+        self._thread.join(_END)
+        if not self._has_ended:
+            lines = self._log.read_text(errors="replace").splitlines() or ["no reason given"]
+            raise FleetFailedError(f"the fleet broke down (exit code {self._process.returncode}): {lines[-1]}")
+        return False

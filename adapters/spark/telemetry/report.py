@@ -1,0 +1,148 @@
+"""What came of a run: checks that must hold, and the figures of the summary.
+
+The tables are read by Spark; from here on a run is small enough for pandas.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from adapters.spark.telemetry.job import WATERMARK, WINDOW
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import SparkSession
+
+    from adapters.spark.telemetry.batch import Tables
+    from adapters.spark.telemetry.job import Folders
+
+
+class Check(NamedTuple):
+    """What must be, and what is."""
+
+    what: str
+    expected: Any
+    found: Any
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it is."""
+        return bool(self.expected == self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All there is to know of a run.
+
+    Attributes:
+        ledger: what the fleet sent and the broker accepted.
+        readings, aggregates, anomalies: the tables. Readings are in the order in which they came, with ``lateness``
+            (s), the ``start`` of their window, and ``late``: whether that was closed already.
+        rejected: how many messages could not be read.
+        completeness: that of the batch job.
+        batches: the micro-batches of all queries.
+        alerts: ids of those that came back from the broker to the event bus -> seconds since their reading came in.
+        severe: how many alerts the handler for severe ones got.
+        watermark: the windows that end by then are closed.
+    """
+
+    ledger: pd.DataFrame
+    readings: pd.DataFrame
+    aggregates: pd.DataFrame
+    anomalies: pd.DataFrame
+    rejected: int
+    completeness: pd.DataFrame
+    batches: pd.DataFrame
+    alerts: dict[str, float]
+    severe: int
+    watermark: datetime
+
+    @classmethod
+    def load(
+        cls,
+        spark: SparkSession,
+        folders: Folders,
+        tables: Tables,
+        ledger: Path,
+        batches: list[dict[str, Any]],
+        alerts: dict[str, float],
+        severe: int,
+        watermark: datetime,
+    ) -> Run:
+        """Read the tables."""
+        columns = ["query", "batch", "at", "rows", "seconds"]
+        return cls(
+            pd.DataFrame([json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]),
+            with_lateness(tables.readings.toPandas()),
+            tables.aggregates.toPandas(),
+            tables.anomalies.toPandas(),
+            tables.rejected.count(),
+            spark.read.parquet(folders.table("completeness")).toPandas(),
+            pd.DataFrame(batches, columns=columns),
+            alerts,
+            severe,
+            watermark,
+        )
+
+    def counted(self) -> pd.DataFrame:
+        """For each device and window: its readings, how many of them came late, and how many were counted.
+
+        ``counted`` is missing where the window was not closed.
+        """
+        keys = ["device", "start"]
+        stored = self.readings.groupby(keys).agg(stored=("sequence", "size"), late=("late", "sum"))
+        return stored.join(self.aggregates.set_index(keys)["readings"].rename("counted"), how="outer")
+
+    def dropped(self) -> int:
+        """Readings that came when their window was closed: they are stored, but not in the aggregates."""
+        closed = self._closed()
+        return int((closed["stored"] - closed["counted"].fillna(0)).sum())
+
+    def _closed(self) -> pd.DataFrame:
+        counted = self.counted()
+        ends = counted.index.get_level_values("start") + pd.Timedelta(WINDOW)
+        return counted[ends <= pd.Timestamp(self.watermark).tz_localize(None)]
+
+    def checks(self) -> list[Check]:
+        """What must hold of a run."""
+        sums = self.completeness[["sent", "stored", "missing", "too_many"]].sum()
+        closed = self._closed()
+        lost = closed["stored"].fillna(0) - closed["counted"].fillna(0)
+        unexplained = int(((lost < 0) | (lost > closed["late"])).sum())
+        return [
+            Check("messages stored, of those the broker accepted", int(sums["sent"]), int(sums["stored"])),
+            Check("accepted messages that are in no table", 0, int(sums["missing"])),
+            Check("messages that are in a table twice, or were never sent", 0, int(sums["too_many"])),
+            Check("dead letters, of the messages that were garbled", self._sent("rejected"), self.rejected),
+            Check("closed windows whose count is not that of their readings without late ones", 0, unexplained),
+            Check("anomalies with a number of their own", len(self.anomalies), int(self.anomalies["id"].nunique())),
+            Check("alerts on the event bus, of the anomalies", len(self.anomalies), len(self.alerts)),
+            Check("alerts without an anomaly", 0, len(set(self.alerts) - set(self.anomalies["id"]))),
+        ]
+
+    def _sent(self, kind: str) -> int:
+        return int((self.ledger["kind"] == kind).sum())
+
+    def injected(self) -> tuple[int, int, int]:
+        """Anomalies that the fleet made up; how many of them were found; and how many others."""
+        rows = self.ledger[self.ledger["injected"].str.len() > 0]
+        made = {f"{row.device}/{row.sequence}/{metric}" for row in rows.itertuples() for metric in row.injected}
+        found = set(self.anomalies["id"])
+        return len(made), len(made & found), len(found - made)
+
+
+def with_lateness(readings: pd.DataFrame) -> pd.DataFrame:
+    """Readings in the order in which they came, and how late each was."""
+    rows = readings.sort_values("offset").reset_index(drop=True)
+    rows["lateness"] = (rows["sent_at"] - rows["measured_at"]).dt.total_seconds()
+    rows["start"] = rows["measured_at"].dt.floor(WINDOW.removeprefix("1 ")[0])
+    # the earliest moment at which the watermark can have passed the end of a window
+    newest = rows["measured_at"].cummax().shift(1)
+    rows["late"] = (rows["start"] + pd.Timedelta(WINDOW)) <= (newest - pd.Timedelta(WATERMARK))
+    return rows

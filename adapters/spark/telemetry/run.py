@@ -1,0 +1,274 @@
+"""A run of the pipeline from the start of its broker to its last plot; see :func:`run`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from rich.table import Table
+from rich.text import Text
+
+from adapters.spark.telemetry.bridge import SEVERE, AlertBridge
+from adapters.spark.telemetry.display import TICK, Display
+from adapters.spark.telemetry.fleet import START, Plan
+from adapters.spark.telemetry.processes import Fleet, find_mosquitto, mosquitto
+from adapters.spark.telemetry.session import LocalSpark, SparkFailedError, check_installed, first_line
+from messaging.cli.output import one_line, show
+from messaging.errors import ArgumentError, MessagingError
+
+if TYPE_CHECKING:
+    from adapters.spark.telemetry.job import TelemetryJob
+    from adapters.spark.telemetry.report import Run
+
+T = TypeVar("T")
+
+#: tells a folder that is ours, and holds what the run was asked for
+MARKER: Final = "pipeline.json"
+_LEDGER: Final = "sent.jsonl"
+#: how long anything may take that Spark does after the fleet has ended, seconds
+_PATIENCE: Final = 180.0
+
+
+class NotInTimeError(MessagingError):
+    """Spark has not got through in time."""
+
+
+def prepare(output: Path, *, overwrite: bool) -> None:
+    """Make the folder of a run.
+
+    Raises:
+        ArgumentError: there is something in it, and it is not to be overwritten, or is none of ours.
+    """
+    if output.exists() and not output.is_dir():
+        raise ArgumentError(f"--output {output} is a file; name a directory")
+    if output.exists() and any(output.iterdir()):
+        if not overwrite:
+            raise ArgumentError(f"--output {output} is not empty: name another directory, or add --overwrite")
+        if not (output / MARKER).is_file():
+            raise ArgumentError(f"--output {output} is no output of a pipeline: it is not overwritten")
+        shutil.rmtree(output)
+    output.mkdir(parents=True, exist_ok=True)
+
+
+def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
+    """The whole pipeline, once.
+
+    Args:
+        plan: what the fleet does.
+        output: the directory for everything.
+        overwrite: whether that may hold an earlier run.
+        keep: whether journal, checkpoints and logs stay there when all went well.
+
+    Returns:
+        Whether all checks were right.
+
+    Raises:
+        ConfigurationError: something that is needed is not installed.
+        ArgumentError: the output directory cannot be used.
+        MessagingError: something broke down on the way.
+    """
+    check_installed("matplotlib")
+    find_mosquitto()
+    prepare(output, overwrite=overwrite)
+    (output / MARKER).write_text(json.dumps(asdict(plan)) + "\n")
+    with Display() as display, _torn_down() as stack:
+        done, plots = _run(plan, output, display, stack)
+    work = output / "work"
+    checks = done.checks()
+    is_right = all(check.is_right for check in checks)
+    if is_right and not keep:
+        shutil.rmtree(work, ignore_errors=True)
+    _summary(done, output, plots, display.seconds)
+    return is_right
+
+
+@contextlib.contextmanager
+def _torn_down() -> Iterator[contextlib.ExitStack]:
+    """A stack that is unwound whatever happens; a second Ctrl-C does not keep it from ending what was started."""
+    stack = contextlib.ExitStack()
+    try:
+        yield stack
+    finally:
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            stack.close()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
+    # not at import: PySpark and matplotlib take their time, and may be missing
+    from adapters.spark.telemetry import batch, plots
+    from adapters.spark.telemetry.job import Folders, TelemetryJob
+    from adapters.spark.telemetry.report import Run
+
+    folders = Folders(output)
+    ledger = output / _LEDGER
+
+    def wait(what: str, function: Callable[[], T]) -> T:
+        """Have Spark, or the plots, do something; show what, and for how long."""
+        return _within(display, function, lambda: display.status(what, quietly=True))
+
+    url = stack.enter_context(mosquitto(folders.work / "mosquitto"))
+    display.say(f"mosquitto listens at {url}")
+    bridge = stack.enter_context(AlertBridge(url))
+
+    local = LocalSpark("telemetry", folders.work / "spark")
+    stack.callback(local.close)
+    spark = wait("Spark starts", local.start)
+    display.say(f"Spark {spark.version} runs, on {spark.sparkContext.defaultParallelism} cores")
+
+    job = wait("the queries start", lambda: TelemetryJob(spark, url, folders))
+    wait("the first query subscribes", lambda: _ready(job))
+    display.say(f"{len(job.queries)} queries run: {', '.join(job.queries)}")
+
+    status = _Status(job, bridge)
+    with Fleet(url, plan, ledger, folders.work / "fleet.log") as fleet:
+        end = START + plan.span
+        display.say(
+            f"{plan.devices} devices publish for {plan.seconds:g} s: {START:%a %H:%M} to {end:%a %H:%M} by their clocks"
+        )
+        while fleet.is_running:
+            display.status(status.text(fleet))
+            job.check()
+            time.sleep(TICK)
+    display.say(f"the fleet has sent {fleet.accepted:,} messages, {fleet.failed:,} failed; the queries finish")
+    _within(display, lambda: _drain(job, bridge), lambda: display.status(status.text(fleet)))
+    display.say(f"streaming is done: {status.text(fleet)}")
+
+    batches, watermark = wait("the queries end", lambda: (list(job.batches()), job.watermark()))
+    wait("the queries end", job.stop)
+    tables = wait("the batch job runs", lambda: batch.run(spark, folders, ledger))
+    display.say("the batch job has written site_hourly, site_daily, top_devices and completeness")
+    alerts = dict(bridge.delays)
+    done = wait(
+        "the tables are verified",
+        lambda: Run.load(spark, folders, tables, ledger, batches, alerts, len(bridge.severe), watermark),
+    )
+    ending = threading.Thread(target=local.close)  # while we draw
+    ending.start()
+    drawn = wait("plots are drawn", lambda: plots.draw(done, output / "plots"))
+    wait("Spark ends", ending.join)
+    display.say(f"{len(drawn)} plots are drawn")
+    return done, drawn
+
+
+def _ready(job: TelemetryJob) -> None:
+    """Wait until the source has subscribed: it has when it can say where it begins."""
+    until = time.monotonic() + _PATIENCE
+    while job.queries["messages"].lastProgress is None:
+        job.check()
+        if time.monotonic() > until:
+            raise NotInTimeError(f"the queries have not started within {_PATIENCE:g} s")
+        time.sleep(TICK)
+
+
+def _drain(job: TelemetryJob, bridge: AlertBridge) -> None:
+    job.drain()
+    bridge.flush()
+
+
+def _within(display: Display, function: Callable[[], T], tick: Callable[[], None]) -> T:
+    """``display.wait``, but not for ever."""
+    until = time.monotonic() + _PATIENCE
+
+    def explained() -> T:
+        try:
+            return function()
+        except MessagingError:
+            raise
+        except Exception as error:  # while Spark is there to be asked what it is
+            raise SparkFailedError(first_line(error)) from error
+
+    def in_time() -> None:
+        if time.monotonic() > until:
+            raise NotInTimeError(f"Spark has not got through within {_PATIENCE:g} s")
+        tick()
+
+    return display.wait(explained, in_time)
+
+
+class _Status:
+    """What the queries have done so far, in a line."""
+
+    def __init__(self, job: TelemetryJob, bridge: AlertBridge) -> None:
+        self._job = job
+        self._bridge = bridge
+        self._rows: dict[str, dict[int, int]] = {name: {} for name in job.queries}
+
+    def text(self, fleet: Fleet) -> str:
+        """The line."""
+        for name, query in self._job.queries.items():
+            progress = query.lastProgress
+            if progress is not None and progress["numInputRows"]:
+                self._rows[name][progress["batchId"]] = progress["numInputRows"]
+        sums = {name: sum(rows.values()) for name, rows in self._rows.items()}
+        text = f"sent {fleet.accepted:,}, stored {sums['messages']:,}, aggregated {sums['aggregates']:,}"
+        text += f", judged {sums['anomalies']:,}, alerts {len(self._bridge.delays)}"
+        last = self._bridge.last
+        return text if last is None else f"{text}; last: {last.device} {last.metric} {last.value:.1f}"
+
+
+def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None:
+    """Print the figures, the checks, and where everything is."""
+    made, found, others = done.injected()
+    delays = sorted(done.alerts.values())
+    figures = {
+        "readings stored": f"{len(done.readings):,} of {done.readings['device'].nunique()} devices",
+        "dead letters": f"{done.rejected:,}",
+        "windows closed": f"{len(done.aggregates):,}; {done.dropped():,} readings came too late for theirs",
+        "anomalies": f"{len(done.anomalies):,}; of {made:,} that the fleet made up {found:,} were found; "
+        f"{others:,} others",
+        "alerts on the event bus": f"{len(delays):,}, of which {done.severe:,} with a score of {SEVERE} or more",
+    }
+    if delays:
+        figures["from reading to alert"] = f"{delays[len(delays) // 2]:.1f} s (median), {delays[-1]:.1f} s (longest)"
+    show("", _table(("run", ""), *figures.items()), "")
+    worst = done.anomalies.groupby("device").agg(
+        count=("id", "size"), metrics=("metric", _names), score=("score", "max")
+    )
+    rows = worst.sort_values(["count", "score"], ascending=False).head(5).itertuples()
+    columns = ("devices with most anomalies", "anomalies", "highest score", "metrics")
+    show(_table(columns, *((row.Index, str(row.count), f"{row.score:.0f}", row.metrics) for row in rows)), "")
+    checks = done.checks()
+    wrong = sum(not check.is_right for check in checks)
+    table = Table("check", "expected", "found", "", box=None, pad_edge=False, header_style="bold")
+    for check in checks:
+        mark = Text("ok", style="green") if check.is_right else Text("WRONG", style="bold red")
+        table.add_row(check.what, f"{check.expected:,}", f"{check.found:,}", mark)
+    show(table, "")
+    tables = sorted(folder for folder in (output / "tables").iterdir() if folder.is_dir())
+    show(_table(("where", ""), *((f"table {each.name}", str(each)) for each in tables)))
+    show(_table(("", ""), *((f"plot {each.stem}", str(each)) for each in plots)), "")
+    if wrong:
+        verdict = Text(f"{wrong} of {len(checks)} checks are WRONG", style="bold red")
+        verdict.append(f"; logs, journal and checkpoints are in {output / 'work'}")
+    else:
+        stored = len(done.readings) + done.rejected
+        verdict = Text(
+            f"{len(checks)} checks, all right: each of the {stored:,} accepted messages is stored exactly once"
+        )
+        verdict.stylize("bold")
+    show(verdict.append(f"; {seconds:.1f} s"))
+
+
+def _table(columns: tuple[str, ...], *rows: tuple[str, ...]) -> Table:
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for row in rows:
+        table.add_row(*map(one_line, row))
+    return table
+
+
+def _names(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values)))

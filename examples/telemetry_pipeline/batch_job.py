@@ -1,0 +1,33 @@
+"""The batch job, over the tables that the streaming job has written; it may be running.
+
+python examples/telemetry_pipeline/batch_job.py OUTPUT [--ledger FILE]
+"""
+
+import argparse
+from pathlib import Path
+
+from adapters.spark.telemetry import batch
+from adapters.spark.telemetry.job import Folders
+from adapters.spark.telemetry.session import check_installed, spark_session
+
+
+def main(output: Path, ledger: Path | None) -> None:
+    check_installed()
+    folders = Folders(output)
+    with spark_session("telemetry-batch", folders.work / "spark") as spark:
+        tables = batch.run(spark, folders, ledger)
+        print("by day and site")
+        batch.by_site(tables, "day").orderBy("day", "site").show(truncate=False)
+        print("the devices with the most anomalies")
+        batch.most_anomalies(tables).show(truncate=False)
+        if ledger is not None:
+            print("completeness: what the broker accepted, and what is stored")
+            batch.completeness(spark, tables, ledger).orderBy("device").show(1000, truncate=False)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output", type=Path, help="the directory of the streaming job")
+    parser.add_argument("--ledger", type=Path, help="what the fleet says it has sent")
+    given = parser.parse_args()
+    main(given.output, given.ledger)

@@ -1,0 +1,50 @@
+"""The streaming job against a broker that is there: readings in, tables and alerts out.
+
+python examples/telemetry_pipeline/streaming_job.py URL OUTPUT [--seconds S]
+
+Started again with the same OUTPUT it goes on where it was: nothing is stored twice, and nothing is left out of what
+the broker kept for it in the meantime.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from adapters.spark.telemetry.bridge import AlertBridge
+from adapters.spark.telemetry.job import Folders, TelemetryJob
+from adapters.spark.telemetry.model import Alert
+from adapters.spark.telemetry.session import check_installed, spark_session
+
+
+def main(url: str, output: Path, seconds: float | None) -> None:
+    check_installed()
+    folders = Folders(output)
+    with AlertBridge(url) as bridge, spark_session("telemetry", folders.work / "spark") as spark:
+
+        @bridge.bus.on("alerts/*", type=Alert)
+        def alarm(topic: str, alert: Alert) -> None:
+            print(f"{topic}: {alert.reason}")
+
+        job = TelemetryJob(spark, url, folders)
+        print(f"{len(job.queries)} queries run; Ctrl-C ends them")
+        began = time.monotonic()
+        try:
+            while seconds is None or time.monotonic() - began < seconds:
+                time.sleep(1)
+                job.check()
+            job.drain()
+        except KeyboardInterrupt:
+            print("interrupted")
+        finally:
+            job.stop()
+        bridge.flush()
+        print(f"{len(bridge.delays)} alerts; tables are in {folders.tables}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url", help="broker, such as mqtt://localhost")
+    parser.add_argument("output", type=Path, help="directory for tables, journal and checkpoints")
+    parser.add_argument("--seconds", type=float, help="how long to run; by default until Ctrl-C")
+    given = parser.parse_args()
+    main(given.url, given.output, given.seconds)

@@ -1,0 +1,383 @@
+"""The telemetry pipeline: its parts, and all of it at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pydantic
+import pytest
+
+from adapters.spark.telemetry import batch
+from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
+from adapters.spark.telemetry.fleet import INTERVAL, START, Plan, digest, simulate
+from adapters.spark.telemetry.job import Folders
+from adapters.spark.telemetry.model import Telemetry
+from adapters.spark.telemetry.processes import find_mosquitto, mosquitto
+from adapters.spark.telemetry.run import MARKER, prepare
+from messaging.errors import ArgumentError, ConfigurationError
+from tests.brokers import require
+from tests.cli.program import COMMAND, ROOT, environment
+from tests.spark.conftest import require_java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+SMALL = Plan(seed=3, devices=8, seconds=10, rate=80)
+
+
+# --- the fleet
+
+
+def test_a_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    assert simulate(SMALL) == simulate(SMALL)
+    assert simulate(SMALL) != simulate(Plan(seed=4, devices=8, seconds=10, rate=80))
+
+
+def test_a_fleet_sends_as_many_messages_as_it_was_asked_for_in_the_order_of_their_time() -> None:
+    sent = simulate(Plan())
+    assert len(sent) == Plan().readings * Plan().devices
+    assert abs(len(sent) - Plan().rate * Plan().seconds) < Plan().devices
+    assert [each.at for each in sent] == sorted(each.at for each in sent)
+    assert len({(each.device, each.sequence) for each in sent}) == len(sent)
+
+
+def test_readings_of_the_fleet_fit_the_model_and_garbled_ones_do_not() -> None:
+    sent = simulate(Plan())
+    for each in sent:
+        if each.kind == "reading":
+            reading = Telemetry.model_validate_json(each.payload)
+            assert (reading.device, reading.sequence) == (each.device, each.sequence)
+            assert each.channel == f"telemetry/{reading.site}/{reading.device}"
+        else:
+            with pytest.raises(pydantic.ValidationError):
+                Telemetry.model_validate_json(each.payload)
+    assert len({digest(each.payload) for each in sent}) == len(sent)
+
+
+def test_the_fleet_has_everything_that_goes_wrong_with_fleets() -> None:
+    sent = simulate(Plan())
+    readings = [Telemetry.model_validate_json(each.payload) for each in sent if each.kind == "reading"]
+    lateness = [reading.sent_at - reading.measured_at for reading in readings]
+    assert sum(late < timedelta() for late in lateness) > 100  # clocks that are ahead
+    assert sum(timedelta(seconds=30) < late < timedelta(minutes=25) for late in lateness) > 100
+    assert sum(late > timedelta(hours=4) for late in lateness) == sum(each.too_late for each in sent) > 10
+    assert 20 < sum(each.kind == "rejected" for each in sent) < 80
+    assert sum(bool(each.injected) for each in sent) > 20
+    warmth = {hour: [r.temperature for r in readings if r.measured_at.hour == hour] for hour in (3, 15)}
+    assert sum(warmth[15]) / len(warmth[15]) > sum(warmth[3]) / len(warmth[3]) + 5  # by day it is warmer
+
+
+def test_times_without_a_zone_are_no_readings() -> None:
+    payload = next(json.loads(each.payload) for each in simulate(SMALL) if each.kind == "reading")
+    payload["measured_at"] = "2025-06-02T12:00:00"
+    with pytest.raises(pydantic.ValidationError, match="timezone"):
+        Telemetry.model_validate(payload)
+
+
+# --- the rule
+
+
+def series(*temperatures: float, every: timedelta = INTERVAL) -> Iterator[Reading]:
+    for number, temperature in enumerate(temperatures):
+        yield Reading(START + number * every, (temperature, 2.0, 90.0))
+
+
+STEADY = [20.0, 20.2, 19.9, 20.1, 19.8, 20.0, 20.1, 19.9, 20.2, 20.0] * 2
+
+
+def test_a_score_counts_robust_deviations_from_the_median() -> None:
+    assert score(10.0, [1, 2, 3, 4, 5], floor=0.1) == (3, pytest.approx(7 / 1.4826))
+    assert score(10.0, [3, 3, 3, 3, 3], floor=0.5) == (3, 14.0)  # a quiet sensor: the floor
+
+
+def flagged(readings: Iterator[Reading]) -> list[float]:
+    history = History()
+    return [anomaly.value for reading in readings for anomaly in history.judge(reading)]
+
+
+def test_a_spike_is_an_anomaly_and_what_follows_is_none() -> None:
+    assert flagged(series(*STEADY, 35.0, 20.0, 20.1)) == [35.0]
+
+
+def test_a_burst_does_not_hide_itself() -> None:
+    assert flagged(series(*STEADY, 35.0, 36.0, 35.5, 20.0)) == [35.0, 36.0, 35.5]
+
+
+def test_a_lasting_change_becomes_the_normal_state() -> None:
+    found = flagged(series(*STEADY, *[30.0 + each / 10 for each in range(10)] * 4))
+    assert 8 < len(found) < 16
+
+
+def test_day_and_night_are_no_anomaly() -> None:
+    clean = [each for each in simulate(Plan()) if each.kind == "reading" and not each.injected]
+    devices: dict[str, History] = {}
+    found = 0
+    for each in clean:
+        reading = Telemetry.model_validate_json(each.payload)
+        values = (reading.temperature, reading.vibration, reading.battery)
+        found += len(devices.setdefault(each.device, History()).judge(Reading(reading.measured_at, values)))
+    assert found <= len(clean) / 2_000
+
+
+def test_with_too_little_before_it_nothing_is_judged() -> None:
+    assert flagged(series(*STEADY[: ENOUGH - 1], 90.0)) == []
+    assert flagged(series(*STEADY, 90.0, every=REACH + timedelta(seconds=1))) == []
+
+
+def test_a_late_reading_is_compared_with_what_was_measured_before_it() -> None:
+    readings = list(series(*STEADY, *[60.0] * 20))
+    late = readings.pop(15)
+    history = History()
+    for reading in readings:
+        history.judge(reading)
+    assert history.judge(late) == []
+    assert history.judge(late._replace(values=(60.0, 2.0, 90.0)))[0].score > THRESHOLD
+
+
+def test_a_history_is_the_same_after_it_was_state() -> None:
+    history = History(series(*STEADY))
+    assert History.load(history.dump()).readings == history.readings
+
+
+# --- the batch job
+
+
+def test_the_batch_job_sums_up_and_finds_what_is_missing_or_there_twice(spark: SparkSession, tmp_path: Path) -> None:
+    from adapters.spark.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES
+
+    folders = Folders(tmp_path)
+    at = datetime(2025, 6, 2, 12, tzinfo=UTC)
+
+    def message(device: str, sequence: int, temperature: float, hours: int = 0) -> dict[str, Any]:
+        moment = at + timedelta(hours=hours)
+        reading = {"device": device, "site": "oslo", "sequence": sequence, "temperature": temperature}
+        reading |= {"vibration": 1.0, "battery": 90.0, "measured_at": moment, "sent_at": moment, "received_at": moment}
+        return reading | {"channel": f"telemetry/oslo/{device}", "kind": "reading", "date": moment.date(), "offset": 0}
+
+    rejected = {"kind": "rejected", "payload": "\ufffd{", "channel": "telemetry/oslo/oslo-1", "date": at.date()}
+    rows = [message("oslo-1", 0, 10.0), message("oslo-1", 1, 20.0, 1), *[message("oslo-2", 0, 30.0)] * 2]
+    spark.createDataFrame([*rows, rejected], MESSAGES).write.partitionBy("kind", "date").parquet(
+        folders.table("messages")
+    )
+    anomaly = {"id": "oslo-1/1/temperature", "device": "oslo-1", "site": "oslo", "metric": "temperature", "score": 9.0}
+    anomaly |= {"measured_at": at + timedelta(hours=1), "date": at.date()}
+    spark.createDataFrame([anomaly], f"{ANOMALIES}, date date").write.parquet(folders.table("anomalies"))
+    spark.createDataFrame([], AGGREGATES).write.parquet(folders.table("aggregates"))
+    ledger = tmp_path / "sent.jsonl"
+    sent = [("oslo-1", 0, "reading"), ("oslo-1", 1, "reading"), ("oslo-1", 2, "rejected")]
+    sent += [("oslo-2", 0, "reading"), ("oslo-2", 1, "reading")]
+    lines = [
+        json.dumps({"device": device, "sequence": sequence, "kind": kind, "digest": digest(b"\xff{")})
+        for device, sequence, kind in sent
+    ]
+    ledger.write_text("\n".join(lines) + "\n")
+
+    batch.run(spark, folders, ledger)
+
+    def table(name: str) -> list[Any]:
+        return sorted(spark.read.parquet(folders.table(name)).collect())
+
+    assert [(row.readings, row.anomalies) for row in table("site_hourly")] == [(3, 0), (1, 1)]
+    (day,) = table("site_daily")
+    assert (day.readings, day.devices, day.temperature_min, day.temperature_max, day.anomalies) == (4, 2, 10, 30, 1)
+    assert [(row.device, row.anomalies, row.metrics) for row in table("top_devices")] == [("oslo-1", 1, "temperature")]
+    found = {
+        row.device: (row.sent, row.stored, row.rejected, row.missing, row.too_many) for row in table("completeness")
+    }
+    assert found == {"oslo-1": (3, 3, 1, 0, 0), "oslo-2": (2, 2, 0, 1, 1)}
+
+
+# --- processes and folders
+
+
+def test_a_missing_mosquitto_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="apt install mosquitto"):
+        find_mosquitto()
+
+
+def test_the_private_broker_ends_with_its_context(tmp_path: Path) -> None:
+    require("mosquitto")
+    with mosquitto(tmp_path) as url:
+        assert url.startswith("mqtt://127.0.0.1:")
+        assert of_folder(tmp_path)
+    assert of_folder(tmp_path) == []
+
+
+def test_a_folder_with_something_in_it_is_overwritten_only_when_asked_and_ours(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(ArgumentError, match="is not empty"):
+        prepare(tmp_path, overwrite=False)
+    with pytest.raises(ArgumentError, match="is no output of a pipeline"):
+        prepare(tmp_path, overwrite=True)
+    (tmp_path / MARKER).touch()
+    prepare(tmp_path, overwrite=True)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArgumentError, match="is a file"):
+        prepare(Path(__file__), overwrite=True)
+
+
+# --- the command
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "pipeline", *arguments],
+        cwd=ROOT, env=environment(PYTHONWARNINGS="", **variables), stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=110, check=False,
+    )  # fmt: skip
+
+
+def of_folder(folder: Path) -> list[str]:
+    """The processes that were started for a run in ``folder``: all have it in their command line or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = process.joinpath("cmdline").read_bytes()
+            if str(folder).encode() in line and process.name != str(os.getpid()):
+                found.append(line.replace(b"\0", b" ").decode(errors="replace")[:200])
+        except OSError:
+            pass
+    return found
+
+
+def test_help_needs_no_spark() -> None:
+    code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
+    for arguments, expected in (
+        (["--help"], "Device telemetry through Spark"),
+        (["pipeline", "demo", "--help"], "--overwrite"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert expected in done.stdout
+
+
+def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["pipeline", "demo", "--output", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'rx-messaging[pipeline]'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["demo", "--seconds", "1"], "--seconds must be from 2 to 3600, not 1"),
+        (["demo", "--seconds", "nan"], "--seconds must be"),
+        (["demo", "--rate", "0"], "--rate must be from 1 to 5000"),
+        (["demo", "--devices", "0"], "--devices must be from 1 to 1000"),
+        (["demo", "--devices", "100", "--rate", "1"], "not each of them sends one"),
+        (["demo", "--seed", "x"], "--seed"),
+        (["demo", "--output", str(ROOT)], "is not empty: name another directory, or add --overwrite"),
+        (["demo", "--output", str(ROOT), "--overwrite"], "is no output of a pipeline"),
+        (["nonesuch"], "No such command 'nonesuch'"),
+        ([], "Missing command"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_says_why(arguments: list[str], expected: str) -> None:
+    require("mosquitto")
+    require_java()
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("messaging: error: ")
+    assert done.stderr.count("\n") == 1
+    assert expected in done.stderr
+
+
+def test_without_java_or_mosquitto_it_says_how_to_get_them(tmp_path: Path) -> None:
+    done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Spark needs Java 17 or newer" in done.stderr
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.touch(mode=0o755)
+    done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "apt install mosquitto" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline_stores_every_message_exactly_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    require("mosquitto")
+    require_java()
+    output = tmp_path / "run"
+    small = ("--seconds", "8", "--devices", "12", "--rate", "150", "--seed", "5")
+    done = command("demo", *small, "--output", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    sent = simulate(Plan(seed=5, devices=12, seconds=8, rate=150))
+    assert f"8 checks, all right: each of the {len(sent):,} accepted messages is stored exactly once" in done.stdout
+    assert "WRONG" not in done.stdout
+
+    def table(name: str) -> Any:
+        return ds.dataset(output / "tables" / name, partitioning="hive").to_table()
+
+    messages = table("messages").to_pylist()
+    readings = sorted((row["device"], row["sequence"]) for row in messages if row["kind"] == "reading")
+    assert readings == sorted((each.device, each.sequence) for each in sent if each.kind == "reading")
+    rejected = sorted(digest(row["payload"].encode()) for row in messages if row["kind"] == "rejected")
+    assert rejected == sorted(digest(each.payload) for each in sent if each.kind == "rejected")
+    assert table("aggregates").num_rows > 50
+    injected = {f"{each.device}/{each.sequence}/{metric}" for each in sent for metric in each.injected}
+    found = set(table("anomalies")["id"].to_pylist())
+    assert len(found & injected) >= len(injected) / 2
+    assert len(found - injected) <= 3
+    assert {"site_hourly", "site_daily", "top_devices", "completeness"} < {
+        folder.name for folder in (output / "tables").iterdir()
+    }
+    plots = sorted((output / "plots").iterdir())
+    assert [plot.name for plot in plots] == ["aggregates.png", "batches.png", "lateness.png", "readings.png"]
+    for plot in plots:
+        image = plot.read_bytes()
+        assert image.startswith(b"\x89PNG")
+        assert len(image) > 20_000
+    assert not (output / "work").exists()
+    assert of_folder(output) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "after"), [(signal.SIGINT, "Spark"), (signal.SIGTERM, "mosquitto")])
+def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signal.Signals, after: str) -> None:
+    require("mosquitto")
+    require_java()
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "pipeline", "demo", "--output", str(output)],
+        cwd=ROOT, env=environment(PYTHONWARNINGS=""), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if after in line:
+                break
+        time.sleep(1)  # into what it does next
+        assert of_folder(output)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    until = time.monotonic() + 5
+    while of_folder(output) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert of_folder(output) == []
