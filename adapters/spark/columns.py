@@ -42,7 +42,7 @@ CONTENT_ENCODING: Final = "content-encoding"
 
 #: seconds from the epoch to the first or the last time that pandas has in all time zones, in 1677 and 2262: a sender
 #: must not break what is done with its rows later
-_FAR_SECONDS: Final = 2**63 // 10**9 - 86_400
+_FAR_SECONDS: Final = 2.0**63 / 1e9 - 86_400
 
 _TEXT: Final = pa.string()
 _HEADERS: Final = MESSAGE.field("headers").type
@@ -84,12 +84,9 @@ def _times(values: list[float | None], now: int) -> pa.Array:
     """Seconds since the epoch as a column."""
     if values.count(None) == len(values):
         return pa.repeat(pa.scalar(now, _TIME), len(values))
+    far = _FAR_SECONDS
     return pa.array(
-        [
-            round(value * 1_000_000) if value is not None and -_FAR_SECONDS <= value <= _FAR_SECONDS else now
-            for value in values
-        ],
-        _TIME,
+        [round(value * 1e6) if value is not None and -far <= value <= far else now for value in values], _TIME
     )
 
 

@@ -95,7 +95,7 @@ class Folder(ABC):
         """Delete a file; nothing if there is none."""
 
     @abstractmethod
-    def lock(self) -> contextlib.AbstractContextManager[None]:
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
         """Keep other writers away until the context is left.
 
         Raises:
@@ -235,8 +235,7 @@ class LocalFolder(Folder):
         path.unlink(missing_ok=True)
         _sync(path.parent)  # what is deleted later must not be gone earlier
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
         """A lock on the file ``lock``, which the kernel gives back however its holder ends."""
         deadline = time.monotonic() + LOCK_SECONDS
         while (file := self._try_lock()) is None:
@@ -245,10 +244,9 @@ class LocalFolder(Folder):
                     self.path, "another query is using this journal; give each query one of its own"
                 )
             time.sleep(0.05)
-        try:
-            yield
-        finally:
-            os.close(file)
+        held = contextlib.ExitStack()
+        held.callback(os.close, file)
+        return held
 
     def _try_lock(self) -> int | None:
         path = self._root / "lock"
@@ -382,12 +380,11 @@ class RemoteFolder(Folder):
         with contextlib.suppress(FileNotFoundError), _os_errors():
             self._filesystem.delete_file(self._full(name))
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
         """Leave a mark: the last one to come has the folder, those before notice it with their next piece."""
         self._token = os.urandom(16).hex().encode()
         self.write("owner", [self._token])
-        yield
+        return contextlib.nullcontext()
 
     def check_lock(self) -> None:
         """See :class:`Folder`."""
