@@ -152,13 +152,28 @@ class _Index:
         return self._total - (self._totals[at] - self._lengths[at])
 
     def end_within(self, start: int, limit: int) -> int:
-        """The largest offset so that the frames from ``start`` to it hold at most ``limit`` bytes; one at least."""
+        """The largest offset so that the rows from ``start`` to it hold about ``limit`` bytes at most; one row at least.
+
+        All rows of a frame count the same.
+        """
         at = max(0, bisect_right(self._firsts, start) - 1)
-        if at >= len(self._totals):
+        if start >= self.end or at >= len(self._totals):
             return self.end
-        before = self._totals[at] - self._lengths[at]
-        last = max(bisect_right(self._totals, before + limit), at + 1)
-        return self._firsts[last] if last < len(self._firsts) else self.end
+        until = self._totals[at] - self._lengths[at] + self._share(at, start - self._firsts[at]) + limit
+        last = bisect_right(self._totals, until)
+        if last >= len(self._firsts):
+            return self.end
+        rows = self._rows(last)
+        within = (until - (self._totals[last] - self._lengths[last])) * rows // self._lengths[last]
+        return max(start + 1, self._firsts[last] + within)
+
+    def _rows(self, at: int) -> int:
+        """Rows of a frame."""
+        return (self._firsts[at + 1] if at + 1 < len(self._firsts) else self.end) - self._firsts[at]
+
+    def _share(self, at: int, rows: int) -> int:
+        """Bytes of the first ``rows`` rows of a frame."""
+        return self._lengths[at] * rows // self._rows(at)
 
     def spans(self, start: int, end: int) -> list[tuple[int, int, int, int, int]]:
         """Segment, position, length and the offsets, for the rows from ``start`` to ``end``."""
@@ -213,7 +228,7 @@ class Log:
             return self._index.bytes_from(offset)
 
     def end_within(self, start: int, limit: int) -> int:
-        """How far the rows from ``start`` on go in ``limit`` bytes; at least one frame, if there is one."""
+        """How far the rows from ``start`` on go in ``limit`` bytes; at least one row, if there is one."""
         with self._lock:
             return self._index.end_within(start, limit)
 
@@ -404,6 +419,8 @@ class LogWriter(Log):
             if self._committed == self._index.end and self._index.bytes_from(self._index.begin) >= _WORTH_CLOSING:
                 self._close_segment = True
             keep = self._index.segment_of(self._committed)
+            if self._committed == self._index.end == self._segment:
+                keep = self._segment  # a new one, and still empty: the disk may be full of those before
             if keep is None or keep == self._kept:
                 return
             self._index.forget(keep)

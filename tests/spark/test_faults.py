@@ -1,0 +1,112 @@
+"""What breaks while a query runs: drivers, brokers, disks. More kills: ``python -m tests.spark.kills``."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.brokers import Mosquitto, RabbitMQ
+from tests.spark import kills
+from tests.spark.conftest import require_java
+from tests.spark.harness import Collected, numbers, publish, values, wait_for
+from tests.spark.test_source import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(400)
+def test_killed_drivers_lose_nothing_and_repeat_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+    """Between journal, offset log, sink and commit: wherever the moment falls. MQTT."""
+    require_java()
+    counted = kills.run(broker, tmp_path, kills.KINDS, random.Random(), rate=1000)
+    assert counted["rows"] == counted["messages"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_driver_of_a_queue(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    require_java()
+    counted = kills.run(rabbitmq, tmp_path, ["machine"], random.Random(), rate=1000)
+    assert counted["rows"] == counted["messages"] > 0
+
+
+def test_a_broker_that_is_restarted_meanwhile(spark: SparkSession, durable_broker: Mosquitto, tmp_path: Path) -> None:
+    frame = stream(spark, durable_broker.url, tmp_path, channel="a", reconnect_max="0.2")
+    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+        for start in range(0, 300, 100):
+            publish(durable_broker.url, "a", numbers(100, start))
+            durable_broker.kill()
+            durable_broker.start()
+        publish(durable_broker.url, "a", numbers(1, 300))
+        assert values(query.receive(301)) == numbers(301)
+
+
+def test_a_torn_tail_is_cut_off_and_comes_from_the_broker(
+    spark: SparkSession, broker: Mosquitto, tmp_path: Path
+) -> None:
+    frame = stream(spark, broker.url, tmp_path, channel="a")
+    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+        publish(broker.url, "a", numbers(100))
+        query.receive(100)
+    (segment,) = (tmp_path / "journal" / "0").iterdir()
+    with segment.open("ab") as file:  # as if the power had gone in the middle of a write
+        file.write(b"RXJ1" + bytes(1000))
+    publish(broker.url, "a", numbers(100, 100))
+    with Collected(frame, tmp_path / "checkpoint") as query:
+        assert values(query.receive(100)) == numbers(100, 100)
+        assert [row.offset for row in query.rows] == list(range(100, 200))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False, capture_output=True
+    )
+    if os.geteuid() != 0 or mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_holds_up_nothing_but_what_does_not_fit(
+    spark: SparkSession, rabbitmq: RabbitMQ, small_disk: Path, tmp_path: Path
+) -> None:
+    """Ten times what the disk has room for goes through it: what is processed makes room."""
+    frame = stream(
+        spark, rabbitmq.url, tmp_path, channel="full/disk", journalPath=str(small_disk / "journal"), prefetch="50",
+        journalBytes="1g", group="full-disk",
+    )  # fmt: skip
+    with Collected(frame.select("offset", "value"), tmp_path / "checkpoint").ready() as query:
+        payloads = [b"%04d" % number + b"x" * 20_000 for number in range(2000)]
+        publish(rabbitmq.url, "full/disk", payloads)
+        rows = query.receive(2000)
+    assert [bytes(row.value)[:4] for row in rows] == [payload[:4] for payload in payloads]
+
+
+def test_a_disk_that_stays_full_fails_the_query(
+    spark: SparkSession, rabbitmq: RabbitMQ, small_disk: Path, tmp_path: Path
+) -> None:
+    path = str(small_disk / "journal")
+    frame = stream(spark, rabbitmq.url, tmp_path, channel="no/room", journalPath=path, group="no-room")
+    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+        (small_disk / "ballast").write_bytes(b"x" * (4 * 2**20 - 40_000))
+        publish(rabbitmq.url, "no/room", [b"x" * 100_000])
+        wait_for(lambda: not query.query.isActive, "the query to fail")
+        assert "JournalFullError: option 'journalPath'" in str(query.query.exception())
+    (small_disk / "ballast").unlink()
+    with Collected(frame, tmp_path / "checkpoint") as query:
+        assert values(query.receive(1)) == [b"x" * 100_000]
