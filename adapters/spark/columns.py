@@ -48,14 +48,15 @@ _TEXT: Final = pa.string()
 _HEADERS: Final = MESSAGE.field("headers").type
 
 
-def batch_of(messages: Sequence[Message], partition: int, first: int, now: int) -> pa.RecordBatch:
+def batch_of(messages: Sequence[Message], partition: int, first: int, now: int | None) -> pa.RecordBatch:
     """The rows of ``messages`` for the journal. Never fails on what a sender wrote: it would come again and again.
 
     Args:
         messages: in their order.
         partition: their partition.
         first: the offset of the first of them.
-        now: microseconds since the epoch, for those whose sender gave no time, or one far out.
+        now: microseconds since the epoch, for those whose sender gave no time, or one far out;
+            ``None`` leaves theirs empty.
     """
     count = len(messages)
     contexts = [message.context for message in messages]
@@ -80,7 +81,7 @@ def batch_of(messages: Sequence[Message], partition: int, first: int, now: int) 
     )
 
 
-def _times(values: list[float | None], now: int) -> pa.Array:
+def _times(values: list[float | None], now: int | None) -> pa.Array:
     """Seconds since the epoch as a column."""
     if values.count(None) == len(values):
         return pa.repeat(pa.scalar(now, _TIME), len(values))

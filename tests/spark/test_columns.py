@@ -52,6 +52,12 @@ def test_every_part_of_a_message_has_its_column() -> None:
     }
 
 
+def test_rows_that_are_read_again_get_no_time_of_their_own() -> None:
+    batch = batch_of([message(), message(timestamp=1), message(timestamp=1e30)], 0, 0, None)
+    assert batch.column("timestamp").to_pylist() == [None, datetime.fromtimestamp(1, UTC), None]
+    assert batch_of([message()], 0, 0, None).column("timestamp").null_count == 1
+
+
 def test_what_a_message_does_not_have_is_null() -> None:
     found = row(message(b""))
     assert found["value"] == b""
