@@ -54,7 +54,7 @@ from adapters.spark.archived import (
     read_events,
 )
 from adapters.spark.recorded import RecordedEvent, dump_data, load_event
-from adapters.spark.recorder import CHANNEL, EventRecorder, RecorderDTO, filters_of, pattern_of
+from adapters.spark.recorder import CHANNEL, EventRecorder, RecorderDTO, filters_of, patterns_of
 from adapters.spark.replay import Clock, Replayed, replay
 from messaging.channels import check_name
 from messaging.dispatch.topics import parse_filter
@@ -118,7 +118,8 @@ def archive(
     """Write what recorders publish to Parquet, until the query is stopped.
 
     Started again with the same ``checkpoint`` and ``journal_path`` it goes on where it was, with what the broker has
-    kept for it meanwhile. One archive is written by one query at a time.
+    kept for it meanwhile; a journal is that of its channel and topics, and does not go with others. One archive is
+    written by one query at a time. For SQL, ``from_json(data, 'id INT, total DOUBLE')`` has the fields of an event.
 
     Args:
         spark: the session; it gets to know the format ``messaging``.
@@ -128,7 +129,7 @@ def archive(
         journal_path: folder in which messages are kept that were received and not written yet.
         channel: as the recorders have it.
         topics: filter of the topics that are archived, or several. They become channel patterns, so that the broker
-            sends nothing else.
+            sends little else.
         trigger: how often files are written, as for ``DataStreamWriter.trigger``: ``{"availableNow": True}`` writes
             what is there, and ends. By default ``{"processingTime": "30 seconds"}``.
         name: of the query, in Spark's interface.
@@ -144,7 +145,7 @@ def archive(
     if trigger is not None and not isinstance(trigger, Mapping):
         raise ArgumentError(f"trigger must be a mapping such as {{'availableNow': True}}, not {trigger!r:.80}")
     register(spark)
-    patterns = list(dict.fromkeys(pattern_of(channel, each) for each in filters))
+    patterns = patterns_of(channel, filters)
     source = {
         **(options or {}),
         "url": url,

@@ -24,12 +24,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 from adapters.spark.recorded import RecordedEvent, dump_event
-from messaging.channels import check_name
+from messaging.channels import check_name, overlap
 from messaging.dispatch.topics import MULTI_LEVEL, TopicFilter, parse_filter
 from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, MessagingError, OutcomeUnknownError
@@ -79,6 +80,32 @@ def pattern_of(channel: str, topic_filter: TopicFilter) -> str:
     """
     tokens = topic_filter.tokens
     return "/".join((channel, *tokens[:-1], "#" if tokens[-1] == MULTI_LEVEL else tokens[-1]))
+
+
+def patterns_of(channel: str, filters: Iterable[TopicFilter]) -> list[str]:
+    """Channel patterns that have all topics which any of the filters matches, and no channel twice.
+
+    Of filters that overlap comes one pattern that has both, and maybe more.
+    """
+    found: list[str] = []
+    for each in filters:
+        pattern = pattern_of(channel, each)
+        while (other := next((other for other in found if overlap(pattern, other)), None)) is not None:
+            found.remove(other)
+            pattern = _cover(pattern, other)
+        found.append(pattern)
+    return found
+
+
+def _cover(one: str, other: str) -> str:
+    """A pattern that has the channels of both, which overlap."""
+    levels: list[str] = []
+    for mine, its in zip_longest(one.split("/"), other.split("/")):
+        if mine is None or its is None or "#" in (mine, its):
+            levels.append("#")
+            break
+        levels.append(mine if mine == its else "+")
+    return "/".join(levels)
 
 
 @dataclass(frozen=True, slots=True)
