@@ -152,7 +152,7 @@ class _Index:
         return self._total - (self._totals[at] - self._lengths[at])
 
     def end_within(self, start: int, limit: int) -> int:
-        """The largest offset so that the rows from ``start`` to it hold about ``limit`` bytes at most; one row at least.
+        """The largest offset so that the rows from ``start`` to it hold some ``limit`` bytes at most; one row at least.
 
         All rows of a frame count the same.
         """
