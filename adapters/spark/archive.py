@@ -186,7 +186,8 @@ def to_rows(messages: pa.RecordBatch, is_wanted: Callable[[str], bool]) -> pa.Re
         try:
             event = load_event(value)
         except DecodeError as error:
-            rows.append(_row(None, received, None, None, None, channel, partition, offset, value, str(error)))
+            time = datetime.now(UTC) if received is None else received  # not every broker says when
+            rows.append(_row(None, time, None, None, None, channel, partition, offset, value, str(error)))
             continue
         if is_wanted(event.topic):
             rows.append(

@@ -618,6 +618,9 @@ def test_rows_of_an_archive() -> None:
     assert bad["date"] == bad["timestamp"].astimezone(UTC).date()
     assert "no JSON" in bad["_error"]
     assert to_rows(messages(), bool).num_rows == 0
+    timeless = messages(b"hello").set_column(4, "timestamp", pa.nulls(1, pa.timestamp("us", tz="UTC")))
+    (bad,) = to_rows(timeless, bool).to_pylist()
+    assert datetime.now(UTC) - timedelta(minutes=1) < bad["timestamp"] <= datetime.now(UTC)
 
 
 def test_a_range_has_its_start_and_not_its_end(tmp_path: Path) -> None:
