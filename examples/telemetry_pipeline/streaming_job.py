@@ -2,8 +2,8 @@
 
 python examples/telemetry_pipeline/streaming_job.py URL OUTPUT [--seconds S]
 
-Started again with the same OUTPUT it goes on where it was: nothing is stored twice, and nothing is left out of what
-the broker kept for it in the meantime.
+Started again with the same OUTPUT it goes on where it was, also when it was interrupted in the middle of something:
+nothing is stored twice, and nothing is left out of what the broker has kept for it in the meantime.
 """
 
 import argparse
@@ -23,12 +23,13 @@ def main(url: str, output: Path, seconds: float | None) -> None:
 
         @bridge.bus.on("alerts/*", type=Alert)
         def alarm(topic: str, alert: Alert) -> None:
-            print(f"{topic}: {alert.reason}")
+            print(f"{topic}: {alert.reason}", flush=True)
 
         job = TelemetryJob(spark, url, folders)
-        print(f"{len(job.queries)} queries run; Ctrl-C ends them")
-        began = time.monotonic()
         try:
+            job.wait_subscribed()
+            print(f"{len(job.queries)} queries run; Ctrl-C ends them", flush=True)
+            began = time.monotonic()
             while seconds is None or time.monotonic() - began < seconds:
                 time.sleep(1)
                 job.check()

@@ -52,6 +52,7 @@ class CommandsOfOthers(TyperGroup):
             raise ConfigurationError(
                 f"the command {point.name} = {point.value} does not load: {type(error).__name__}: {error}"
             ) from error
+        command.name = name  # whatever its package calls it
         self.add_command(command, name)
         return command
 

@@ -235,7 +235,7 @@ def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
     return subprocess.run(
         [*COMMAND, "pipeline", *arguments],
         cwd=ROOT, env=environment(PYTHONWARNINGS="", **variables), stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=110, check=False,
+        text=True, timeout=200, check=False,
     )  # fmt: skip
 
 
@@ -315,6 +315,7 @@ def test_without_java_or_mosquitto_it_says_how_to_get_them(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # half a minute alone, much more beside a busy test run
 def test_the_whole_pipeline_stores_every_message_exactly_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     require("mosquitto")
     require_java()

@@ -17,6 +17,7 @@ committed. Alerts are delivered at least once, with ids that stay the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,6 +106,16 @@ class TelemetryJob:
         checkpoint = str(self._folders.work / "checkpoints" / name)
         writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=TRIGGER)
         self.queries[name] = writer.start()
+
+    def wait_subscribed(self) -> None:
+        """Wait until the broker keeps messages for the job: its first query knows where it begins.
+
+        Raises:
+            SparkFailedError: a query has failed.
+        """
+        while self.queries["messages"].lastProgress is None:
+            self.check()
+            time.sleep(0.1)
 
     def drain(self) -> None:
         """Wait until everything that is there has gone all the way."""

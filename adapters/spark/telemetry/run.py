@@ -130,7 +130,7 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
     display.say(f"Spark {spark.version} runs, on {spark.sparkContext.defaultParallelism} cores")
 
     job = wait("the queries start", lambda: TelemetryJob(spark, url, folders))
-    wait("the first query subscribes", lambda: _ready(job))
+    wait("the first query subscribes", job.wait_subscribed)
     display.say(f"{len(job.queries)} queries run: {', '.join(job.queries)}")
 
     status = _Status(job, bridge)
@@ -162,16 +162,6 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
     wait("Spark ends", ending.join)
     display.say(f"{len(drawn)} plots are drawn")
     return done, drawn
-
-
-def _ready(job: TelemetryJob) -> None:
-    """Wait until the source has subscribed: it has when it can say where it begins."""
-    until = time.monotonic() + _PATIENCE
-    while job.queries["messages"].lastProgress is None:
-        job.check()
-        if time.monotonic() > until:
-            raise NotInTimeError(f"the queries have not started within {_PATIENCE:g} s")
-        time.sleep(TICK)
 
 
 def _drain(job: TelemetryJob, bridge: AlertBridge) -> None:
