@@ -27,6 +27,8 @@ from adapters.spark.journal import Journal
 from tests.spark.journals import SOURCE, add, check
 
 fsspec = pytest.importorskip("fsspec")
+local_files = pytest.importorskip("fsspec.implementations.local")
+memory_files = pytest.importorskip("fsspec.implementations.memory")
 
 
 def local(path: Path) -> Folder:
@@ -38,7 +40,7 @@ def subtree(path: Path) -> Folder:
 
 
 def through_fsspec(path: Path) -> Folder:
-    filesystem = fsspec.implementations.local.LocalFileSystem()
+    filesystem = local_files.LocalFileSystem()
     return RemoteFolder("x://y", fs.PyFileSystem(fs.FSSpecHandler(filesystem)), str(path))
 
 
@@ -281,7 +283,7 @@ def test_errors_of_clients_are_those_of_the_system(monkeypatch: pytest.MonkeyPat
     class ClientError(Exception):
         pass
 
-    class Broken(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
+    class Broken(memory_files.MemoryFileSystem):  # type: ignore[misc]
         cachable = False
 
         def _open(self, *arguments: Any, **more: Any) -> Any:
