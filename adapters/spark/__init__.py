@@ -7,6 +7,7 @@
 
 ::
 
+    formats     the names of the data source, as Spark knows them
     options     names, types, defaults of all options
     columns     what a row is               typed       columns parsed from the payload
     source      the readers that Spark calls, for channels that cannot be replayed
@@ -16,6 +17,9 @@
     streams     RabbitMQ streams, which need no journal
     sink        rows -> messages
     errors      what can go wrong
+
+    archive     typed events -> Parquet, and back: recorder, recorded, archived, replay
+    telemetry   ``messaging pipeline demo``
 """
 
 from __future__ import annotations
