@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.amqp import properties
@@ -110,6 +110,7 @@ def test_times_are_exact_to_the_microsecond(time: float) -> None:
     assert found == [round(time * 1_000_000)]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_any_timestamp_of_amqp_becomes_a_row(time: int) -> None:
     data = struct.pack(">HQ", 1 << 6, time)
@@ -141,6 +142,7 @@ contexts = st.builds(
 messages = st.builds(Message, st.binary(max_size=20), contexts)
 
 
+@settings(deadline=None)
 @given(st.lists(messages, max_size=6))
 def test_no_sender_can_break_the_batch(given: list[Message]) -> None:
     batch = batch_of(given, 0, 3, NOW)
@@ -149,6 +151,7 @@ def test_no_sender_can_break_the_batch(given: list[Message]) -> None:
     batch.to_pandas()  # all of it is text, and times that pandas has
 
 
+@settings(deadline=None)
 @given(messages)
 def test_a_message_is_known_by_its_row(one: Message) -> None:
     rows = pa.Table.from_batches([batch_of([one], 0, 0, NOW)])

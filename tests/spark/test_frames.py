@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.spark import frames
@@ -23,6 +23,7 @@ def scanned(data: bytes, seed: int = SEED) -> list[bytes]:
     return [frame.body.to_pybytes() for frame in frames.scan(pa.py_buffer(data), seed) if frame.is_intact()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=64), max_size=5))
 def test_what_was_encoded_is_scanned(bodies: list[bytes]) -> None:
     data = image(*bodies)
