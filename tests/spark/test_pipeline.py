@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,16 +13,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow.dataset as ds
 import pydantic
 import pytest
 
 from adapters.spark.telemetry import batch
 from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
-from adapters.spark.telemetry.fleet import INTERVAL, START, Plan, digest, simulate
+from adapters.spark.telemetry.fleet import INTERVAL, START, Plan, Sent, digest, simulate
 from adapters.spark.telemetry.job import Folders
-from adapters.spark.telemetry.model import Telemetry
+from adapters.spark.telemetry.model import METRICS, Telemetry
+from adapters.spark.telemetry.plots import draw
 from adapters.spark.telemetry.processes import find_mosquitto, mosquitto
+from adapters.spark.telemetry.report import Run, with_lateness
 from adapters.spark.telemetry.run import MARKER, prepare
 from messaging.errors import ArgumentError, ConfigurationError
 from tests.brokers import require
@@ -198,6 +202,71 @@ def test_the_batch_job_sums_up_and_finds_what_is_missing_or_there_twice(spark: S
     assert found == {"oslo-1": (3, 3, 1, 0, 0), "oslo-2": (2, 2, 0, 1, 1)}
 
 
+# --- checks and plots
+
+
+def a_run(sent: list[Sent], **changes: Any) -> Run:
+    """A run of which everything was stored, and no window closed."""
+    rows = [Telemetry.model_validate_json(each.payload).model_dump() for each in sent if each.kind == "reading"]
+    readings = pd.DataFrame(rows)
+    for column in ("measured_at", "sent_at"):
+        readings[column] = pd.to_datetime(readings[column]).dt.tz_localize(None).astype("datetime64[ns]")
+    readings["received_at"] = readings["sent_at"]
+    readings["offset"] = range(len(readings))
+    counts = {"sent": len(sent), "stored": len(sent), "rejected": 0, "missing": 0, "too_many": 0}
+    names = ["readings", *(f"{metric.name}_{name}" for metric in METRICS for name in ("mean", "stddev"))]
+    found: dict[str, Any] = {
+        "ledger": pd.DataFrame([each._asdict() for each in sent]),
+        "readings": with_lateness(readings),
+        "aggregates": pd.DataFrame(columns=["device", "start", *names]),
+        "anomalies": pd.DataFrame(columns=["id", "device", "metric", "value", "score", "measured_at"]),
+        "rejected": sum(each.kind == "rejected" for each in sent),
+        "completeness": pd.DataFrame([{**counts, **changes.pop("counts", {})}]),
+        "batches": pd.DataFrame([{"query": "messages", "batch": 0, "at": START, "rows": 10, "seconds": 1.0}]),
+        "alerts": {},
+        "severe": 0,
+        "watermark": START - timedelta(days=1),
+    }
+    return Run(**found | changes)
+
+
+def wrong(run: Run) -> list[str]:
+    return [check.what for check in run.checks() if not check.is_right]
+
+
+def test_a_run_in_which_everything_was_stored_is_right_and_one_that_lost_or_doubled_something_is_not() -> None:
+    sent = simulate(SMALL)
+    assert wrong(a_run(sent)) == []
+    lost = wrong(a_run(sent, counts={"stored": len(sent) - 1, "missing": 1}))
+    assert lost == ["messages stored, of those the broker accepted", "accepted messages that are in no table"]
+    twice = wrong(a_run(sent, counts={"stored": len(sent) + 1, "too_many": 1}))
+    assert "messages that are in a table twice, or were never sent" in twice
+    assert wrong(a_run(sent, rejected=99)) == ["dead letters, of the messages that were garbled"]
+    assert wrong(a_run(sent, alerts={"oslo-01/7/battery": 1.0})) == [
+        "alerts on the event bus, of the anomalies",
+        "alerts without an anomaly",
+    ]
+
+
+def test_an_aggregate_that_misses_a_reading_that_was_in_time_is_noticed() -> None:
+    run = a_run(simulate(SMALL))
+    counted = run.counted().reset_index()
+    closed = counted[counted["start"] < START.replace(tzinfo=None) + timedelta(hours=2)].copy()
+    watermark = START + timedelta(hours=2)
+    closed["readings"] = closed["stored"] - closed["late"]
+    right = dataclasses.replace(run, aggregates=closed[["device", "start", "readings"]], watermark=watermark)
+    assert wrong(right) == []
+    assert right.dropped() == closed["late"].sum()
+    closed.loc[closed.index[0], "readings"] -= 1
+    less = dataclasses.replace(right, aggregates=closed[["device", "start", "readings"]])
+    assert wrong(less) == ["closed windows whose count is not that of their readings without late ones"]
+
+
+def test_plots_are_drawn_of_a_run_in_which_next_to_nothing_happened(tmp_path: Path) -> None:
+    files = draw(a_run(simulate(Plan(devices=1, seconds=2, rate=1))), tmp_path)
+    assert [file.stat().st_size > 10_000 for file in files] == [True] * 4
+
+
 # --- processes and folders
 
 
@@ -314,6 +383,15 @@ def test_without_java_or_mosquitto_it_says_how_to_get_them(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_in_which_something_is_wrong_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adapters.spark.telemetry import run
+    from messaging.cli import main
+
+    for is_right, code in ((True, 0), (False, 1)):
+        monkeypatch.setattr(run, "run", lambda *_, is_right=is_right, **__: is_right)
+        assert main(["pipeline", "demo"]) == code
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # half a minute alone, much more beside a busy test run
 def test_the_whole_pipeline_stores_every_message_exactly_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -373,10 +451,11 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         time.sleep(1)  # into what it does next
         assert of_folder(output)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
+    assert f"ended early; logs, and what was stored until then, are in {output}" in out
     assert "Traceback" not in err
     until = time.monotonic() + 5
     while of_folder(output) and time.monotonic() < until:

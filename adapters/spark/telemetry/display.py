@@ -33,6 +33,7 @@ class Display:
         self._told = 0.0
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread: Thread | None = None
+        self._spinner = Spinner("dots")
         console = Console(highlight=False, emoji=False)
         is_terminal = console.is_terminal and sys.stdout is not None
         self._live = Live(console=console, refresh_per_second=8, transient=True) if is_terminal else None
@@ -62,7 +63,8 @@ class Display:
     def status(self, text: str, *, quietly: bool = False) -> None:
         """What is going on: a line that is redrawn; without a terminal one every few seconds, unless ``quietly``."""
         if self._live is not None:
-            self._live.update(Spinner("dots", Text(f"{self.seconds:4.0f} s  {one_line(text)}")))
+            self._spinner.update(text=Text(f"{self.seconds:4.0f} s  {one_line(text)}"))
+            self._live.update(self._spinner)
         elif not quietly and self.seconds - self._told >= _TELL:
             self._told = self.seconds
             self.say(text)

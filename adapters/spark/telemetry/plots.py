@@ -126,7 +126,12 @@ def heat_map(run: Run) -> Figure:
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (column, label, colours, scale) in zip(axes, panels, strict=True):
         cells = run.aggregates.pivot_table(index="device", columns="start", values=column)
-        cells = cells.reindex(index=devices, columns=hours)
+        cells = cells.reindex(index=devices, columns=hours).astype(float)
+        if scale == "log":
+            cells = cells.where(cells > 0)
+        if cells.isna().all(axis=None):  # in a short run
+            ax.text(0.5, 0.5, "no window was closed", transform=ax.transAxes, ha="center", va="center")
+            cells, scale = cells.fillna(0), None
         ax.set_facecolor("#D9D9D9")
         ax.grid(visible=False)
         image = ax.imshow(cells.to_numpy(), aspect="auto", cmap=colours, norm=scale, interpolation="nearest")

@@ -121,7 +121,7 @@ class Run:
             Check("messages that are in a table twice, or were never sent", 0, int(sums["too_many"])),
             Check("dead letters, of the messages that were garbled", self._sent("rejected"), self.rejected),
             Check("closed windows whose count is not that of their readings without late ones", 0, unexplained),
-            Check("anomalies with a number of their own", len(self.anomalies), int(self.anomalies["id"].nunique())),
+            Check("anomalies that are in their table once", len(self.anomalies), int(self.anomalies["id"].nunique())),
             Check("alerts on the event bus, of the anomalies", len(self.anomalies), len(self.alerts)),
             Check("alerts without an anomaly", 0, len(set(self.alerts) - set(self.anomalies["id"]))),
         ]

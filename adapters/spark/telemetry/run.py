@@ -80,7 +80,11 @@ def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False
     prepare(output, overwrite=overwrite)
     (output / MARKER).write_text(json.dumps(asdict(plan)) + "\n")
     with Display() as display, _torn_down() as stack:
-        done, plots = _run(plan, output, display, stack)
+        try:
+            done, plots = _run(plan, output, display, stack)
+        except (MessagingError, KeyboardInterrupt):
+            display.say(f"ended early; logs, and what was stored until then, are in {output}")
+            raise
     work = output / "work"
     checks = done.checks()
     is_right = all(check.is_right for check in checks)
@@ -239,8 +243,10 @@ def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None
         table.add_row(check.what, f"{check.expected:,}", f"{check.found:,}", mark)
     show(table, "")
     tables = sorted(folder for folder in (output / "tables").iterdir() if folder.is_dir())
-    show(_table(("where", ""), *((f"table {each.name}", str(each)) for each in tables)))
-    show(_table(("", ""), *((f"plot {each.stem}", str(each)) for each in plots)), "")
+    places = [(f"table {each.name}", str(each)) for each in tables] + [
+        (f"plot {each.stem}", str(each)) for each in plots
+    ]
+    show(_table(("where", ""), *places), "")
     if wrong:
         verdict = Text(f"{wrong} of {len(checks)} checks are WRONG", style="bold red")
         verdict.append(f"; logs, journal and checkpoints are in {output / 'work'}")
