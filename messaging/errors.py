@@ -54,11 +54,23 @@ redacted before they get here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class MessagingError(Exception):
-    """Root of all errors raised by this project."""
+    """Root of all errors raised by this project. All of them can be pickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., MessagingError], tuple[Any, ...]]:
+        # subclasses make their texts from other arguments than the text
+        return _revived, (type(self), self.args, self.__dict__)
+
+
+def _revived(kind: type[MessagingError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> MessagingError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    return error
 
 
 # --- configuration ---------------------------------------------------------------------------------------

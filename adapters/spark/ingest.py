@@ -100,7 +100,8 @@ class Ingest:
         self._blocked_since: float | None = None
         #: when the last message came, monotonic
         self._last = 0.0
-        self._known: set[Identity] | None = None
+        #: while deliveries are made again: what the last rows were, the oldest first
+        self._known: dict[Identity, None] | None = None
         self._thread = threading.Thread(target=self._run, name=f"messaging-ingest-{log.partition}", daemon=True)
 
     # --- from outside
@@ -151,7 +152,7 @@ class Ingest:
             since = self._blocked_since
             failure = self.failure
         if failure is not None and (since is None or time.monotonic() - since >= patience):
-            raise failure
+            raise failure.with_traceback(None)
 
     def wait_quiet(self, quiet: float, deadline: float) -> None:
         """Wait until nothing has come for ``quiet`` seconds and all of it is stored, or the journal is full.
@@ -289,8 +290,9 @@ class Ingest:
         if not any(message.context.extensions.get("redelivered") for message in batch):
             self._known = None  # nothing of an earlier connection comes any more
             return batch
+        window = max(self._feed.prefetch, _MIN_TAIL)
         if self._known is None:
-            self._known = identities(self.log.tail(max(self._feed.prefetch, _MIN_TAIL)))
+            self._known = dict.fromkeys(identities(self.log.tail(window)))
         fresh = []
         for message in batch:
             identity = identity_of(message)
@@ -298,7 +300,9 @@ class Ingest:
                 self.repeated += 1
                 continue
             if identity is not None:
-                self._known.add(identity)  # it may come again in the same batch, by a new connection
+                self._known[identity] = None  # it may come again in the same batch, by a new connection
+                if len(self._known) > 2 * window:
+                    del self._known[next(iter(self._known))]
             fresh.append(message)
         return fresh
 

@@ -29,7 +29,7 @@ import uuid
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
@@ -99,6 +99,9 @@ class Meta:
     query: str | None = None
     #: whether that query has committed anything
     committed: bool = False
+    #: the query before, if it went on here though part of what it had seen was gone, and where: by partition
+    before: str | None = None
+    resumed: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
     def seed(self, partition: int) -> int:
@@ -595,8 +598,13 @@ class Journal(Generic[L]):
                 "or the checkpoint of that query; adoptJournal=true goes on with what is left in it",
             )
         query = uuid.uuid4().hex
-        self._change(query=query, committed=False)
+        self._change(query=query, committed=False, before=None, resumed={})
         return query
+
+    def resume(self, offsets: Mapping[int, int]) -> None:
+        """The query goes on from ``offsets``, though its checkpoint is beyond the end: with another id from now on."""
+        resumed = {str(partition): offset for partition, offset in offsets.items()}
+        self._change(query=uuid.uuid4().hex, before=self.meta.query, resumed=resumed)
 
     def note_commit(self) -> None:
         """The query has committed: from now on nobody else takes the journal unless it says so."""

@@ -212,6 +212,9 @@ class ReadOptions:
                 raise InvalidOptionError(
                     "journalPath", "option 'journalPath': a stream is read where it is and needs no journal"
                 )
+            for option, value in (("channel", self.channels), ("maxBytesPerBatch", self.max_bytes)):
+                if value:
+                    raise InvalidOptionError(option, f"option {option!r} means nothing to RabbitMQ streams")
             return
         if batch:
             return

@@ -10,6 +10,7 @@ to, so that a checkpoint and a journal that do not belong together are noticed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from adapters.spark import journal
 from adapters.spark.columns import MESSAGE
-from adapters.spark.errors import DataLossError, JournalMismatchError
+from adapters.spark.errors import DataLossError, JournalMismatchError, redacted
 from adapters.spark.feeds import feeds
 from adapters.spark.folders import open_folder
 from adapters.spark.ingest import Ingest, deadline_in
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from adapters.spark.journal import LogWriter
+
+logger = logging.getLogger(__name__)
 
 #: rows of the batches that are handed to Spark, and bytes: small ones cost it more than their rows do
 _BATCH_ROWS: Final = 16_384
@@ -249,11 +252,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             MessagingError: nothing is left to process, and the ingest has ended, or cannot go on.
         """
         opened = self._open()
-        begins = self._begins(Offsets.parse(start), opened)
+        offsets = Offsets.parse(start)
+        begins = self._known(self._begins(offsets, opened), opened)
         ends = {log.partition: self._end_of(log) for log in opened.logs}
         if all(ends[log.partition] <= begins[log.partition] for log in opened.logs):
             self._nothing_new(begins)
-            if Offsets.parse(start).journal == opened.meta.id:
+            if offsets.journal == opened.meta.id and offsets.query == opened.meta.query:
                 return start
         limited = self._limited(opened.logs, begins, ends, limit)
         return Offsets(opened.meta.id, opened.meta.query, limited).dump()
@@ -267,11 +271,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark commits with the next micro-batch. If that waits for room in the journal, this is the moment:
             # everything before the start of a micro-batch to come is processed.
             if ingest.is_full or ingest.failure is not None:
-                ingest.log.commit(begins[ingest.log.partition])
-                ingest.make_room()
-        if self._target is None:
-            for ingest in self._ingests:
-                ingest.raise_failure(_PATIENCE)
+                self._commit(begins)
+                break
+        for ingest in self._ingests:
+            ingest.raise_failure(_PATIENCE)
 
     def _limited(
         self, logs: Sequence[Log], begins: Mapping[int, int], ends: dict[int, int], limit: ReadLimit
@@ -321,6 +324,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _begins(self, offsets: Offsets, opened: Journal[LogWriter]) -> dict[int, int]:
         """Where each partition is, if the journal is that of the checkpoint."""
         if offsets.journal == opened.meta.id:
+            if offsets.query == opened.meta.before is not None:
+                return {log.partition: opened.meta.resumed.get(str(log.partition), log.begin) for log in opened.logs}
             if offsets.query != opened.meta.query:
                 raise JournalMismatchError(
                     opened.folder.path,
@@ -334,16 +339,35 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return {log.partition: log.begin for log in opened.logs}
 
+    def _known(self, begins: dict[int, int], opened: Journal[LogWriter]) -> dict[int, int]:
+        """``begins``, none of which is beyond the end of the journal."""
+        for log in opened.logs:
+            begin, end = begins[log.partition], log.end
+            if begin > end:
+                text = (
+                    f"the checkpoint is at offset {begin} of partition {log.partition}, and the journal ends at {end}: "
+                    "part of it is gone, or it is an older copy"
+                )
+                if self._options.fail_on_data_loss:
+                    raise DataLossError(
+                        f"option 'journalPath' ({opened.folder.path}): {text}; failOnDataLoss=false goes on at {end}"
+                    )
+                logger.warning("journal %s: %s", redacted(opened.folder.path), text)
+                opened.resume({each.partition: min(begins[each.partition], each.end) for each in opened.logs})
+                return {int(partition): offset for partition, offset in opened.meta.resumed.items()}
+        return begins
+
     def commit(self, end: dict[str, Any]) -> None:
         """Everything before ``end`` is processed."""
-        opened = self._open()
         offsets = Offsets.parse(end)
-        if offsets.journal != opened.meta.id:
-            return
-        opened.note_commit()
+        if offsets.journal == self._open().meta.id:
+            self._commit(offsets.ends)
+
+    def _commit(self, ends: Mapping[int, int]) -> None:
         for ingest in self._ingests:
-            ingest.log.commit(offsets.ends.get(ingest.log.partition, 0))
+            ingest.log.commit(ends.get(ingest.log.partition, 0))
             ingest.make_room()
+        self._open().note_commit()  # after it, since this needs room on the disk
 
     def stop(self) -> None:
         """The query ends: stop receiving, let go of the journal."""
@@ -399,6 +423,13 @@ def resolve(wanted: Any, option: str, logs: Sequence[Log]) -> dict[int, int]:
                 option,
                 f"option {option!r}: {', '.join(unknown)} is no partition of the journal; it has {', '.join(known)}",
             )
+        for partition, offset in wanted.items():
+            log = known[partition]
+            if not log.begin <= offset <= log.end:
+                raise InvalidOptionError(
+                    option,
+                    f"option {option!r}: partition {partition} has offsets {log.begin} to {log.end}, and not {offset}",
+                )
         otherwise = resolve(EARLIEST if option == "startingOffsets" else LATEST, option, logs)
         return {**otherwise, **{int(partition): offset for partition, offset in wanted.items()}}
     return {log.partition: log.end if wanted == LATEST else log.begin for log in logs}

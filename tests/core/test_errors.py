@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 
 import pytest
@@ -77,3 +78,22 @@ def test_deadlines_are_timeouts_and_mistakes_are_value_errors() -> None:
     assert issubclass(errors.InvalidChannelError, ValueError)
     assert issubclass(errors.InvalidUrlError, ValueError)
     assert not issubclass(errors.ConnectFailedError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.MessagingError("text"),
+        errors.InvalidOptionError("url", "option 'url' is wrong"),
+        errors.MissingExtraError("mqtt", "mqtt://"),
+        errors.InvalidExtensionError("qos", "must be 1"),
+        errors.PayloadTooLargeError(10, 5, "MQTT"),
+        errors.UnsupportedFeatureError("qos", "m", supported=["a"]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_between_processes(error: errors.MessagingError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -237,3 +238,32 @@ def test_a_damaged_journal_fails_the_task(spark: SparkSession, mosquitto: Mosqui
         read.load().collect()
     assert "'journalPath'" in str(caught.value)
     assert journal.FORMAT == 1
+
+
+def test_a_checkpoint_beyond_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """An older copy of the journal: what comes would get offsets that Spark believes to have."""
+    channel = unique("older")
+    frame = stream(spark, mosquitto.url, tmp_path, channel=channel)
+    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+        publish(mosquitto.url, channel, numbers(10))
+        query.receive(10)
+        shutil.copytree(tmp_path / "journal", tmp_path / "copy")
+        publish(mosquitto.url, channel, numbers(10, 10))
+        query.receive(20)
+    shutil.rmtree(tmp_path / "journal")
+    (tmp_path / "copy").rename(tmp_path / "journal")
+    query = Collected(frame, tmp_path / "checkpoint")
+    wait_for(lambda: not query.query.isActive, "the query to fail")
+    assert "DataLossError: option 'journalPath'" in str(query.query.exception())
+    going_on = stream(spark, mosquitto.url, tmp_path, channel=channel, failOnDataLoss="false")
+    with Collected(going_on, tmp_path / "checkpoint").ready() as query:
+        publish(mosquitto.url, channel, numbers(5, 20))
+        assert values(query.receive(5)) == numbers(5, 20)
+
+
+def test_starting_offsets_that_are_not_there(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
+    options = {"url": mosquitto.url, "channel": unique("start"), "journalPath": str(tmp_path / "journal")}
+    text = failure(spark, tmp_path, **options, startingOffsets='{"0": 5}')
+    assert "InvalidOptionError: option 'startingOffsets': partition 0 has offsets 0 to 0, and not 5" in text
+    text = failure(spark, tmp_path / "2", **options, startingOffsets='{"7": 0}')
+    assert "InvalidOptionError: option 'startingOffsets': 7 is no partition" in text
