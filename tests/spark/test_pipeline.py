@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pydantic
 import pytest
 
@@ -158,8 +160,6 @@ def test_a_history_is_the_same_after_it_was_state() -> None:
 
 
 def test_the_batch_job_sums_up_and_finds_what_is_missing_or_there_twice(spark: SparkSession, tmp_path: Path) -> None:
-    from adapters.spark.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES
-
     folders = Folders(tmp_path)
     at = datetime(2025, 6, 2, 12, tzinfo=UTC)
 
@@ -167,17 +167,21 @@ def test_the_batch_job_sums_up_and_finds_what_is_missing_or_there_twice(spark: S
         moment = at + timedelta(hours=hours)
         reading = {"device": device, "site": "oslo", "sequence": sequence, "temperature": temperature}
         reading |= {"vibration": 1.0, "battery": 90.0, "measured_at": moment, "sent_at": moment, "received_at": moment}
-        return reading | {"channel": f"telemetry/oslo/{device}", "kind": "reading", "date": moment.date(), "offset": 0}
+        reading |= {"channel": f"telemetry/oslo/{device}", "kind": "reading", "payload": None, "date": moment.date()}
+        return reading | {"offset": 0}
 
-    rejected = {"kind": "rejected", "payload": "\ufffd{", "channel": "telemetry/oslo/oslo-1", "date": at.date()}
+    rejected = dict.fromkeys(message("", 0, 0.0)) | {
+        "kind": "rejected",
+        "payload": "\ufffd{",
+        "channel": "telemetry/oslo/oslo-1",
+        "date": at.date(),
+    }
     rows = [message("oslo-1", 0, 10.0), message("oslo-1", 1, 20.0, 1), *[message("oslo-2", 0, 30.0)] * 2]
-    spark.createDataFrame([*rows, rejected], MESSAGES).write.partitionBy("kind", "date").parquet(
-        folders.table("messages")
-    )
+    pq.write_to_dataset(pa.Table.from_pylist([*rows, rejected]), folders.table("messages"), ["kind", "date"])
     anomaly = {"id": "oslo-1/1/temperature", "device": "oslo-1", "site": "oslo", "metric": "temperature", "score": 9.0}
     anomaly |= {"measured_at": at + timedelta(hours=1), "date": at.date()}
-    spark.createDataFrame([anomaly], f"{ANOMALIES}, date date").write.parquet(folders.table("anomalies"))
-    spark.createDataFrame([], AGGREGATES).write.parquet(folders.table("aggregates"))
+    pq.write_to_dataset(pa.Table.from_pylist([anomaly]), folders.table("anomalies"), ["date"])
+    Path(folders.table("aggregates")).mkdir()
     ledger = tmp_path / "sent.jsonl"
     sent = [("oslo-1", 0, "reading"), ("oslo-1", 1, "reading"), ("oslo-1", 2, "rejected")]
     sent += [("oslo-2", 0, "reading"), ("oslo-2", 1, "reading")]
@@ -189,17 +193,16 @@ def test_the_batch_job_sums_up_and_finds_what_is_missing_or_there_twice(spark: S
 
     batch.run(spark, folders, ledger)
 
-    def table(name: str) -> list[Any]:
-        return sorted(spark.read.parquet(folders.table(name)).collect())
+    def table(name: str, *columns: str) -> list[tuple[Any, ...]]:
+        rows = ds.dataset(folders.table(name), partitioning="hive").to_table().to_pylist()
+        return sorted(tuple(row[column] for column in columns) for row in rows)
 
-    assert [(row.readings, row.anomalies) for row in table("site_hourly")] == [(3, 0), (1, 1)]
-    (day,) = table("site_daily")
-    assert (day.readings, day.devices, day.temperature_min, day.temperature_max, day.anomalies) == (4, 2, 10, 30, 1)
-    assert [(row.device, row.anomalies, row.metrics) for row in table("top_devices")] == [("oslo-1", 1, "temperature")]
-    found = {
-        row.device: (row.sent, row.stored, row.rejected, row.missing, row.too_many) for row in table("completeness")
-    }
-    assert found == {"oslo-1": (3, 3, 1, 0, 0), "oslo-2": (2, 2, 0, 1, 1)}
+    assert [row[1:] for row in table("site_hourly", "hour", "readings", "anomalies")] == [(3, 0), (1, 1)]
+    columns = ("readings", "devices", "temperature_min", "temperature_max", "anomalies")
+    assert table("site_daily", *columns) == [(4, 2, 10, 30, 1)]
+    assert table("top_devices", "device", "anomalies", "metrics") == [("oslo-1", 1, "temperature")]
+    found = table("completeness", "device", "sent", "stored", "rejected", "missing", "too_many")
+    assert found == [("oslo-1", 3, 3, 1, 0, 0), ("oslo-2", 2, 2, 0, 1, 1)]
 
 
 # --- checks and plots
@@ -319,6 +322,16 @@ def of_folder(folder: Path) -> list[str]:
         except OSError:
             pass
     return found
+
+
+@pytest.mark.parametrize("script", ["streaming_job", "batch_job"])
+def test_the_jobs_are_scripts_too(script: str) -> None:
+    path = ROOT / "examples" / "telemetry_pipeline" / f"{script}.py"
+    done = subprocess.run(
+        [sys.executable, str(path), "--help"], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "OUTPUT" in done.stdout.upper()
 
 
 def test_help_needs_no_spark() -> None:

@@ -137,7 +137,9 @@ def heat_map(run: Run) -> Figure:
         image = ax.imshow(cells.to_numpy(), aspect="auto", cmap=colours, norm=scale, interpolation="nearest")
         bar = figure.colorbar(image, ax=ax, label=label, pad=0.02, aspect=35)
         if scale == "log":
-            bar.set_ticks([0.03, 0.1, 0.3, 1, 3, 10], labels=["0.03", "0.1", "0.3", "1", "3", "10"])
+            low, high = np.nanmin(cells), np.nanmax(cells)
+            ticks = [tick for tick in (0.03, 0.1, 0.3, 1, 3, 10, 30) if low <= tick <= high]
+            bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         step = max(1, len(hours) // 8)
         ax.set_xticks(range(0, len(hours), step), [f"{hour:%H:%M}" for hour in hours[::step]])
         ax.set_xlabel(f"start of the window (UTC), from {hours[0]:%Y-%m-%d}")
