@@ -271,6 +271,7 @@ class WriteOptions:
         """
         options = _Given(given)
         options.ignore("checkpointLocation")
+        options.ignore("queryName")
         channel = options.take("channel", None, _channel)
         qos = options.take("qos", "1", _one_of("0", "1", "2"))
         content_type = options.take("contentType", None, _content_type)

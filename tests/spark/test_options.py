@@ -267,3 +267,8 @@ def test_options_travel_between_processes() -> None:
 def test_extensions_are_texts_or_json() -> None:
     found = read({**MQTT, "extension.bufferSize": "9", "extension.overflow": "block"}).extensions
     assert found == {"buffersize": 9, "overflow": "block"}
+
+
+def test_what_spark_passes_on_of_its_own_is_no_option_of_a_write() -> None:
+    given = {"url": "mqtt://h", "channel": "a", "checkpointLocation": "/x", "queryName": "q"}
+    assert WriteOptions.of(given).channel == "a"
