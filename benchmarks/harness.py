@@ -91,6 +91,7 @@ class Case:
             ``respond``.
         metrics: what is measured.
         lossy: whether messages may be lost without the run being void.
+        setup: how long a process may take until it is ready, and until it has ended after its result, seconds.
         before: called before each run with the number of messages.
         after: called after it, likewise; both raise ``RunError`` if something is wrong.
     """
@@ -102,6 +103,7 @@ class Case:
     roles: tuple[str, ...] = ("publish", "subscribe")
     metrics: tuple[Metric, ...] = (RATE,)
     lossy: bool = False
+    setup: float = _SETUP
     before: Callable[[int], None] = field(default=lambda _: None)
     after: Callable[[int], None] = field(default=lambda _: None)
 
@@ -126,7 +128,7 @@ class Plan:
     runs: int = 5
     #: seconds a run should take
     seconds: float = 1.5
-    #: messages of the warm-up
+    #: messages of the warm-up; 0: none, where ``messages`` are given and every process warms up by itself
     warm_up: int = 4_000
     #: messages in each run, whatever the warm-up told
     messages: int | None = None
@@ -154,6 +156,9 @@ def measure(case: Case, contenders: Sequence[Contender], plan: Plan) -> list[Out
     """Run everybody: a warm-up each, then rounds, each beginning with another contender."""
     outcomes = [Outcome(contender, failure=contender.missing) for contender in contenders]
     for outcome in outcomes:
+        if not plan.warm_up and plan.messages:
+            outcome.count = plan.messages
+            continue
         warm_up = _attempt(outcome, case, plan.warm_up)
         if warm_up is not None:
             outcome.count = plan.count(warm_up)
@@ -208,19 +213,19 @@ def run_once(
     slack = 20.0 if prefix else 1.0  # whatever it is that watches, it takes time
     case.before(count)
     with contextlib.ExitStack() as stack:
-        processes: dict[str, _Process] = {}
+        processes: dict[str, Process] = {}
         for role in sorted(case.roles, reverse=True):  # subscriber first: it must be there when the first message is
             command = [*prefix.get(role, ()), *contender.command, role, *line, *contender.options]
-            processes[role] = stack.enter_context(_Process(command, f"{contender.name} {role}"))
-            processes[role].expect_ready(_SETUP * slack)
+            processes[role] = stack.enter_context(Process(command, f"{contender.name} {role}"))
+            processes[role].expect_ready(case.setup * slack)
         broker_seconds = _processor_seconds(case.broker)
         said = {
-            role: process.result(role, (_SETUP + count / _SLOWEST) * slack)
+            role: process.result(role, (case.setup + count / _SLOWEST) * slack)
             for role, process in sorted(processes.items())  # publisher first: when it is through, the other is told
         }
         broker_seconds = _processor_seconds(case.broker) - broker_seconds
         for process in processes.values():
-            process.expect_end(_SETUP * slack)
+            process.expect_end(case.setup * slack)
     case.after(count)
     for role, result in said.items():
         for fault in ("wrong", "duplicates", "lost"):
@@ -238,7 +243,7 @@ def _processor_seconds(pid: int | None) -> float:
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
-class _Process:
+class Process:
     """A process of a peer, and the conversation with it."""
 
     def __init__(self, command: Sequence[str], what: str) -> None:
@@ -252,7 +257,7 @@ class _Process:
         for reader in self._readers:
             reader.start()
 
-    def __enter__(self) -> _Process:
+    def __enter__(self) -> Process:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -285,7 +290,7 @@ class _Process:
             raise RunError(f"{self._what}: ended; {self._last_words()}")
         return line
 
-    def _tell(self, word: str) -> None:
+    def tell(self, word: str) -> None:
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended: what is heard from it next tells
             self._popen.stdin.write(word + "\n")
@@ -304,9 +309,9 @@ class _Process:
     def result(self, role: str, timeout: float) -> dict[str, Any]:
         """Have it begin, or end, as its role is; and wait for what it says."""
         if role not in ("subscribe", "respond"):
-            self._tell("GO")
+            self.tell("GO")
         if role not in ("publish", "request"):
-            self._tell("PUBLISHED")
+            self.tell("PUBLISHED")
         line = self._hear(timeout)
         try:
             result: dict[str, Any] = json.loads(line)
