@@ -17,11 +17,13 @@ BENCHMARKS = {
     "latency": "from due to received, idle and under load, against other clients",
     "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",
+    "spark": "rows a second into Spark: from a journal and from brokers, against other data sources; latency",
+    "spark_flat": "Spark reads MQTT for minutes: memory of the driver, size of the journal",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",
     "report": "writes the figures of docs/performance.md anew, from the reference results",
 }
 #: not part of a run of everything
-_BY_NAME = ("flat", "report")
+_BY_NAME = ("spark_flat", "flat", "report")
 
 
 def _names(text: str) -> list[str]:
@@ -54,6 +56,11 @@ def main() -> None:
                         help="'footprint' also counts instructions a message: takes minutes for each peer")  # fmt: skip
     parser.add_argument("--reference", action="store_true", help="save as the reference of docs/performance.md")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to save")
+    parser.add_argument(
+        "--parts", nargs="+", choices=["journal", "mqtt", "queue", "stream", "latency"], help="of 'spark'"
+    )
+    parser.add_argument("--sinks", nargs="+", choices=["noop", "parquet"], help="of 'spark' from a journal")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of 'spark_flat': how long")
     parser.add_argument("--backends", default="memory,mqtt,amqp", help="backends of 'flat', separated by commas")
     arguments = parser.parse_args()
     unknown = {*(arguments.peers or ())} - {"all"} - contenders.names()

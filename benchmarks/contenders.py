@@ -7,6 +7,8 @@ library; they run with ``--peers all``, or when named.
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import Final
@@ -45,6 +47,8 @@ class Contender:
         for package in (self.package, "uvloop") if self.loop == "uvloop" else (self.package,):
             if importlib.util.find_spec(package) is None:
                 return f"{package} is not installed"
+        if self.package == "pyspark" and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+            return "Java is not installed"
         return None
 
     @property
@@ -172,10 +176,28 @@ EVENTS: Final = (
     Contender("ipopo-send", "events", "pelix", "EventAdmin.send: synchronous", "ipopo-send"),
 )
 
+#: Spark reads what a journal holds
+SPARK_BATCH: Final = (
+    Contender(OURS, "spark", "pyspark", "spark.read of the journal, 8 tasks", "messaging"),
+    Contender("arrow", "spark", "pyspark", "Python data source: one record batch of 16,384, over and over", "arrow"),
+    Contender("tuples", "spark", "pyspark", "Python data source: tuples, over and over", "tuples"),
+    Contender("engine", "spark", "pyspark", "spark.range and expressions, no Python: the limit", "engine"),
+)
+_SPARK: Final = Contender(OURS, "spark", "pyspark", "a streaming query; a row counts when committed", "messaging")
+_ADAPTER: Final = Contender("adapter", "spark", "messaging", "without Spark: subscribe, an observer", "adapter")
+_SIMPLE: Final = Contender(
+    "simple", "spark", "pyspark", "SimpleDataSourceStreamReader over paho: a deque, tuples", "simple"
+)
+#: and what comes from a broker: by whom it can be read
+SPARK_MQTT: Final = (_SPARK, _ADAPTER, _SIMPLE)
+SPARK_AMQP: Final = (_SPARK, _ADAPTER)
+SPARK_LATENCY: Final = (_SPARK, _SIMPLE)
+
 
 def names() -> set[str]:
     """Of everybody."""
-    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS)}
+    spark = (*SPARK_BATCH, *SPARK_MQTT)
+    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS, *spark)}
 
 
 def choose(known: tuple[Contender, ...], names: list[str] | None) -> list[Contender]:

@@ -17,6 +17,7 @@ from benchmarks.contenders import Contender
 from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
 from tests.brokers import Mosquitto, RabbitMQ
+from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent
 COUNT = 300
@@ -229,6 +230,65 @@ def test_requests_make_tables_and_files(tmp_path: Path) -> None:
     assert [[row["name"] for row in case["rows"]] for case in cases] == [["ours"], ["ours", "paho"]]
     assert "0.8x ours MQTT 5, is" in out
     assert "1.5x paho, is" in out
+
+
+@pytest.mark.slow
+def test_spark_reads_a_journal_and_makes_a_table(tmp_path: Path) -> None:
+    require_java()
+    tiny = ["--quick", "--runs", "1", "--messages", "20000", "--peers", "ours", "--parts", "journal"]
+    out = benchmark("spark", *tiny, "--sinks", "noop", "--results", str(tmp_path))
+    (case,) = saved(tmp_path, "spark")["cases"]
+    assert case["labels"] == {"from": "journal", "into": "noop"}
+    assert case["rows"][0]["figures"]["rate"]["median"] > 0
+    assert "\nours " in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contender", contenders.SPARK_MQTT, ids=lambda each: each.name)
+def test_spark_gets_every_message_from_mqtt(mosquitto: Mosquitto, tmp_path: Path, contender: Contender) -> None:
+    require_java()
+    if contender.missing:
+        pytest.skip(contender.missing)
+    options = {"source": "mqtt", "folder": tmp_path}
+    case = dataclasses.replace(mqtt_case(mosquitto, **options), setup=100.0)
+    run = run_once(contender, case, COUNT)
+    assert run.said["subscribe"]["received"] == COUNT
+    assert run.rate > 0
+
+
+@pytest.mark.parametrize("source", ["arrow", "tuples"])
+def test_peers_of_spark_make_as_many_rows_as_they_are_asked_for(source: str) -> None:
+    sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
+    options = {"rows": "40001", "size": "100"}
+    reader = sources.ArrowReader(options) if source == "arrow" else sources.TupleReader(options)
+    parts = reader.partitions()
+    assert len(parts) == sources.TASKS
+    found = [each for part in parts for each in reader.read(part)]
+    assert sum(each.num_rows if source == "arrow" else 1 for each in found) == 40_001
+
+
+def test_the_journal_of_the_spark_benchmark_holds_what_it_should(tmp_path: Path) -> None:
+    sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
+    from adapters.spark.journal import Journal, read
+
+    sources.fill_journal(str(tmp_path / "journal"), 3_000, 100)
+    opened = Journal.view(str(tmp_path / "journal"))
+    (log,) = opened.logs
+    rows = [row for batch in read(opened.folder, log.spans(0, log.end)) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == [*range(3_000)]
+    assert {len(row["value"]) for row in rows} == {100}
+
+
+def test_a_target_may_be_met_by_what_is_enough_whatever_the_peer_does() -> None:
+    def row(name: str, rate: float) -> dict[str, Any]:
+        return {"name": name, "figures": {"rate": {"median": rate}}}
+
+    def line(ours: float) -> str:
+        case = {"labels": {"from": "journal", "into": "noop"}, "rows": [row("ours", ours), row("arrow", 1e6)]}
+        return next(targets.lines({"benchmark": "spark", "cases": [case]}))
+
+    assert line(600_000) == "target met     from journal, into noop: 0.7x (or 500,000/s) arrow, is 0.60x"
+    assert line(400_000).startswith("target MISSED")
 
 
 def test_memory_runs() -> None:

@@ -65,6 +65,12 @@ class Job:
     handlers: int = 1
     topics: int = 1
     kind: str = "typed"
+    #: of Spark: where rows come from (``journal``, ``mqtt``, ``queue``, ``stream``), and where they go
+    source: str = "mqtt"
+    sink: str = "noop"
+    #: of Spark: where to write, and the journal that is read
+    folder: str = ""
+    journal: str = ""
     #: seconds until the next payload is due, when ``payloads`` has none
     delay: float = 0.0
     _libraries: tuple[str, ...] = ()
@@ -321,6 +327,10 @@ def run(roles: Mapping[str, Callable[[Job], None]], *libraries: str) -> None:
     parser.add_argument("--handlers", type=int, default=1)
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--kind", default="typed", choices=["typed", "untyped"])
+    parser.add_argument("--source", default="mqtt", choices=["journal", "mqtt", "queue", "stream"])
+    parser.add_argument("--sink", default="noop", choices=["noop", "parquet", "foreachBatch"])
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--journal", default="")
     parser.add_argument("--loop", default="asyncio", choices=["asyncio", "uvloop"])
     job = Job(**vars(parser.parse_args()), _libraries=libraries)
     roles[job.role](job)

@@ -1,0 +1,221 @@
+"""Spark: rows from a journal, from MQTT and from RabbitMQ, against other ways to get them there; and how late they are.
+
+``journal`` is a batch read of what an ingest has stored, into nothing and into Parquet, from planning to the last row.
+Beside it are a Python data source that has one Arrow batch ready, one that has tuples ready, and Spark itself, which
+computes the same columns (``spark.range``): a batch has an end, and the ``rate`` source of streaming would measure its
+own clock. ``mosquitto`` and ``RabbitMQ queue``: from the first publish to when the micro-batch with the last row is
+committed, against the same adapter without Spark. ``RabbitMQ stream``: the stream is full already, and the query ends
+with it (``availableNow``); from its start to its last row.
+
+Publishers are this project's, for everybody. Latency is taken in ``foreachBatch``, of every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks import amqp, contenders, mqtt, report
+from benchmarks.harness import Case, Metric, Plan, Run, RunError, measure
+from benchmarks.peers.job import QUEUE
+from benchmarks.peers.spark import WARM_UP
+
+if TYPE_CHECKING:
+    from benchmarks.contenders import Contender
+
+PARTS: Final = ("journal", "mqtt", "queue", "stream", "latency")
+ROWS: Final = (Metric("rate", "rows/s", lambda run: run.rate, more_is_better=True),)
+#: until Spark runs and has warmed up, seconds
+_SETUP: Final = 180.0
+#: rows of a journal for each second a run should take: none of those that read it manages more
+_BATCH_RATE: Final = 1_000_000
+#: a streaming query has to run for a while: so many times as long as others
+_LONGER: Final = 4
+#: messages of a stream for each second a run should take
+_STREAM_RATE: Final = 100_000
+#: seconds of a run for latency: thirty micro-batches at least, for each that a run should take
+_PACED: Final = 14
+
+
+def _of(name: str) -> Callable[[Run], float]:
+    return lambda run: float(run.said["subscribe"].get(name, 0.0)) / 1000
+
+
+LATENCY: Final = (
+    Metric("micro-batch p50", "ms", _of("batch_p50")),
+    Metric("micro-batch p99", "ms", _of("batch_p99")),
+    Metric("p50", "ms", _of("p50")),
+    Metric("p99", "ms", _of("p99")),
+)
+
+
+def _once(fill: Callable[[], None]) -> Callable[[int], None]:
+    """What is read again and again is made when it is needed first: when it is sure that somebody reads it."""
+    is_there = False
+
+    def before(_: int) -> None:
+        nonlocal is_there
+        if not is_there:
+            fill()
+            is_there = True
+
+    return before
+
+
+class Spark:
+    """The cases, one after the other."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path, results: report.Results) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        self._results = results
+        self._plan = Plan.of(arguments)
+        self._size: int = (arguments.payload or [100])[0]
+
+    def journal(self) -> None:
+        """Batch reads."""
+        rows = self._plan.messages or round(_BATCH_RATE * self._plan.seconds)
+        path = self._folder / "journal"
+
+        def fill() -> None:
+            from benchmarks.peers.spark_sources import fill_journal
+
+            fill_journal(str(path), rows, self._size)
+
+        filled = _once(fill)
+        plan = dataclasses.replace(self._plan, messages=rows, warm_up=0)
+        for sink in self._arguments.sinks or ("noop", "parquet"):
+            self._measure(
+                {"from": "journal", "into": sink},
+                contenders.SPARK_BATCH,
+                plan,
+                {"source": "journal", "sink": sink, "journal": path},
+                port=0,
+                roles=("consume",),
+                before=filled,
+            )
+
+    def mqtt(self) -> None:
+        """From mosquitto, with QoS 1."""
+        from tests.brokers import Mosquitto
+
+        self._results.broker("mosquitto", mqtt.BROKER)
+        with Mosquitto(mqtt.BROKER) as broker:
+            labels = {"from": "mosquitto", "into": "noop"}
+            self._measure(labels, contenders.SPARK_MQTT, self._streaming(), self._mqtt_options(), port=broker.port)
+
+    def latency(self) -> None:
+        """From mosquitto at a fixed rate: micro-batches, and rows."""
+        from tests.brokers import Mosquitto
+
+        rate = self._arguments.rate
+        plan = dataclasses.replace(self._plan, seconds=_PACED * self._plan.seconds).paced(rate)
+        plan = dataclasses.replace(plan, warm_up=0)
+        self._results.broker("mosquitto", mqtt.BROKER)
+        with Mosquitto(mqtt.BROKER) as broker:
+            self._measure(
+                {"from": f"mosquitto, {rate:g}/s", "into": "foreachBatch"},
+                contenders.SPARK_LATENCY,
+                plan,
+                self._mqtt_options() | {"rate": rate, "sink": "foreachBatch"},
+                port=broker.port,
+                metrics=LATENCY,
+            )
+
+    def queue(self) -> None:
+        """From a queue."""
+        from tests.brokers import RabbitMQ
+
+        self._results.broker("rabbitmq", amqp.BROKER)
+        with RabbitMQ(amqp.BROKER) as broker:
+            queue = amqp.Queue(broker.port, self._size)
+            self._measure(
+                {"from": "RabbitMQ queue", "into": "noop"},
+                contenders.SPARK_AMQP,
+                self._streaming(),
+                {"source": "queue", "qos": 1, "window": amqp.WINDOW},
+                port=broker.port,
+                before=queue.empty,
+                after=queue.expect_empty,
+            )
+
+    def stream(self) -> None:
+        """From a stream that is full already."""
+        from tests.brokers import RabbitMQ
+
+        count = self._plan.messages or round(_STREAM_RATE * self._plan.seconds)
+        self._results.broker("rabbitmq", amqp.BROKER)
+        with RabbitMQ(amqp.BROKER) as broker:
+
+            def fill() -> None:
+                fill_stream(broker.port, WARM_UP, max(1, count // 5), self._size)
+                fill_stream(broker.port, QUEUE, count, self._size)
+
+            self._measure(
+                {"from": "RabbitMQ stream", "into": "noop"},
+                contenders.SPARK_AMQP,
+                dataclasses.replace(self._plan, messages=count, warm_up=0),
+                {"source": "stream"},
+                port=broker.port,
+                roles=("consume",),
+                before=_once(fill),
+            )
+
+    def _streaming(self) -> Plan:
+        return dataclasses.replace(self._plan, seconds=_LONGER * self._plan.seconds, warm_up=5 * self._plan.warm_up)
+
+    def _mqtt_options(self) -> dict[str, Any]:
+        return {"source": "mqtt", "version": "5", "qos": 1, "window": mqtt.WINDOW}
+
+    def _measure(
+        self,
+        labels: dict[str, str],
+        known: tuple[Contender, ...],
+        plan: Plan,
+        options: dict[str, Any],
+        **case: Any,
+    ) -> None:
+        peers = contenders.choose(known, self._arguments.peers)
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as folder:
+            given = options | {"size": self._size, "folder": folder}
+            one = Case(labels, given, setup=_SETUP, **{"metrics": ROWS, **case})
+            outcomes = measure(one, peers, plan)
+        # where it was is nobody's business
+        kept = {key: value for key, value in one.options.items() if key not in ("folder", "journal")}
+        self._results.add(dataclasses.replace(one, options=kept), outcomes)
+
+
+def fill_stream(port: int, name: str, count: int, size: int) -> None:
+    """Make a stream of ``count`` messages, and wait until the last can be read."""
+    import pika
+
+    with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
+        channel = connection.channel()
+        channel.queue_delete(name)
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        for number in range(count):
+            channel.basic_publish("", name, number.to_bytes(8, "big").ljust(size, b"x"))
+        # the last has to be there before anybody reads
+        channel.basic_qos(prefetch_count=1000)
+        last = (count - 1).to_bytes(8, "big")
+        arguments = {"x-stream-offset": "last"}
+        for method, _, body in channel.consume(name, arguments=arguments, inactivity_timeout=30):
+            if method is None:
+                raise RunError(f"stream {name}: the last of {count} messages is not there")
+            channel.basic_ack(method.delivery_tag)
+            if body[:8] == last:
+                return
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run, print, save."""
+    results = report.Results("spark", "Spark", "into", arguments)
+    with tempfile.TemporaryDirectory(prefix="rx-messaging-spark-", ignore_cleanup_errors=True) as folder:
+        spark = Spark(arguments, Path(folder), results)
+        for part in arguments.parts or PARTS:
+            getattr(spark, part)()
+    results.finish()
