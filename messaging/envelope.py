@@ -53,7 +53,7 @@ class Unwrapped(NamedTuple):
     correlation_id: str | None
     reply_to_channel: str | None
     #: read-only
-    extensions: Mapping[str, Any]
+    extensions: MappingProxyType[str, Any]
 
 
 def encode(payload: bytes, header: Mapping[str, Any]) -> bytes:
@@ -96,7 +96,7 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
     return encode(payload, header)
 
 
-def unwrap(data: bytes, extensions: Mapping[str, Any]) -> Unwrapped | None:
+def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | None:
     """What :func:`wrap` made of a message; ``None`` if it has expired.
 
     Args:
@@ -106,23 +106,23 @@ def unwrap(data: bytes, extensions: Mapping[str, Any]) -> Unwrapped | None:
     payload, header = decode(data)
     if not header:
         return Unwrapped(payload, None, None, None, None, extensions)
-    extensions = dict(extensions)
+    found = extensions.copy()
     if "expires" in header:
         left = header["expires"] - time.time()
         if left <= 0:
             return None
-        extensions[Features.EXTENSION_TIME_TO_LIVE] = left
+        found[Features.EXTENSION_TIME_TO_LIVE] = left
     if "messageId" in header:
-        extensions["messageId"] = header["messageId"]
+        found["messageId"] = header["messageId"]
     if header.get("headers"):
-        extensions[Features.EXTENSION_HEADERS] = MappingProxyType(header["headers"])
+        found[Features.EXTENSION_HEADERS] = MappingProxyType(header["headers"])
     return Unwrapped(
         payload,
         header.get("contentType"),
         header.get("contentEncoding"),
         header.get("correlationId"),
         header.get("replyTo"),
-        MappingProxyType(extensions),
+        MappingProxyType(found),
     )
 
 

@@ -275,7 +275,9 @@ class Inbound:
                     stream.unsettled[token] = None
                     copies += 1
                 if stream.tells_id:
-                    told = MappingProxyType({**extensions, PACKET_ID: receipt.id})
+                    more = extensions.copy()
+                    more[PACKET_ID] = receipt.id
+                    told = MappingProxyType(more)
             if not stream.batch:
                 self._touched.append(stream)
             stream.batch.append(

@@ -64,7 +64,7 @@ _NO_TOPIC: Final = b"\0\0"
 _NOT_WORTH: Final = 5
 
 #: (payload, content type, content encoding, correlation id, reply-to channel, extensions)
-Decoded = tuple[bytes, str | None, str | None, str | None, str | None, Mapping[str, Any]]
+Decoded = tuple[bytes, str | None, str | None, str | None, str | None, MappingProxyType[str, Any]]
 
 
 class Codec(Protocol):
@@ -268,13 +268,13 @@ class Mqtt5Codec:
 
     def decode(self, publish: Publish) -> Decoded | None:
         """See :class:`Codec`."""
-        extensions = _received(publish)
+        told = _received(publish)
         properties = publish.properties
         correlation_id = content_encoding = None
         if properties.correlation is not None:
             correlation_id = correlation_text(properties.correlation)
         if properties.user or properties.expiry is not None:
-            extensions = dict(extensions)
+            extensions = told.copy()
             if properties.expiry is not None:
                 extensions[Features.EXTENSION_TIME_TO_LIVE] = float(properties.expiry)
             if properties.user:
@@ -284,14 +284,14 @@ class Mqtt5Codec:
                     extensions["messageId"] = headers.pop(MESSAGE_ID)
                 if headers:
                     extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
-            extensions = MappingProxyType(extensions)
+            told = MappingProxyType(extensions)
         return (
             publish.payload,
             properties.content_type,
             content_encoding,
             correlation_id,
             properties.response_topic,
-            extensions,
+            told,
         )
 
 
@@ -363,12 +363,14 @@ def _properties(context: MessageContext, options: PublishOptions, correlation_id
 
 
 #: by QoS, of messages that are neither retained nor delivered again
-_PLAIN: Final = tuple(MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in "012")
+_PLAIN: Final[tuple[MappingProxyType[str, Any], ...]] = tuple(
+    MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in "012"
+)
 
 
-def _received(publish: Publish) -> Mapping[str, Any]:
+def _received(publish: Publish) -> MappingProxyType[str, Any]:
     """The extensions every version has."""
-    plain: Mapping[str, Any] = _PLAIN[publish.qos]
+    plain = _PLAIN[publish.qos]
     if not publish.retain and not publish.dup:
         return plain
     extensions = dict(plain)

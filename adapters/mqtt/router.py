@@ -233,6 +233,10 @@ class Router:
         identifiers = publish.properties.subscriptions
         if not identifiers:
             return self._newcomer(publish.topic) if publish.retain else self._by_topic(publish.topic)
+        if len(identifiers) == 1 and not publish.retain:  # nearly always
+            known = self._identified.get(identifiers[0])
+            if known is not None and (not self._foreign_identifiers or known[0] in self._matching(publish.topic)):
+                return known[0].receivers()
         found = [self._identified[each] for each in identifiers if each in self._identified]
         if self._foreign_identifiers:
             found = [(route, stream) for route, stream in found if route.matches(publish.topic)]
