@@ -80,3 +80,10 @@ def durable_broker() -> Iterator[Mosquitto]:
     require("mosquitto")
     with Mosquitto(QUEUES, persistence=True) as broker:
         yield broker
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sessions take long to start on a busy machine, and one that is interrupted in a call to Java is broken."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(400))

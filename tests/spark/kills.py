@@ -108,18 +108,26 @@ class Driver:
             self._close_input()
         self._process.wait(60)
         wait_for(lambda: not self.processes(), f"processes to end after the {kind} was killed: {self.processes()}")
-        self._reader.join(10)
+        self._close()
 
     def _close_input(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
+    def _close(self) -> None:
+        """Let go of a process that has ended."""
+        assert self._process.stdout is not None
+        self._close_input()
+        self._reader.join(10)
+        self._process.stdout.close()
+
     def stop(self) -> None:
         """End it in order."""
         self._close_input()
         assert self._process.wait(60) == 0, self.error
         wait_for(lambda: not self.processes(), "the driver's processes to end")
+        self._close()
 
 
 class Publisher:

@@ -28,14 +28,14 @@ pytestmark = pytest.mark.slow
 def test_killed_drivers_lose_nothing_and_repeat_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     """Between journal, offset log, sink and commit: wherever the moment falls. MQTT."""
     require_java()
-    counted = kills.run(broker, tmp_path, kills.KINDS, random.Random(), rate=1000)
+    counted = kills.run(broker, tmp_path, ["driver", "machine"], random.Random(), rate=1000)
     assert counted["rows"] == counted["messages"] > 0
 
 
 @pytest.mark.timeout(300)
 def test_a_killed_driver_of_a_queue(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     require_java()
-    counted = kills.run(rabbitmq, tmp_path, ["machine"], random.Random(), rate=1000)
+    counted = kills.run(rabbitmq, tmp_path, ["receiver"], random.Random(), rate=1000)
     assert counted["rows"] == counted["messages"] > 0
 
 
