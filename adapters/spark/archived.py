@@ -188,7 +188,7 @@ def _spark_rows(frame: DataFrame, first: int, last: int, filters: tuple[TopicFil
     def rows() -> _Rows:
         try:
             for row in found.toLocalIterator():
-                yield tuple(row)  # type: ignore[misc]
+                yield tuple(row)
         except (PySparkException, Py4JJavaError) as error:  # the iterator hands on errors of Java as they are
             raise ArchiveUnreadableError("a DataFrame", f"Spark: {_first_line(error)}") from error
 
