@@ -11,7 +11,7 @@ after a loss. If the sender gave it an id, or the MQTT session does, it is known
 and acknowledged instead of stored twice.
 
 **Threads.** Observers run on worker threads of :mod:`messaging`; one thread for each ingest writes and acknowledges.
-The condition guards what waits between them; nothing is called under it.
+The condition guards what waits between them; under it nothing is called but the log's own questions of size.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ class Ingest:
         self.log = log
         #: rows not stored because they were known
         self.repeated = 0
-        #: what ended it, or keeps it from going on
-        self.failure: MessagingError | None = None
         self._feed = feed
         self._instance: Messaging | None = None
         self._streams: list[MessageStream] = []
@@ -97,7 +95,10 @@ class Ingest:
         self._pending_bytes = 0
         self._is_idle = False
         self._stopping = False
-        self._blocked_since: float | None = None
+        #: what ended it
+        self._ended_by: MessagingError | None = None
+        #: why it cannot write for now, and since when, monotonic
+        self._blocked: tuple[JournalFullError, float] | None = None
         #: when the last message came, monotonic
         self._last = 0.0
         #: while deliveries are made again: what the last rows were, the oldest first
@@ -146,12 +147,19 @@ class Ingest:
         """Whether the journal takes no more until something of it is committed."""
         return self.log.backlog >= self._feed.journal_bytes
 
+    @property
+    def failure(self) -> MessagingError | None:
+        """What ended it, or keeps it from going on."""
+        with self._changed:
+            return self._ended_by or (self._blocked[0] if self._blocked is not None else None)
+
     def raise_failure(self, patience: float = 0.0) -> None:
         """Raise what ended the ingest, or has kept it from storing anything for ``patience`` seconds."""
         with self._changed:
-            since = self._blocked_since
-            failure = self.failure
-        if failure is not None and (since is None or time.monotonic() - since >= patience):
+            failure = self._ended_by
+            if failure is None and self._blocked is not None and time.monotonic() - self._blocked[1] >= patience:
+                failure = self._blocked[0]
+        if failure is not None:
             raise failure.with_traceback(None)
 
     def wait_quiet(self, quiet: float, deadline: float) -> None:
@@ -163,7 +171,7 @@ class Ingest:
         """
         with self._changed:
             while (now := time.monotonic()) < deadline:
-                if self.failure is not None or self.is_full:
+                if self._ended_by is not None or self._blocked is not None or self.is_full:
                     return
                 rest = self._last + quiet - now
                 if rest <= 0 and self._is_idle and not self._pending:
@@ -205,8 +213,8 @@ class Ingest:
         if not isinstance(error, MessagingError):
             error = SubscriptionRefusedError(f"the subscription ended: {type(error).__name__}")
         with self._changed:
-            if self.failure is None and not self._stopping and not isinstance(error, ClosedError):
-                self.failure = error
+            if self._ended_by is None and not self._stopping and not isinstance(error, ClosedError):
+                self._ended_by = error
                 logger.error("ingest of partition %d ended: %s", self.log.partition, error)
             self._changed.notify_all()
 
@@ -224,8 +232,7 @@ class Ingest:
 
     def _fail(self, error: MessagingError) -> None:
         with self._changed:
-            self.failure = error
-            self._blocked_since = None
+            self._ended_by = error
             self._stopping = True  # observers must not wait for a thread that is gone
             self._changed.notify_all()
 
@@ -270,19 +277,17 @@ class Ingest:
                 self.log.append(rows)
             except JournalFullError as error:
                 with self._changed:
-                    if self._blocked_since is None:
+                    if self._blocked is None:
                         logger.warning("ingest of partition %d waits: %s", self.log.partition, error)
-                        self._blocked_since = time.monotonic()
-                    self.failure = error
+                    self._blocked = (error, time.monotonic() if self._blocked is None else self._blocked[1])
                     self._changed.notify_all()
                     if self._changed.wait_for(lambda: self._stopping, pause):
                         return False
                 pause = min(pause * 2, _RETRY_LAST)
                 continue
-            if self._blocked_since is not None:
+            if self._blocked is not None:
                 with self._changed:
-                    self._blocked_since = None
-                    self.failure = None
+                    self._blocked = None
             return True
 
     def _without_known(self, batch: list[Message]) -> list[Message]:

@@ -325,3 +325,20 @@ def test_starting_fails_with_the_error_of_the_library(tmp_path: Path, rabbitmq: 
     with pytest.raises(InvalidOptionError, match=r"extension.nonsense") as caught:
         start(rabbitmq.url, queue="somewhere", **{"extension.nonsense": "1"})
     assert caught.value.option == "extension.nonsense"
+
+
+def test_a_queue_that_is_deleted_while_the_disk_is_full_is_not_forgotten(
+    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    running = run(rabbitmq.url, queue=queue)
+    gate = Gate(running.log, monkeypatch)
+    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    publish(rabbitmq.url, queue, numbers(5))
+    wait_for(lambda: running.ingest.failure is not None, "the disk to be full")
+    rabbitmq.ctl("delete_queue", queue)
+    wait_for(lambda: isinstance(running.ingest.failure, SubscriptionRefusedError), "the end of the subscription")
+    gate.error = None
+    wait_for(lambda: running.log.end == 5, "what was there to be stored")
+    with pytest.raises(SubscriptionRefusedError):
+        running.ingest.raise_failure(patience=60)
