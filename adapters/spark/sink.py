@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import secrets
-import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,15 +26,13 @@ from pyspark import TaskContext
 from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-import messaging
 from adapters.spark.columns import CONTENT_ENCODING, MESSAGE_ID
+from adapters.spark.connecting import connect
 from adapters.spark.errors import InvalidColumnError, InvalidRowError
 from messaging.channels import check_name
 from messaging.errors import (
     ArgumentError,
-    AuthenticationError,
     BoundReachedError,
-    ConnectFailedError,
     InvalidHeaderError,
     InvalidOptionError,
     PayloadTooLargeError,
@@ -46,8 +42,6 @@ from messaging.extensions import identified
 from messaging.features import Features
 from messaging.message import MessageContext
 from messaging.publisher import check_text
-from messaging.settings import load_settings
-from messaging.url import parse_url
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -71,8 +65,6 @@ _EPOCH: Final = "streaming.sql.batchId"
 _STRIDE: Final = 256
 #: shapes of messages that are kept; more distinct ones are checked again
 _SHAPES: Final = 4096
-#: pauses between attempts to connect, seconds
-_RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
 
 
 class Written(WriterCommitMessage):
@@ -267,7 +259,10 @@ class _Task:
 
     def _connect(self) -> MessagePublisher:
         if self._instance is None:
-            self._instance = instance = connect(self._options)
+            options = self._options
+            self._instance = instance = connect(
+                options.broker, options.timeout, timeout=options.timeout, outbox_size=options.max_in_flight
+            )
             self._has_ids = Features.EXTENSION_MESSAGE_ID in instance.features
         return self._instance.publisher
 
@@ -396,34 +391,6 @@ class _Task:
             elif name != MESSAGE_ID:
                 sent[name] = text
         return encoding, sent
-
-
-def connect(options: WriteOptions) -> Messaging:
-    """Connect a task to its broker. Tries again, for ``timeout`` seconds, unless the broker says no.
-
-    Raises:
-        ConnectFailedError: no connection in that time; ``AuthenticationError`` if the broker refused the credentials.
-        InvalidOptionError: ``passwordFile`` cannot be read here.
-    """
-    broker = options.broker
-    keywords = broker.keywords(timeout=options.timeout, outbox_size=options.max_in_flight, retry_connect=False)
-    if broker.is_mqtt:
-        keywords |= {"clean_start": True, "session_expiry": 0}
-    client_id = load_settings(broker.adapter.settings_type, parse_url(broker.url), keywords).client_id
-    until = time.monotonic() + options.timeout
-    pause = _RETRY_FIRST
-    while True:
-        if client_id is not None:  # of many tasks, and attempts of them, at once
-            keywords["client_id"] = f"{client_id}-{secrets.token_hex(4)}"
-        try:
-            return messaging.connect(broker.url, **keywords)
-        except AuthenticationError:
-            raise
-        except ConnectFailedError as error:
-            if error.code is not None or time.monotonic() + pause > until:
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, _RETRY_LAST)
 
 
 # --- Arrow ----------------------------------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 import messaging
 from adapters.spark.columns import JOURNAL, batch_of
+from adapters.spark.connecting import connect
 from adapters.spark.errors import DataLossError
 from adapters.spark.options import EARLIEST, LATEST, Broker, ReadOptions
 from adapters.spark.source import Columns
-from messaging.errors import ClosedError, DeadlineError, InvalidOptionError, MessagingError
+from messaging.errors import ClosedError, ConnectionLostError, DeadlineError, InvalidOptionError, MessagingError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -136,13 +137,13 @@ class _Reading:
         if at >= partition.end:
             return
         with (
-            messaging.connect(self._broker.url, **self._broker.keywords()) as instance,
+            connect(self._broker, _SILENCE_SECONDS) as instance,
             _subscribe(instance, partition.stream, at, self._prefetch) as messages,
         ):
             waiting: list[Message] = []
             offsets: list[int] = []
             while at < partition.end:
-                message = self._next(messages, partition, at)
+                message = self._next(instance, messages, partition, at)
                 offset = _offset_of(message)
                 if offset < at:  # again, after a loss of the connection
                     continue
@@ -159,10 +160,14 @@ class _Reading:
             if waiting:
                 yield _batch(waiting, offsets, partition.number)
 
-    def _next(self, messages: MessageStream, partition: StreamPartition, at: int) -> Message:
+    def _next(self, instance: Messaging, messages: MessageStream, partition: StreamPartition, at: int) -> Message:
         try:
             return messages.receive(_SILENCE_SECONDS)
-        except DeadlineError:
+        except DeadlineError as error:
+            if not instance.connection_state.value.is_up:
+                raise ConnectionLostError(
+                    f"stream {partition.stream!r} at offset {at}: no connection for {_SILENCE_SECONDS:g} s"
+                ) from error
             raise DataLossError(
                 f"option 'queue': stream {partition.stream!r} sends nothing from offset {at} on, and {partition.end} "
                 "was its end; was it deleted, or made anew?"
@@ -243,6 +248,14 @@ class StreamsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self) -> dict[str, int]:
         return self._ask(lambda ends: {stream: ends.end(stream) for stream in self._options.queues})
 
+    def _latest_if_there(self) -> dict[str, int]:
+        """The same; nothing while the broker is away."""
+        try:
+            return self._latest()
+        except (DeadlineError, ConnectionLostError) as error:
+            logger.warning("the ends of streams are not known for now: %s", error)
+            return {}
+
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without checkpoint begins."""
         options = self._options
@@ -259,12 +272,13 @@ class StreamsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes."""
         begins = self._begins(start)
-        known = self._target if self._target is not None else self._latest()
+        known = self._target if self._target is not None else self._latest_if_there()
         ends = {}
         for stream, begin in begins.items():
-            if known[stream] < begin:
+            end = known.get(stream, begin)
+            if end < begin:
                 self._check_still_there(stream, begin)
-            ends[stream] = max(begin, known[stream])
+            ends[stream] = max(begin, end)
         if isinstance(limit, ReadMaxRows):
             total = sum(ends.values()) - sum(begins.values())
             if total > limit.max_rows:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.brokers import Mosquitto, RabbitMQ
+from tests.proxy import Proxy
 from tests.spark import kills
 from tests.spark.conftest import require_java
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
-from tests.spark.test_source import stream
+from tests.spark.test_source import make_stream, stream, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,3 +111,26 @@ def test_a_disk_that_stays_full_fails_the_query(
     (small_disk / "ballast").unlink()
     with Collected(frame, tmp_path / "checkpoint") as query:
         assert values(query.receive(1)) == [b"x" * 100_000]
+
+
+def test_a_broker_of_streams_that_is_away_for_a_while(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    name = unique("away")
+    make_stream(rabbitmq.url, name, numbers(100))
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        options = {
+            "url": f"amqp://guest:guest@127.0.0.1:{proxy.port}",
+            "queue": name,
+            "queueType": "stream",
+            "timeout": "3",
+            "reconnect_max": "0.5",
+        }
+        frame = spark.readStream.format("messaging").options(**options).load()
+        with Collected(frame, tmp_path / "checkpoint", processingTime="200 milliseconds") as query:
+            query.receive(100)
+            proxy.refuse()
+            publish(rabbitmq.url, name, numbers(100, 100))
+            attempts = proxy.attempts
+            wait_for(lambda: proxy.attempts > attempts + 2, "attempts to reconnect")
+            assert query.query.isActive
+            proxy.accept()
+            assert sorted(values(query.receive(200))) == sorted(numbers(200))
