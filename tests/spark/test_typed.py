@@ -49,8 +49,9 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 from typing_extensions import TypeAliasType, TypedDict
 
-from adapters.spark import typed
 from adapters.spark.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
+from adapters.spark.typed.by_model import plan_of_model
+from adapters.spark.typed.rows import parse
 from messaging.errors import BoundReachedError, InvalidOptionError
 
 ROOT = Path(__file__).parents[2]
@@ -632,9 +633,9 @@ def test_a_value_that_arrow_refuses_harms_no_other_row() -> None:
 
 def test_a_required_field_that_is_none_all_the_same_is_corrupt() -> None:
     hollow = Holder.model_construct(site=Site.model_construct(name=None))
-    plan = typed._plan_of_model(f"{HERE}:Holder")._replace(read=lambda _: hollow)
+    plan = plan_of_model(f"{HERE}:Holder")._replace(read=lambda _: hollow)
     kind = to_arrow_schema(plan.schema, timezone="UTC").types
-    assert typed._parse(plan, kind, messages([b"{}"]))[1] == [0]
+    assert parse(plan, kind, messages([b"{}"]))[1] == [0]
 
 
 @pytest.mark.parametrize(
@@ -1120,7 +1121,7 @@ def test_a_column_that_arrow_cannot_hold_is_said_to_be_too_large(monkeypatch: py
             raise ValueError("two chunks")
         return pa.array(values, kind)
 
-    monkeypatch.setattr(typed, "_array", chunked)
+    monkeypatch.setattr("adapters.spark.typed.rows._array", chunked)
     with pytest.raises(BoundReachedError, match="2 GiB"):
         TypedColumns.of_model(f"{HERE}:Reading").convert(messages([b'{"device":"d","temperature":1}'] * 2))
 

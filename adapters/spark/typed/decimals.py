@@ -1,0 +1,57 @@
+"""Decimals: exact from the text of a payload to the column, or an error."""
+
+from __future__ import annotations
+
+import re
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from typing import Any, Final
+
+from pyspark.sql import types as spark
+
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+class Decimals:
+    """Values of ``decimal(precision, scale)``, exact or an error.
+
+    All decimals for Arrow pass here, also because it ends the process when it gets one with an exponent such as
+    -999999999 (seen with pyarrow 26).
+    """
+
+    def __init__(self, precision: int, scale: int) -> None:
+        self._unit = Decimal(1).scaleb(-scale)
+        self._context = Context(prec=precision, traps=[Inexact, InvalidOperation])
+
+    def exact(self, value: Decimal) -> Decimal:
+        """The same number with all digits after the point; raises if there is none."""
+        if not isinstance(value, Decimal):
+            raise TypeError("no decimal")
+        return value.quantize(self._unit, context=self._context)
+
+    def read(self, value: Any) -> Decimal:
+        """The number that a payload means."""
+        if isinstance(value, float):
+            value = repr(value)
+        elif isinstance(value, bool) or not isinstance(value, (str, int, Decimal)):
+            raise ValueError("no number")
+        if isinstance(value, str) and not _NUMBER.fullmatch(value):
+            raise ValueError("no number")
+        return self.exact(Decimal(value))
+
+
+def has_decimals(kind: spark.DataType) -> bool:
+    """Whether there is a decimal in it, at any depth."""
+    if isinstance(kind, spark.StructType):
+        return any(has_decimals(field.dataType) for field in kind)
+    if isinstance(kind, spark.ArrayType):
+        return has_decimals(kind.elementType)
+    return isinstance(kind, spark.DecimalType) or (isinstance(kind, spark.MapType) and has_decimals(kind.valueType))
+
+
+def _rounded(number: str) -> bool:
+    return Decimal(repr(float(number))) != Decimal(number)
+
+
+def quoted_if_rounded(number: str) -> str | float:
+    """A number of JSON as a double, or as it is written if that is another number."""
+    return number if _rounded(number) else float(number)
