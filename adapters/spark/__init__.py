@@ -12,10 +12,11 @@
     columns     what a row is               typed       columns parsed from the payload
     source      the readers that Spark calls, for channels that cannot be replayed
     ingest      broker -> journal           feeds       how it presents itself to the broker
-    journal     segments, offsets, commits  frames      what segments are made of
+    journal     whose it is                 log         one partition: segments, offsets, commits
+    index       where the frames are        frames      what segments are made of
     folders     local disk, object stores
     streams     RabbitMQ streams, which need no journal
-    sink        rows -> messages
+    sink        rows -> messages            connecting  how tasks reach a broker
     errors      what can go wrong
 
     archive     typed events -> Parquet, and back: recorder, recorded, archived, replay

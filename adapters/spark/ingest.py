@@ -33,7 +33,7 @@ from messaging.errors import ClosedError, InvalidOptionError, SubscriptionRefuse
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from adapters.spark.journal import LogWriter
+    from adapters.spark.log import LogWriter
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from adapters.spark import journal
 from adapters.spark.columns import MESSAGE
 from adapters.spark.errors import DataLossError, JournalMismatchError, redacted
 from adapters.spark.feeds import feeds
 from adapters.spark.folders import open_folder
 from adapters.spark.ingest import Ingest, deadline_in
-from adapters.spark.journal import Journal, Log, Source, Span
+from adapters.spark.journal import Journal, Source
+from adapters.spark.log import SEGMENT_BYTES, Log, Span, read
 from adapters.spark.options import EARLIEST, LATEST, ReadOptions
 from adapters.spark.typed import TypedColumns
 from messaging.errors import InvalidOptionError, MessagingError
@@ -40,7 +40,7 @@ from messaging.errors import InvalidOptionError, MessagingError
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from adapters.spark.journal import LogWriter
+    from adapters.spark.log import LogWriter
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class JournalPartition(InputPartition):
 def read_journal(partition: JournalPartition, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The rows of ``partition``, as Arrow batches."""
     folder = open_folder(partition.path)
-    return columns.convert(journal.read(folder, partition.spans))
+    return columns.convert(read(folder, partition.spans))
 
 
 def plan(path: str, ranges: Sequence[tuple[Log, int, int]], min_partitions: int | None) -> list[JournalPartition]:
@@ -201,7 +201,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         opened = Journal.open(
             options.required_journal, source, adopt=options.adopt_journal,
-            segment_bytes=max(2**20, min(journal.SEGMENT_BYTES, options.journal_bytes // 4 // options.receivers)),
+            segment_bytes=max(2**20, min(SEGMENT_BYTES, options.journal_bytes // 4 // options.receivers)),
         )  # fmt: skip
         try:
             group = options.group or f"spark-{opened.meta.id[:16]}"

@@ -8,10 +8,10 @@ import resource
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from adapters.spark import journal
 from adapters.spark.columns import batch_of
 from adapters.spark.errors import JournalFullError
-from adapters.spark.journal import Journal, Log, LogWriter, Source
+from adapters.spark.journal import Journal, Source
+from adapters.spark.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check(opened: Journal[Any], start: int | None = None, end: int | None = None
     for log in opened.logs:
         first, last = log.begin if start is None else start, log.end if end is None else end
         offset = first
-        for batch in journal.read(opened.folder, log.spans(first, last)):
+        for batch in read(opened.folder, log.spans(first, last)):
             assert batch.column("offset").to_pylist() == list(range(offset, offset + batch.num_rows))
             assert batch.column("value").to_pylist() == [value(n) for n in range(offset, offset + batch.num_rows)]
             offset += batch.num_rows

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import messaging
-from adapters.spark import journal
 from adapters.spark.errors import JournalUnreadableError
+from adapters.spark.journal import Journal
+from adapters.spark.log import read
 from messaging import MessagingError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.spark.harness import wait_for
@@ -167,11 +168,11 @@ class Ledger:
     def note(self) -> None:
         """Read the journal, and hold it against what it held before."""
         try:
-            opened = journal.Journal.view(self._path)
+            opened = Journal.view(self._path)
         except JournalUnreadableError:
             return
         (log,) = opened.logs
-        for batch in journal.read(opened.folder, log.spans(log.begin, log.end)):
+        for batch in read(opened.folder, log.spans(log.begin, log.end)):
             offsets, values = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
             for offset, value in zip(offsets, values, strict=True):
                 assert self.seen.setdefault(offset, value) == value, f"offset {offset} was {self.seen[offset]!r}"

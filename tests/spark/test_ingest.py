@@ -12,11 +12,11 @@ from uuid import uuid4
 import pytest
 
 from adapters.spark import ingest as ingests
-from adapters.spark import journal
 from adapters.spark.errors import JournalFullError
 from adapters.spark.feeds import feeds
 from adapters.spark.ingest import Ingest
-from adapters.spark.journal import Journal, LogWriter, Source
+from adapters.spark.journal import Journal, Source
+from adapters.spark.log import LogWriter, read
 from adapters.spark.options import ReadOptions
 from messaging import MessagingError
 from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
@@ -50,7 +50,7 @@ class Running:
         return self
 
     def values(self) -> list[bytes]:
-        rows = journal.read(self.journal.folder, self.log.spans(self.log.begin, self.log.end))
+        rows = read(self.journal.folder, self.log.spans(self.log.begin, self.log.end))
         return [value for batch in rows for value in batch.column("value").to_pylist()]
 
     def stored(self, count: int) -> list[bytes]:

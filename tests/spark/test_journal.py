@@ -28,7 +28,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adapters.spark import folders, journal
+from adapters.spark import folders
 from adapters.spark.columns import batch_of
 from adapters.spark.errors import (
     DataLossError,
@@ -40,7 +40,8 @@ from adapters.spark.errors import (
     JournalUnreadableError,
 )
 from adapters.spark.folders import LocalFolder
-from adapters.spark.journal import Journal, LogWriter
+from adapters.spark.journal import Journal
+from adapters.spark.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
@@ -95,8 +96,8 @@ class Held(LocalFolder):
         return pa.py_buffer(bytes(self.data)).slice(start, length)
 
 
-def values(folder: Path, log: journal.Log) -> list[bytes]:
-    batches = journal.read(LocalFolder(str(folder)), log.spans(log.begin, log.end))
+def values(folder: Path, log: Log) -> list[bytes]:
+    batches = read(LocalFolder(str(folder)), log.spans(log.begin, log.end))
     return [each for batch in batches for each in batch.column("value").to_pylist()]
 
 
@@ -158,12 +159,12 @@ def test_the_same_offsets_give_the_same_bytes(path: str) -> None:
     (log,) = with_journal.logs
     for count in (1, 7, 30, 2):
         add(log, count)
-    before = [batch.serialize().to_pybytes() for batch in journal.read(with_journal.folder, log.spans(2, 35))]
+    before = [batch.serialize().to_pybytes() for batch in read(with_journal.folder, log.spans(2, 35))]
     spans = log.spans(2, 35)
     with_journal.close()
     again = opened(path)
     assert again.logs[0].spans(2, 35) == spans
-    after = [batch.serialize().to_pybytes() for batch in journal.read(again.folder, pickle.loads(pickle.dumps(spans)))]
+    after = [batch.serialize().to_pybytes() for batch in read(again.folder, pickle.loads(pickle.dumps(spans)))]
     assert after == before
     again.close()
 
@@ -234,7 +235,7 @@ def test_a_tail_cut_anywhere_in_the_last_two_frames_costs_only_them(
     data = segment.read_bytes()
     for cut in range(ends[1], len(data)):
         count, whole = (5, ends[2]) if cut >= ends[2] else (2, ends[1])
-        log = journal.Log(Held(segment.name, data[:cut]), 0, seed=SEED)
+        log = Log(Held(segment.name, data[:cut]), 0, seed=SEED)
         assert log.load() == (0, whole, cut)
         assert log.end == count
         if cut % 37 and cut not in ends:
@@ -267,7 +268,7 @@ def test_a_flip_anywhere_in_the_last_frame_costs_only_it(tmp_path: Path) -> None
     for at in range(ends[2], len(held.data)):
         flip = 1 << random.randrange(8)
         held.data[at] ^= flip
-        log = journal.Log(held, 0, seed=SEED)
+        log = Log(held, 0, seed=SEED)
         assert log.load() == (0, ends[2], len(held.data))
         held.data[at] ^= flip
         assert log.end == 5
@@ -284,7 +285,7 @@ def test_a_flip_anywhere_before_the_last_frame_is_an_error(tmp_path: Path) -> No
         flip = 1 << random.randrange(8)
         held.data[at] ^= flip
         with pytest.raises(JournalCorruptError, match=rf"journalPath.*{segment.name}"):
-            journal.Log(held, 0, seed=SEED).load()
+            Log(held, 0, seed=SEED).load()
         held.data[at] ^= flip
     held.data[ends[1]] ^= 1
     segment.write_bytes(held.data)
@@ -300,9 +301,9 @@ def test_readers_notice_every_bit_that_flips(tmp_path: Path) -> None:
     for bit in range(ends[0] * 8, len(held.data) * 8):
         held.data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(JournalCorruptError):
-            list(journal.read(held, [span]))
+            list(read(held, [span]))
         held.data[bit // 8] ^= 1 << bit % 8
-    assert sum(batch.num_rows for batch in journal.read(held, [span])) == 5
+    assert sum(batch.num_rows for batch in read(held, [span])) == 5
 
 
 def test_readers_notice_what_was_cut_off(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_readers_notice_what_was_cut_off(tmp_path: Path) -> None:
     for cut in range(span.position, len(data), 7):
         segment.write_bytes(data[:cut])
         with pytest.raises(JournalCorruptError):
-            list(journal.read(LocalFolder(str(tmp_path)), [span]))
+            list(read(LocalFolder(str(tmp_path)), [span]))
 
 
 def segmented(path: str, count: int = 4, **more: Any) -> list[Path]:
@@ -359,7 +360,7 @@ def test_segments_of_two_partitions_exchanged_are_an_error(path: str) -> None:
     with pytest.raises(JournalCorruptError):
         opened(path, source=replace(SOURCE, partitions=2))
     with pytest.raises(JournalCorruptError, match=files[1].name):
-        list(journal.read(LocalFolder(path), spans))
+        list(read(LocalFolder(path), spans))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -1014,11 +1015,11 @@ def test_a_large_journal_is_not_loaded(path: str) -> None:
         log.append(batch_of([payload], 0, log.end, NOW))
     with_journal.close()
     program = (
-        "import resource, sys; from adapters.spark import journal; from adapters.spark.journal import Journal;"
+        "import resource, sys; from adapters.spark.journal import Journal; from adapters.spark.log import read;"
         "import pyarrow as pa; resident = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') "
         "if l.startswith('RssAnon'));"
         "before = resident(); view = Journal.view(sys.argv[1]);"
-        "rows = list(journal.read(view.folder, view.logs[0].spans(0, 80)));"
+        "rows = list(read(view.folder, view.logs[0].spans(0, 80)));"
         "assert len(rows) == 80; print(resident() - before)"
     )
     done = subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True, text=True)
