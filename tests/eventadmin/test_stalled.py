@@ -362,7 +362,7 @@ def test_whoever_sends_is_freed_by_the_timeout(
     assert [each.numbers for each in gates] == [[1], [1]]
     assert last.numbers == [1, 2]
     assert [blocked(admin, each) for each in registrations] == [REASON] * 2
-    assert len(logged(caplog, "is blocked", level=logging.ERROR)) == 2
+    eventually(lambda: len(logged(caplog, "is blocked", level=logging.ERROR)) == 2, "it is logged")
     for each in gates:
         each.leave()
 

@@ -81,6 +81,7 @@ def test_a_handler_that_keeps_raising_is_blocked_and_that_is_logged(
     assert failing.of("n") == [*range(FAILURES)]
     assert other.of("n") == [*range(FAILURES + 5)]
     assert blocked(bus, registration) == f"it failed on {FAILURES} events in a row"
+    eventually(lambda: logged(caplog, "is blocked", level=logging.ERROR), "it is logged")
     (text,) = logged(caplog, "is blocked", level=logging.ERROR)
     for part in (bus.name, repr(registration.reference), "Failing", "a, b/*", f"{FAILURES} events in a row", "update"):
         assert part in text
@@ -176,7 +177,7 @@ def test_a_block_comes_back_only_after_as_many_failures_as_at_first(
         publish(bus, range(3))
         assert blocked(bus, registration)
         assert len(failing.events) == FAILURES * (round_ + 1)
-    assert len(logged(caplog, "is blocked")) == 3
+    eventually(lambda: len(logged(caplog, "is blocked")) == 3, "it is logged")
 
 
 def test_registering_it_again_is_a_new_beginning(bus: TypedEventBus, services: ServiceRegistry) -> None:
@@ -291,6 +292,7 @@ def test_a_handler_that_does_not_return_is_blocked_and_that_is_logged(
     publish(bus, [21], "b")
     assert other.of("n") == [*range(21)]
     assert left.of("n") == [21]  # it was its only handler
+    eventually(lambda: logged(caplog, "is blocked", level=logging.ERROR), "it is logged")
     (text,) = logged(caplog, "is blocked", level=logging.ERROR)
     for part in (repr(registration.reference), "Hanging", "a, b", f"{SOON:g} s", "19 events"):
         assert part in text
@@ -423,7 +425,7 @@ def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(
     publish(bus, [5])
     assert log == [0, "cancelled"]
     assert other.of("n") == [*range(6)]
-    assert len(logged(caplog, "is blocked", "hang")) == 1
+    eventually(lambda: len(logged(caplog, "is blocked", "hang")) == 1, "it is logged")
     registration.update(named("a", timeout=SOON))
     bus.deliver_untyped("a", {"n": 6})
     until_blocked(bus, registration)
@@ -556,7 +558,7 @@ def test_a_coroutine_whose_loop_was_closed_is_blocked_until_it_is_updated(
     assert left.of("n") == [1, 1]
     assert [number for number, _ in received] == [2, 3]
     assert received[0][1] != received[1][1] == threading.get_ident()
-    assert len(logged(caplog, "is blocked", "the event loop it ran on is closed")) == 2
+    eventually(lambda: len(logged(caplog, "is blocked", "the event loop it ran on is closed")) == 2, "it is logged")
 
 
 def test_of_a_loop_that_ends_in_the_middle_no_handler_is_called_any_more(
