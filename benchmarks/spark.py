@@ -1,11 +1,11 @@
 """Spark: rows from a journal, from MQTT and from RabbitMQ, against other ways to get them there; and how late they are.
 
-``journal`` is a batch read of what an ingest has stored, into nothing and into Parquet, from planning to the last row.
-Beside it are a Python data source that has one Arrow batch ready, one that has tuples ready, and Spark itself, which
-computes the same columns (``spark.range``): a batch has an end, and the ``rate`` source of streaming would measure its
-own clock. ``mosquitto`` and ``RabbitMQ queue``: from the first publish to when the micro-batch with the last row is
-committed, against the same adapter without Spark. ``RabbitMQ stream``: the stream is full already, and the query ends
-with it (``availableNow``); from its start to its last row.
+``journal`` is a batch read of what an ingest has stored, into nothing and into Parquet, from planning to the last
+row. Beside it are a Python data source that has one Arrow batch ready, one that has tuples ready, and Spark itself,
+which computes the same columns (``spark.range``): a batch has an end, and the ``rate`` source of streaming would
+measure its own clock. ``mosquitto`` and ``RabbitMQ queue``: from the first publish to when the micro-batch with the
+last row is committed, against the same adapter without Spark; a micro-batch a second. ``RabbitMQ stream``: the
+stream is full already, and the query ends with it (``availableNow``); from its start to its last row.
 
 Publishers are this project's, for everybody. Latency is taken in ``foreachBatch``, of every row.
 """

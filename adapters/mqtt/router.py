@@ -235,7 +235,10 @@ class Router:
             return self._newcomer(publish.topic) if publish.retain else self._by_topic(publish.topic)
         if len(identifiers) == 1 and not publish.retain:  # nearly always
             known = self._identified.get(identifiers[0])
-            if known is not None and (not self._foreign_identifiers or known[0] in self._matching(publish.topic)):
+            if known is None:
+                if self._foreign_identifiers and not self._is_own(identifiers[0]):
+                    return self._by_topic(publish.topic)
+            elif not self._foreign_identifiers or known[0] in self._matching(publish.topic):
                 return known[0].receivers()
         found = [self._identified[each] for each in identifiers if each in self._identified]
         if self._foreign_identifiers:
