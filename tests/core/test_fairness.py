@@ -149,7 +149,8 @@ def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
     until(lambda: broker.rejected == [bad])
     broker.deliver(*numbered(100))
     messages = [stream.receive(PATIENCE) for _ in range(100)]
-    settle_loop()
+    (subscription,) = stream._subscriptions()
+    until(lambda: not subscription._gathering, "the loop no longer looks for verdicts by itself")
     calls.clear()
     with Standstill():
         for message in messages:
