@@ -181,12 +181,12 @@ SPARK_BATCH: Final = (
     Contender(OURS, "spark", "pyspark", "spark.read of the journal, 8 tasks", "messaging"),
     Contender("arrow", "spark", "pyspark", "Python data source: one record batch of 16,384, over and over", "arrow"),
     Contender("tuples", "spark", "pyspark", "Python data source: tuples, over and over", "tuples"),
-    Contender("engine", "spark", "pyspark", "spark.range and expressions, no Python: the limit", "engine"),
+    Contender("rate", "spark", "pyspark", "Spark's rate-micro-batch source, the same columns: no Python", "rate"),
 )
 _SPARK: Final = Contender(OURS, "spark", "pyspark", "a streaming query; a row counts when committed", "messaging")
 _ADAPTER: Final = Contender("adapter", "spark", "messaging", "without Spark: subscribe, an observer", "adapter")
 _SIMPLE: Final = Contender(
-    "simple", "spark", "pyspark", "SimpleDataSourceStreamReader over paho: a deque, tuples", "simple"
+    "simple", "spark", "pyspark", "SimpleDataSourceStreamReader over paho: a deque, tuples of six", "simple"
 )
 #: and what comes from a broker: by whom it can be read
 SPARK_MQTT: Final = (_SPARK, _ADAPTER, _SIMPLE)

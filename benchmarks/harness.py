@@ -29,7 +29,7 @@ _ROOT: Final = Path(__file__).parent.parent
 _SETUP: Final = 30.0
 #: fewest messages a second that is waited for
 _SLOWEST: Final = 100
-#: most messages of a run: beyond this they tell nothing more
+#: most messages of a run, usually: beyond this they tell nothing more
 _MOST: Final = 400_000
 
 
@@ -132,6 +132,8 @@ class Plan:
     warm_up: int = 4_000
     #: messages in each run, whatever the warm-up told
     messages: int | None = None
+    #: most messages of a run, by the warm-up
+    most: int = _MOST
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Plan:
@@ -149,7 +151,7 @@ class Plan:
         """Messages for the runs that count, by the warm-up."""
         if self.messages is not None:
             return self.messages
-        return max(self.warm_up // 4, min(_MOST, round(warm_up.rate * self.seconds)))
+        return max(self.warm_up // 4, min(self.most, round(warm_up.rate * self.seconds)))
 
 
 def measure(case: Case, contenders: Sequence[Contender], plan: Plan) -> list[Outcome]:

@@ -2,10 +2,11 @@
 
 ``journal`` is a batch read of what an ingest has stored, into nothing and into Parquet, from planning to the last
 row. Beside it are a Python data source that has one Arrow batch ready, one that has tuples ready, and Spark itself,
-which computes the same columns (``spark.range``): a batch has an end, and the ``rate`` source of streaming would
-measure its own clock. ``mosquitto`` and ``RabbitMQ queue``: from the first publish to when the micro-batch with the
-last row is committed, against the same adapter without Spark; a micro-batch a second. ``RabbitMQ stream``: the
-stream is full already, and the query ends with it (``availableNow``); from its start to its last row.
+which computes the same columns from its ``rate-micro-batch`` source, in a micro-batch of all rows (``rate`` itself
+has as many rows as seconds went by: it would measure its clock). ``mosquitto`` and ``RabbitMQ queue``: from the first
+publish to when the micro-batch with the last row is committed, against the same adapter without Spark; a micro-batch
+every two seconds, and some twenty seconds of it. ``RabbitMQ stream``: the stream is full already, and the query ends
+with it (``availableNow``); from its start to its last row.
 
 Publishers are this project's, for everybody. Latency is taken in ``foreachBatch``, of every row.
 """
@@ -36,7 +37,12 @@ _SETUP: Final = 180.0
 #: rows of a journal for each second a run should take: none of those that read it manages more
 _BATCH_RATE: Final = 1_000_000
 #: a streaming query has to run for so many times as long as others: its last micro-batch must not weigh much
-_LONGER: Final = 8
+_LONGER: Final = 20
+#: a run of it that does not count takes so many times as many messages as others': for some seconds, or the trigger
+#: would be what is measured
+_LONGER_WARM_UP: Final = 50
+#: most messages of a run
+_STREAMING_MOST: Final = 1_500_000
 #: messages of a stream for each second a run should take
 _STREAM_RATE: Final = 100_000
 #: seconds of a run for latency: thirty micro-batches at least, for each that a run should take
@@ -168,7 +174,9 @@ class Spark:
             )
 
     def _streaming(self) -> Plan:
-        return dataclasses.replace(self._plan, seconds=_LONGER * self._plan.seconds, warm_up=5 * self._plan.warm_up)
+        seconds = _LONGER * self._plan.seconds
+        warm_up = _LONGER_WARM_UP * self._plan.warm_up
+        return dataclasses.replace(self._plan, seconds=seconds, warm_up=warm_up, most=_STREAMING_MOST)
 
     def _mqtt_options(self) -> dict[str, Any]:
         return {"source": "mqtt", "version": "5", "qos": 1, "window": mqtt.WINDOW}

@@ -32,12 +32,17 @@ if TYPE_CHECKING:
 PREFETCH: Final = 4096
 #: the stream that is read first of all, see ``benchmarks.spark``
 WARM_UP: Final = "benchmark-warm-up"
-#: messages of a micro-batch of the first query, and how many of these
-_WARM_UP_ROWS: Final = 2_000
+#: messages of a micro-batch of the first query, and how many of these; before a run of many messages there are more:
+#: the JVM has compiled what matters after some ten seconds of work
+_WARM_UP_ROWS: Final = 4_000
 _WARM_UP_BATCHES: Final = 6
-#: a micro-batch costs Spark a tenth of a second of processor time, however small: who wants rows rather than haste
-#: has it make one a second
-TRIGGER: Final = "1 second"
+_LONG_WARM_UP_BATCHES: Final = 30
+_MANY: Final = 100_000
+#: a micro-batch costs Spark a sixth of a second of processor time, however small: who wants rows rather than haste
+#: has it make few
+TRIGGER: Final = "2 seconds"
+#: options of a JVM that lives for a minute, for everybody: the compiler that is done soon, and no threads for garbage
+_YOUNG: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: seconds until Spark must have done what is expected of it
 _PATIENCE: Final = 120.0
 
@@ -216,7 +221,7 @@ def subscribe(job: Job) -> None:
     if job.style == "adapter":
         _subscribe_adapter(job)
         return
-    with session(Path(job.folder)) as spark:
+    with session(Path(job.folder), **{"spark.driver.extraJavaOptions": _YOUNG}) as spark:
         watch = Watch(spark)
         latencies: list[int] = []
 
@@ -268,7 +273,7 @@ def _warm_up(spark: SparkSession, watch: Watch, job: Job, seen: Any) -> None:
     watch.wait_for_begin(query)
     stamp = time.monotonic_ns().to_bytes(STAMP, "big")
     with messaging.connect(_url(job)) as m:
-        for number in range(1, _WARM_UP_BATCHES + 1):
+        for number in range(1, 1 + (_LONG_WARM_UP_BATCHES if job.count >= _MANY else _WARM_UP_BATCHES)):
             promises = [m.publish(topic, stamp.ljust(job.size, b"x"), qos=1) for _ in range(_WARM_UP_ROWS)]
             for promise in promises:
                 promise.result(_PATIENCE)
@@ -315,9 +320,10 @@ def _read_batch(spark: SparkSession, job: Job, rows: int) -> None:
     """Read so many rows, from the planning to the last."""
     from benchmarks.peers import spark_sources as sources
 
-    if job.style == "engine":
-        frame = sources.engine_rows(spark, rows, job.size)
-    elif job.style in ("arrow", "tuples"):
+    if job.style == "rate":
+        _read_rate(spark, job, rows)
+        return
+    if job.style in ("arrow", "tuples"):
         source = sources.ArrowSource if job.style == "arrow" else sources.TupleSource
         spark.dataSource.register(source)
         frame = spark.read.format(job.style).options(rows=rows, size=job.size).load()
@@ -329,6 +335,18 @@ def _read_batch(spark: SparkSession, job: Job, rows: int) -> None:
         frame.write.mode("overwrite").parquet(str(Path(job.folder) / "table"))
     else:
         frame.write.format("noop").mode("overwrite").save()
+
+
+def _read_rate(spark: SparkSession, job: Job, rows: int) -> None:
+    """The same from the source that Spark has for it: one micro-batch."""
+    from benchmarks.peers import spark_sources as sources
+
+    writer = sources.rate_rows(spark, rows, job.size).writeStream.trigger(availableNow=True)
+    folder = tempfile.mkdtemp(dir=job.folder)
+    writer = writer.option("checkpointLocation", folder + "/checkpoint")
+    query = (writer.format("noop") if job.sink == "noop" else writer.format("parquet")).start(folder + "/table")
+    if not query.awaitTermination(round(_PATIENCE)) or sum(each.numInputRows for each in query.recentProgress) != rows:
+        raise RuntimeError(f"the rate source did not make {rows} rows: {query.recentProgress}"[:500])
 
 
 def _consume_stream(job: Job) -> None:

@@ -138,9 +138,9 @@ class TupleSource(_PoolSource):
         return TupleReader(self.options)
 
 
-def engine_rows(spark: SparkSession, rows: int, size: int) -> DataFrame:
-    """The same columns computed by Spark itself, without Python: the limit of the engine."""
-    number = sql.col("id")
+def rate_rows(spark: SparkSession, rows: int, size: int) -> DataFrame:
+    """The same columns, as a stream computed by Spark itself, without Python: the limit of the engine."""
+    number = sql.col("value")
     values = {
         "value": sql.rpad(sql.concat(sql.lit('{"sequence": '), (number % POOL).cast("string")), size, "x").cast(
             "binary"
@@ -154,7 +154,8 @@ def engine_rows(spark: SparkSession, rows: int, size: int) -> DataFrame:
         values.get(field.name, sql.lit(None)).cast(field.dataType).alias(field.name)
         for field in from_arrow_schema(MESSAGE).fields
     ]
-    return spark.range(0, rows, 1, TASKS).select(*columns)
+    source = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=rows, numPartitions=TASKS)
+    return source.load().select(*columns)
 
 
 # --- streaming
@@ -163,14 +164,16 @@ def engine_rows(spark: SparkSession, rows: int, size: int) -> DataFrame:
 class SimpleMqttReader(SimpleDataSourceStreamReader):
     """As it is written by hand: paho's thread appends to a queue, ``read`` takes what is there.
 
-    It acknowledges what is in memory, and loses it when it ends.
+    Its columns are those of the MQTT source that is published for PySpark: time, topic, payload, DUP, QoS, retained.
+    That one connects anew for each micro-batch; this one stays. It acknowledges what is in memory, and loses it when
+    it ends.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
         self._client: Any = None
-        self._queue: deque[tuple[str, bytes, float]] = deque()
-        self._batches: dict[int, tuple[int, list[tuple[str, bytes, float]]]] = {}
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._batches: dict[int, tuple[int, list[tuple[Any, ...]]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_client": None, "_queue": deque(), "_batches": {}}
@@ -189,7 +192,7 @@ class SimpleMqttReader(SimpleDataSourceStreamReader):
             client.subscribe(self._options["topic"], 1)
 
         def on_message(_client: Any, _userdata: Any, message: mqtt.MQTTMessage) -> None:
-            append((message.topic, bytes(message.payload), now()))
+            append((now(), message.topic, bytes(message.payload), message.dup, message.qos, message.retain))
 
         client.on_connect = on_connect
         client.on_subscribe = lambda *_: subscribed.set()
@@ -232,7 +235,7 @@ class SimpleMqttSource(DataSource):
         return "simple"
 
     def schema(self) -> str:
-        return "channel string, value binary, timestamp double"
+        return "timestamp double, channel string, value binary, duplicate boolean, qos int, retained boolean"
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: ARG002, N802
         return SimpleMqttReader(self.options)
