@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true", help="save as the reference of docs/performance.md")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where to save")
     parser.add_argument(
-        "--parts", nargs="+", choices=["journal", "mqtt", "queue", "stream", "latency"], help="of 'spark'"
+        "--parts", nargs="+", choices=["journal", "mqtt", "backlog", "queue", "stream", "latency"], help="of 'spark'"
     )
     parser.add_argument("--sinks", nargs="+", choices=["noop", "parquet"], help="of 'spark' from a journal")
     parser.add_argument("--minutes", type=float, default=5.0, help="of 'spark_flat': how long")

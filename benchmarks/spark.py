@@ -5,8 +5,9 @@ row. Beside it are a Python data source that has one Arrow batch ready, one that
 which computes the same columns from its ``rate-micro-batch`` source, in a micro-batch of all rows (``rate`` itself
 has as many rows as seconds went by: it would measure its clock). ``mosquitto`` and ``RabbitMQ queue``: from the first
 publish to when the micro-batch with the last row is committed, against the same adapter without Spark; a micro-batch
-every two seconds, and some twenty seconds of it. ``RabbitMQ stream``: the stream is full already, and the query ends
-with it (``availableNow``); from its start to its last row.
+every two seconds, and some twenty seconds of it. ``backlog`` is what mosquitto kept in the session while nobody was
+there: from the start of the query, and no publisher takes its part of the processor. ``RabbitMQ stream``: the stream
+is full already, and the query ends with it (``availableNow``); from its start to its last row.
 
 Publishers are this project's, for everybody. Latency is taken in ``foreachBatch``, of every row.
 """
@@ -20,9 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import messaging
 from benchmarks import amqp, contenders, mqtt, report
 from benchmarks.harness import Case, Metric, Plan, Run, RunError, measure
-from benchmarks.peers.job import QUEUE
+from benchmarks.peers.job import QUEUE, STAMP, TOPIC
 from benchmarks.peers.spark import WARM_UP
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 #: no window but the subscriber's, as docs/spark.md has it: while one write waits for the disk, the next is gathered
 MOSQUITTO: Final = ("max_inflight_messages 0", *(line for line in mqtt.BROKER if "inflight" not in line))
-PARTS: Final = ("journal", "mqtt", "queue", "stream", "latency")
+PARTS: Final = ("journal", "mqtt", "backlog", "queue", "stream", "latency")
 ROWS: Final = (Metric("rate", "rows/s", lambda run: run.rate, more_is_better=True),)
 #: until Spark runs and has warmed up, seconds
 _SETUP: Final = 180.0
@@ -43,6 +45,8 @@ _LONGER: Final = 20
 _LONGER_WARM_UP: Final = 50
 #: most messages of a run
 _STREAMING_MOST: Final = 1_500_000
+#: messages that are kept, for each second a run should take
+_BACKLOG_RATE: Final = 400_000
 #: messages of a stream for each second a run should take
 _STREAM_RATE: Final = 100_000
 #: seconds of a run for latency: thirty micro-batches at least, for each that a run should take
@@ -115,6 +119,23 @@ class Spark:
         with Mosquitto(MOSQUITTO) as broker:
             labels = {"from": "mosquitto", "into": "noop"}
             self._measure(labels, contenders.SPARK_MQTT, self._streaming(), self._mqtt_options(), port=broker.port)
+
+    def backlog(self) -> None:
+        """From mosquitto, what it has kept."""
+        from tests.brokers import Mosquitto
+
+        count = self._plan.messages or round(_BACKLOG_RATE * self._plan.seconds)
+        self._results.broker("mosquitto", MOSQUITTO)
+        with Mosquitto(MOSQUITTO) as broker:
+            self._measure(
+                {"from": "mosquitto, a backlog", "into": "noop"},
+                contenders.SPARK_MQTT,
+                dataclasses.replace(self._plan, messages=count, warm_up=0),
+                self._mqtt_options() | {"source": "backlog"},
+                port=broker.port,
+                roles=("consume",),
+                before=lambda messages: fill_session(broker.port, messages, self._size),
+            )
 
     def latency(self) -> None:
         """From mosquitto at a fixed rate: micro-batches, and rows."""
@@ -197,6 +218,22 @@ class Spark:
         # where it was is nobody's business
         kept = {key: value for key, value in one.options.items() if key not in ("folder", "journal")}
         self._results.add(dataclasses.replace(one, options=kept), outcomes)
+
+
+def fill_session(port: int, count: int, size: int) -> None:
+    """Have mosquitto keep ``count`` messages for whoever comes with the client id ``QUEUE``."""
+    url = f"mqtt://127.0.0.1:{port}"
+    with messaging.connect(url, client_id=QUEUE, clean_start=True):
+        pass  # ends the session of the run before
+    with messaging.connect(url, client_id=QUEUE, clean_start=False, session_expiry=3600) as m:
+        stream = m.subscribe(TOPIC, qos=1)  # closed with its connection, it stays in the session
+        stream.ready.result(30)
+    with messaging.connect(url) as m:
+        last = None
+        for number in range(count):
+            last = m.publish(TOPIC, number.to_bytes(STAMP, "big").ljust(size, b"x"), qos=1)
+        if last is not None:
+            last.result(60)
 
 
 def fill_stream(port: int, name: str, count: int, size: int) -> None:

@@ -65,7 +65,7 @@ class Job:
     handlers: int = 1
     topics: int = 1
     kind: str = "typed"
-    #: of Spark: where rows come from (``journal``, ``mqtt``, ``queue``, ``stream``), and where they go
+    #: of Spark: where rows come from (``journal``, ``mqtt``, ``backlog``, ``queue``, ``stream``), and where they go
     source: str = "mqtt"
     sink: str = "noop"
     #: of Spark: where to write, and the journal that is read
@@ -327,7 +327,7 @@ def run(roles: Mapping[str, Callable[[Job], None]], *libraries: str) -> None:
     parser.add_argument("--handlers", type=int, default=1)
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--kind", default="typed", choices=["typed", "untyped"])
-    parser.add_argument("--source", default="mqtt", choices=["journal", "mqtt", "queue", "stream"])
+    parser.add_argument("--source", default="mqtt", choices=["journal", "mqtt", "backlog", "queue", "stream"])
     parser.add_argument("--sink", default="noop", choices=["noop", "parquet", "foreachBatch"])
     parser.add_argument("--folder", default="")
     parser.add_argument("--journal", default="")

@@ -1,9 +1,9 @@
 """Spark, and what feeds it; or, by the style ``adapter``, the adapter that feeds it without Spark.
 
 ``publish`` is the same for everybody: this project's publisher. ``subscribe`` reads while that publishes, ``consume``
-what is there already: a journal, or a RabbitMQ stream. ``READY`` is said when a query has been over the same path and
-ended: Python workers run, and the JVM has compiled what matters. Rows count when the micro-batch they are in is
-committed, which Spark tells its listeners.
+what is there already: a journal, a RabbitMQ stream, or what mosquitto has kept. ``READY`` is said when a query has been
+over the same path and ended: Python workers run, and the JVM has compiled what matters. Rows count when the micro-batch
+they are in is committed, which Spark tells its listeners.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def publish(job: Job) -> None:
 
 
 def _url(job: Job) -> str:
-    if job.source == "mqtt":
+    if job.source in ("mqtt", "backlog"):
         return f"mqtt://{job.host}:{job.port}?version={job.version}"
     return f"amqp://{job.host}:{job.port}"
 
@@ -210,8 +210,11 @@ def _frame(spark: SparkSession, job: Job, topic: str) -> DataFrame:
         from benchmarks.peers.spark_sources import SimpleMqttSource
 
         spark.dataSource.register(SimpleMqttSource)
-        return spark.readStream.format("simple").options(host=job.host, port=job.port, topic=topic).load()
-    if job.source == "mqtt" or topic != TOPIC:
+        simple = spark.readStream.format("simple").options(host=job.host, port=job.port, topic=topic)
+        return (simple.option("session", QUEUE) if job.source == "backlog" and topic == TOPIC else simple).load()
+    if job.source == "backlog" and topic == TOPIC:
+        return messages(spark, folder, url=_url(job), channel=topic, group=QUEUE)
+    if job.source in ("mqtt", "backlog") or topic != TOPIC:
         return messages(spark, folder, url=_url(job), channel=topic)
     return messages(spark, folder, url=_url(job), channel=topic, queue=QUEUE)
 
@@ -302,6 +305,8 @@ def consume(job: Job) -> None:
         _read_journal(job)
     elif job.style == "adapter":
         _consume_adapter(job)
+    elif job.source == "backlog":
+        _consume_backlog(job)
     else:
         _consume_stream(job)
 
@@ -373,19 +378,47 @@ def _consume_stream(job: Job) -> None:
         job.finish(start=start, end=watch.last, received=count, lost=lost, duplicates=duplicates)
 
 
-def _consume_adapter(job: Job) -> None:
-    """The stream, read by one consumer in one process."""
-    tally = Tally(job)
-    received = tally.received
-    options: dict[str, Any] = {"queue_type": "stream", "stream_offset": "first", "autocreate": False}
-    with messaging.connect(_url(job)) as m:
+def _consume_backlog(job: Job) -> None:
+    """What the broker has kept for the session: from the start of the query to when its last row is committed."""
+    folder = Path(job.folder)
+    with session(folder, **{"spark.driver.extraJavaOptions": _YOUNG}) as spark:
+        watch = Watch(spark)
+        _warm_up(spark, watch, job, None)
+        frame = _frame(spark, job, TOPIC)
         job.ready()
         job.wait_for_go()
-        tally.start()
-        with m.subscribe(QUEUE, queue=QUEUE, prefetch=PREFETCH, buffer_size=PREFETCH, **options) as stream:
-            stream.subscribe(lambda message: received(message.payload))
-            tally.wait()
-            tally.finish()
+        start = time.monotonic()
+        query = started(frame, folder, processingTime=TRIGGER)
+        with contextlib.suppress(TimeoutError):  # the rest is lost
+            watch.wait_for_rows(query, job.count)
+        end = watch.last
+        time.sleep(PATIENCE / 4)  # would anything come twice?
+        count = watch.rows(query)
+        query.stop()
+        lost, duplicates = max(0, job.count - count), max(0, count - job.count)
+        job.finish(start=start, end=end, received=count, lost=lost, duplicates=duplicates)
+
+
+def _consume_adapter(job: Job) -> None:
+    """The same stream, or session, read by one consumer in one process."""
+    tally = Tally(job)
+    received = tally.received
+    settings: dict[str, Any] = {}
+    options: dict[str, Any] = {"queue": QUEUE, "queue_type": "stream", "stream_offset": "first", "autocreate": False}
+    if job.source == "backlog":
+        settings = {"client_id": QUEUE, "clean_start": False, "session_expiry": 3600, "receive_maximum": PREFETCH}
+        options = {"qos": 1}
+    channel = TOPIC if job.source == "backlog" else QUEUE
+    job.ready()
+    job.wait_for_go()
+    tally.start()
+    with (
+        messaging.connect(_url(job), **settings) as m,
+        m.subscribe(channel, prefetch=PREFETCH, buffer_size=PREFETCH, **options) as stream,
+    ):
+        stream.subscribe(lambda message: received(message.payload))
+        tally.wait()
+        tally.finish()
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ class SimpleMqttReader(SimpleDataSourceStreamReader):
         from paho.mqtt.enums import CallbackAPIVersion
 
         subscribed = threading.Event()
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+        name = self._options.get("session", "")
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, name, protocol=mqtt.MQTTv5)
         append, now = self._queue.append, time.time
 
         def on_connect(*_: Any) -> None:
@@ -197,11 +198,22 @@ class SimpleMqttReader(SimpleDataSourceStreamReader):
         client.on_connect = on_connect
         client.on_subscribe = lambda *_: subscribed.set()
         client.on_message = on_message
-        client.connect(self._options["host"], int(self._options["port"]))
+        client.connect(self._options["host"], int(self._options["port"]), **self._session())
         client.loop_start()
         self._client = client
-        if not subscribed.wait(10):
+        if not subscribed.wait(60):  # behind all that was kept
             raise RuntimeError("no SUBACK")
+
+    def _session(self) -> dict[str, Any]:
+        """What to say for a session that is there already."""
+        if "session" not in self._options:
+            return {}
+        from paho.mqtt.packettypes import PacketTypes
+        from paho.mqtt.properties import Properties
+
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = 3600
+        return {"clean_start": False, "properties": properties}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"offset": 0}

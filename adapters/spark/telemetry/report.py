@@ -141,7 +141,7 @@ def with_lateness(readings: pd.DataFrame) -> pd.DataFrame:
     """Readings in the order in which they came, and how late each was."""
     rows = readings.sort_values("offset").reset_index(drop=True)
     rows["lateness"] = (rows["sent_at"] - rows["measured_at"]).dt.total_seconds()
-    rows["start"] = rows["measured_at"].dt.floor(WINDOW.removeprefix("1 ")[0])
+    rows["start"] = rows["measured_at"].dt.floor(pd.Timedelta(WINDOW))
     # the earliest moment at which the watermark can have passed the end of a window
     newest = rows["measured_at"].cummax().shift(1)
     rows["late"] = (rows["start"] + pd.Timedelta(WINDOW)) <= (newest - pd.Timedelta(WATERMARK))
