@@ -2,7 +2,8 @@
 
 A streaming query from mosquitto, QoS 1, 5,000 messages a second, into nothing. Sampled each second: resident memory of
 the JVM, whose heap is bounded to 1 GiB, and of the Python process on the driver in which the data source receives; the
-size of the journal on disk. The first minute is for warming up.
+size of the journal on disk. A JVM takes of its heap what it is given before it looks for garbage: what is in use once
+it has looked is told for the begin, after the first minute, which is for warming up, and for the end.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Sample:
     source: int
     journal: int
     rows: int
+    #: in use, of the JVM's heap, after looking for garbage; nothing where it was not asked
+    heap: int | None = None
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -72,6 +75,13 @@ def resident(pid: int) -> int:
     except OSError:
         return 0
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def in_use(jvm: Any) -> int:
+    """Bytes in use in the heap of a JVM, after looking for garbage."""
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    return int(runtime.totalMemory() - runtime.freeMemory())
 
 
 def on_disk(folder: Path) -> int:
@@ -104,20 +114,23 @@ def sampled(folder: Path, port: int, seconds: float, size: int) -> tuple[list[Sa
         line = [text for key, value in (options | {"rate": RATE}).items() for text in (f"--{key}", str(value))]
         command = [sys.executable, "-m", "benchmarks.peers.spark", "publish", *line, *PUBLISHER.options]
         samples: list[Sample] = []
+
+        def sample(*, looks_for_garbage: bool) -> None:
+            at, rows = time.monotonic() - start, watch.rows(query)
+            heap = in_use(gateway.jvm) if looks_for_garbage else None
+            samples.append(Sample(at, resident(jvm), resident(source), on_disk(journal), rows, heap))
+
         with harness.Process(command, "publisher") as publisher:
             publisher.expect_ready(_PATIENCE)
             publisher.tell("GO")
             start = time.monotonic()
             deadline = start + seconds + _PATIENCE
-            while (rows := watch.rows(query)) < count and time.monotonic() < deadline:
+            while watch.rows(query) < count and time.monotonic() < deadline:
                 if not query.isActive:
                     raise SystemExit(f"the query ended: {query.exception()}")
-                at = time.monotonic() - start
-                samples.append(Sample(at, resident(jvm), resident(source), on_disk(journal), rows))
+                sample(looks_for_garbage=len(samples) in (0, round(_WARM)))
                 time.sleep(max(0.0, start + len(samples) - time.monotonic()))
-            samples.append(
-                Sample(time.monotonic() - start, resident(jvm), resident(source), on_disk(journal), watch.rows(query))
-            )
+            sample(looks_for_garbage=True)
         query.stop()
     return samples, count
 
@@ -137,16 +150,17 @@ def run(arguments: argparse.Namespace) -> None:
     ):
         samples, count = sampled(Path(folder), broker.port, 60 * arguments.minutes, size)
     first, last = samples[0], samples[-1]
-    warm = next((each for each in samples if each.seconds >= _WARM), last)
+    warm = next((each for each in samples if each.seconds >= _WARM - 1 and each.heap is not None), last)
     title = f"Spark from MQTT, {last.rows:,} of {count:,} rows, {last.seconds:,.0f} s"
     print(f"{title:60} {'start':>11} {'after 60 s':>11} {'end':>11} {'most':>11} {'growth':>11}")
     for name, what in (
         ("jvm", f"JVM, heap of {HEAP}"),
+        ("heap", "in use in the heap, after looking for garbage"),
         ("source", "data source on the driver"),
         ("journal", "journal on disk"),
     ):
         values = [getattr(each, name) for each in (first, warm, last)]
-        most = max(getattr(each, name) for each in samples)
+        most = max(value for each in samples if (value := getattr(each, name)) is not None)
         figures = [*values, most, values[2] - values[1]]
         print(f"{what:60} " + " ".join(f"{value / _MIB:8.1f}MiB" for value in figures))
     name = "reference-spark_flat" if arguments.reference else f"spark_flat-{began:%Y%m%d-%H%M%S}"
