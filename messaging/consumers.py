@@ -15,6 +15,7 @@ from reactivex import abc as rx
 from messaging.engine import mailbox
 from messaging.errors import ArgumentError, CodecError, DeadlineError, MessagingError, StreamConsumedError
 from messaging.promise import Promise
+from messaging.waiting import wait_for
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ class Pull:
                 if message is not None:
                     return message
                 left = None if deadline is None else deadline - time.monotonic()
-                if not arrived.wait(None if left is None else min(left, threading.TIMEOUT_MAX)) and left is not None:
+                if not wait_for(arrived, left):
                     raise DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
         finally:
             if self._asking is caller:

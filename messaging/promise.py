@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
+from messaging.waiting import wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Promise(Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         arrived = threading.Event()
         self.listen(arrived.set)
-        if not arrived.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+        if not wait_for(arrived, timeout):
             self._forget(arrived.set)
             raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
 

@@ -28,6 +28,7 @@ from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.extensions import MAX_PREFETCH
 from messaging.publisher import check_text
+from messaging.waiting import wait_for
 from messaging.workers import workers
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def reply(
             dto = m.runtime.get_runtime_dto()
             if all(each.request_channel.connected for each in dto.reply_to_subscriptions):
                 logger.info("answering requests on %s at %s", ", ".join(topics), dto.connection_uri)
-            responder.enough.wait()
+            wait_for(responder.enough)
             withdraw()
     return ExitCode.OK
 

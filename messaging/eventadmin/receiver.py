@@ -32,6 +32,7 @@ from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
+from messaging.waiting import wait_for
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher
@@ -105,7 +106,7 @@ class _Making:
         """Until it is made, or has failed."""
         if self._thread == threading.get_ident():
             raise ArgumentError("it is not made yet: its own factory caused an event for it")
-        self._done.wait()
+        wait_for(self._done)
 
     def end(self) -> None:
         """Made, or failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
@@ -122,8 +123,15 @@ class Program:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+    def signal(self, number: signal.Signals, *, elsewhere: bool = False) -> None:
+        """Send it a signal. ``elsewhere`` one of its other threads takes it, as any may that is starting a process."""
+        if not elsewhere:
+            self.process.send_signal(number)
+            return
+        main = self.process.pid
+        names = [path.name for path in Path(f"/proc/{main}/task").iterdir()]
+        other = next(task for task in map(int, names) if task != main)
+        assert ctypes.CDLL(None, use_errno=True).tgkill(main, other, number) == 0, os.strerror(ctypes.get_errno())
 
     def ended(self) -> int:
         """Wait for its end; its exit code."""

@@ -230,12 +230,15 @@ def test_without_a_count_the_timeout_is_the_end_that_was_asked_for(run: Run, url
     assert run("sub", url, "-t", topic, "-W", "0.1")[0] == 0
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_sub_in_good_order(run: Run, url: str, topic: str, number: signal.Signals) -> None:
+def test_a_signal_ends_sub_in_good_order(
+    run: Run, url: str, topic: str, number: signal.Signals, elsewhere: bool
+) -> None:
     with subscriber(url, "-t", topic) as sub:
         published(run, url, "-t", topic, "-m", "x")
         assert sub.out.until(bool) == b"x\n"
-        sub.signal(number)
+        sub.signal(number, elsewhere=elsewhere)
         assert sub.ended() == 130
         assert sub.out.rest() == b"x\n"
         assert sub.err.rest().count(b"\n") == 1  # that it had subscribed

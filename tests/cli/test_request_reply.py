@@ -394,18 +394,25 @@ def test_a_count_is_kept_to_and_the_rest_told(m: messaging.Messaging, url: str, 
             assert isinstance(request.exception(PATIENCE), messaging.ReplyError)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, []), (signal.SIGTERM, ["--lines"])], ids=["whole", "lines"]
 )
 def test_a_signal_ends_reply_and_kills_what_runs(
-    m: messaging.Messaging, url: str, topic: str, tmp_path: Path, number: signal.Signals, kind: list[str]
+    m: messaging.Messaging,
+    url: str,
+    topic: str,
+    tmp_path: Path,
+    number: signal.Signals,
+    kind: list[str],
+    elsewhere: bool,
 ) -> None:
     file = tmp_path / "pid"
     command = f"sleep 1000 & echo $$ $! > {file}; wait"
     with responder(url, "-t", topic, "--exec", command, *kind) as reply:
         request = m.request(topic)
         pids = written(file).split()
-        reply.signal(number)
+        reply.signal(number, elsewhere=elsewhere)
         assert reply.ended() == 130
         error = request.exception(PATIENCE)
     assert isinstance(error, messaging.ReplyError)
@@ -414,10 +421,14 @@ def test_a_signal_ends_reply_and_kills_what_runs(
         until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
 
 
-def test_interrupting_a_request_cancels_it(m: messaging.Messaging, url: str, topic: str) -> None:
-    with m.subscribe(topic) as stream, Program("request", url, "-t", topic, "-m", "x") as request:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
+@pytest.mark.parametrize("many", [[], ["--many"]], ids=["one", "many"])
+def test_interrupting_a_request_cancels_it(
+    m: messaging.Messaging, url: str, topic: str, many: list[str], elsewhere: bool
+) -> None:
+    with m.subscribe(topic) as stream, Program("request", url, "-t", topic, "-m", "x", *many) as request:
         stream.receive(PATIENCE)
-        request.signal(signal.SIGINT)
+        request.signal(signal.SIGINT, elsewhere=elsewhere)
         assert request.ended() == 130
         assert request.err.rest() + request.out.rest() == b""
 
