@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 
 #: all that comes for clients that are away is kept
 QUEUES = ("max_queued_messages 0", "set_tcp_nodelay true")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_logs() -> None:
+    """Pytest adds its handlers to loggers that do not propagate, and those of PySpark make a handler write JSON."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logger = PySparkLogger.getLogger(name)
+        logger.addHandler = partial(logging.Logger.addHandler, logger)  # type: ignore[method-assign]
 
 
 def require_java() -> None:
