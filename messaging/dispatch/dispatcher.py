@@ -8,7 +8,6 @@ lock, and remembered until anything changes that they depend on; then all are fo
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.topics import TopicFilter
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 H = TypeVar("H", bound="Handler[Any]")
 R = TypeVar("R")

@@ -6,7 +6,6 @@ import abc
 import asyncio
 import functools
 import inspect
-import logging
 import math
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.coroutines import handlers_loop, is_coroutine, running_loop
 from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.services.filter import LdapFilter
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.pool import Pool
     from messaging.services import ServiceReference
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 E = TypeVar("E")
 

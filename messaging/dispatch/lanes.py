@@ -20,7 +20,6 @@ import abc
 import asyncio
 import contextlib
 import contextvars
-import logging
 import threading
 import weakref
 from collections import deque
@@ -28,12 +27,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from messaging.dispatch.log import EventLog
 from messaging.engine import mailbox, may_block
 
 if TYPE_CHECKING:
     from messaging.dispatch.pool import Pool, Server
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: items of one lane before its thread goes on to the next one
 _BATCH: Final = 64

@@ -6,15 +6,15 @@ publisher, and a :class:`TopicPolicy` says what it may do. Without a policy ever
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: names whoever publishes or receives; ``None`` for those that give no name
 Principal: TypeAlias = str | None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -20,13 +19,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch.lanes import Progress, after_fork, here
+from messaging.dispatch.log import EventLog
 from messaging.engine import Mailbox, mailbox
 from messaging.workers import start_thread, workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import LoopLane, ThreadLane
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: delivery threads that one pool may have, beside those of receivers that do not return
 THREADS: Final = 64

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import atexit
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import Tolerance
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.pool import Pool
 from messaging.engine import may_block
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
     from messaging.services import ServiceRegistration
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: how long closing waits for what was published, unless it is told otherwise, seconds
 CLOSE_TIMEOUT: Final = 5.0

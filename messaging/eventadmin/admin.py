@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from messaging.dispatch.handler import (
     read_timeout,
 )
 from messaging.dispatch.lanes import ThreadLane
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import parse_filter
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
     from messaging.services import ServiceProperties, ServiceReference
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: exceptions do not block a handler (5.3.1), not returning does (5.3.2)
 TOLERANCE: Final = Tolerance(failures=0)

@@ -7,11 +7,11 @@ bridges there are, it is at most once at each service for each way it can take, 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from messaging.dispatch.handler import read_principal
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.eventadmin.constants import EventConstants
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from messaging.typedevent.bus import TypedEventBus
     from messaging.typedevent.event import PublishedEvent
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 
 class BridgedEvent(Event):

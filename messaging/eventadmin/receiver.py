@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
-import logging
 import os
 import threading
 import time
@@ -27,6 +26,7 @@ from messaging.dispatch.handler import (
     run_elsewhere,
 )
 from messaging.dispatch.lanes import ThreadLane
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.constants import LOG_TOPIC
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from messaging.eventadmin.admin import EventAdmin, Queue, Route
     from messaging.services import ServiceReference
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: what :data:`within` holds if all this happens since something was logged
 QUIET: Final = object()
@@ -399,11 +399,6 @@ class AdminHandler(Handler[Event]):
             self._failed(event, error)
         finally:
             within.reset(token)
-
-    def _failed(self, event: Event, error: BaseException) -> None:
-        # logging raises what filters of log records raise
-        with contextlib.suppress(Exception):
-            super()._failed(event, error)
 
     def describe(self, event: Event) -> str:
         """See ``Handler``."""

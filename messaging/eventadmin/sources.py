@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.dispatch.handler import read_principal
+from messaging.dispatch.log import EventLog
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
@@ -41,7 +42,7 @@ SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"
 CONNECTION_TOPIC: Final = "messaging/state/ConnectionState"
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: whether this context posts a log event: what is logged by that (of a filter that fails, say) is not posted
 _posting: contextvars.ContextVar[bool] = contextvars.ContextVar("posting", default=False)

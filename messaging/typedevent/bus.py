@@ -16,7 +16,6 @@ with the lock of the bus, so that whoever joins gets every event once, from the 
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
 from messaging.dispatch.lanes import LoopLane
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from messaging.services import ServiceProperties, ServiceReference
     from messaging.typedevent.monitor import Tap
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from reactivex.disposable import Disposable
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.lanes import LIMIT, ThreadLane
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.pool import Pool
 from messaging.dispatch.topics import check_topic, parse_filter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 #: no filter is given
 _ALL: Final = object()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ from messaging.dispatch.handler import (
     read_timeout,
     read_topics,
 )
+from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.services.registry import interface_name
@@ -35,7 +35,7 @@ from messaging.typedevent.reify import event_parameter, load_type, reified_type,
 if TYPE_CHECKING:
     from messaging.services import ServiceReference
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 TYPED: Final = interface_name(TypedEventHandler)
 UNTYPED: Final = interface_name(UntypedEventHandler)

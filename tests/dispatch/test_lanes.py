@@ -1662,7 +1662,7 @@ def publish(who):
             time.sleep(0.0005)
 
 module._PATIENCE = 0.001
-module.logger.disabled = True
+module.logger.logger.disabled = True
 threads = [threading.Thread(target=publish, args=(who,), daemon=True) for who in range(8)]
 
 def wait():

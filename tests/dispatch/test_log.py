@@ -1,0 +1,63 @@
+"""The log of the event services raises nothing, and is otherwise as any."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from messaging.dispatch.log import EventLog
+
+
+class RaisingLog(logging.Handler):
+    """The application's, and it has a defect."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise LookupError(f"cannot write {record.getMessage()}")
+
+
+@pytest.fixture
+def raising() -> Iterator[logging.Logger]:
+    logger, handler = logging.getLogger("messaging.test_log"), RaisingLog()
+    logger.addHandler(handler)
+    yield logger
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("loudly", [True, False])
+def test_what_a_handler_raises_is_written_as_logging_does_it(
+    raising: logging.Logger, loudly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", loudly)
+    log = EventLog(raising.name)
+    log.warning("the %s", "first")
+    try:
+        raise ValueError
+    except ValueError:
+        log.exception("the second")
+    written = capsys.readouterr().err
+    for text in ("cannot write the first", "cannot write the second"):
+        assert (f"LookupError: {text}" in written) is loudly
+
+
+def test_without_stderr_it_raises_nothing_either(raising: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    EventLog(raising.name).error("the first")
+
+
+def test_a_record_tells_who_logged_and_with_what_error(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(__name__)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        log.exception("%s failed", "it")
+    log.warning("beware")
+    for record in caplog.records:
+        assert (record.name, record.module) == (__name__, "test_log")
+        assert record.funcName == "test_a_record_tells_who_logged_and_with_what_error"
+    failed, beware = caplog.records
+    assert failed.getMessage() == "it failed"
+    assert failed.exc_info is not None
+    assert failed.exc_info[0] is ValueError
+    assert (beware.levelno, beware.exc_info) == (logging.WARNING, None)
