@@ -351,9 +351,11 @@ def test_a_loop_that_is_just_closed_takes_no_request_with_it(backend: Backend) -
     """Neither cancelled nor finished: a function returned something for a loop that nobody runs any more."""
     m = backend.connect()
     loop = asyncio.new_event_loop()
+    begun = asyncio.Event()
 
     async def register() -> None:
         async def sleepy() -> bytes:
+            begun.set()
             await asyncio.sleep(3600)
             return b""
 
@@ -362,8 +364,8 @@ def test_a_loop_that_is_just_closed_takes_no_request_with_it(backend: Backend) -
 
     loop.run_until_complete(register())
     promise = m.request("c", timeout=30)
-    eventually(lambda: in_hand(m) == 1, "in hand")
-    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(asyncio.wait_for(begun.wait(), PATIENCE))
+    assert in_hand(m) == 1
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is the test's intention
     loop.close()
