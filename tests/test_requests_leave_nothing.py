@@ -68,14 +68,14 @@ class Mqtt(Place):
         self.url = broker.url + options
         self._subscriptions = self._ticks = 0
         self._changed = threading.Condition()  # guards the two above
-        for name in ("subscriptions/count", "bytes/sent"):
-            watcher.subscribe(f"$SYS/broker/{name}").subscribe(self._on_next)
+        # one for both: they come in their order
+        watcher.subscribe("$SYS/broker/+/+").subscribe(self._on_next)
 
     def _on_next(self, message: Message) -> None:
         with self._changed:
             if message.context.channel == "$SYS/broker/bytes/sent":
                 self._ticks += 1
-            else:
+            elif message.context.channel == "$SYS/broker/subscriptions/count":
                 self._subscriptions = int(message.payload)
             self._changed.notify_all()
 
