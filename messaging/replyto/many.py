@@ -75,6 +75,8 @@ class ReplySubscription(Subscription):
         self._control: str | None = None
         self._taken: Mapping[str, Any] = {}
         self._control_known: Promise[None] = Promise("where to cancel replies")
+        #: nobody wants what comes but that
+        self._passes_over = False
         #: how many items there were
         self._count = 0
         self._is_marked = False
@@ -112,6 +114,13 @@ class ReplySubscription(Subscription):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Sort replies from what travels beside them."""
         self._heard_at = time.monotonic()
+        if self._passes_over and not self.ended:
+            for incoming in batch:
+                self._is_item(incoming)
+            self._let_go(batch)
+            if self._is_final:
+                self._control_known.resolve(None)  # there is nothing to be said any more
+            return
         items: list[Incoming] = []
         for incoming in batch:
             if self._is_item(incoming):
@@ -251,12 +260,38 @@ class ReplySubscription(Subscription):
         def listen() -> None:
             self._connection.engine.loop.call_later(_LINGER, self._control_known.resolve, None)
             self._control_known.listen(lambda: stopped.listen(resolve) if stopped is not None else resolve())
+            if stopped is not None:
+                stopped.listen(self._pass_over)
+            else:
+                self._pass_over()
 
         def resolve() -> None:
             both.resolve(None)
 
         self._connection.engine.call(listen)
         return both
+
+    def _pass_over(self) -> None:
+        """Take the replies that nobody wants: what is to be heard yet may be behind more than the broker's window."""
+        if self.ended or self.handle is None or self._control_known.done():
+            return
+        self._passes_over = True
+        self.flush()
+        unsettled = self._withheld if self._auto else self._buffer
+        self._let_go([*unsettled])
+        self._buffer.clear()
+        self._withheld.clear()
+        self._settle_marks()
+        self._crowd.disperse()
+        if self.paused:
+            self.paused = False
+            self._adapter.resume(self.handle)
+
+    def _let_go(self, batch: Sequence[Incoming]) -> None:
+        tokens = [incoming.token for incoming in batch if incoming.token is not None]
+        fresh = [token for token in tokens if not self._adapter.is_stale(token)]
+        if fresh:
+            self._adapter.acknowledge(fresh)
 
     def _end(self, error: MessagingError | None) -> None:
         first = not self.ended

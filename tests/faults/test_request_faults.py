@@ -26,6 +26,7 @@ from reactivex.disposable import Disposable
 
 import messaging
 from messaging import ConnectionLostError, Messaging, OutcomeUnknownError
+from messaging.engine import engine
 from messaging.envelope import unwrap
 from messaging.replyto.requests import Request
 from messaging.runtime import MessagingRuntimeDTO, RequestsDTO
@@ -560,6 +561,31 @@ def test_disposing_a_stream_of_replies_stops_the_handler(place: Place, form: str
     for _ in range(5):
         assert received.acquire(timeout=PATIENCE)
     disposable.dispose()
+    endless.check_stopped(m, place.channel)
+
+
+@kinds
+@forms
+@pytest.mark.parametrize("paused", [False, True], ids=["flowing", "paused"])
+def test_a_handler_stops_that_says_only_late_where_to_tell_it(
+    place: Place, form: str, paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says so is behind more replies than the broker sends without an answer."""
+    m, responder = place.connect(), place.connect()
+    requests = responder._requests
+    begin, inboxes = requests._start_own, []
+    monkeypatch.setattr(requests, "_start_own", inboxes.append)  # it cannot be told before it has subscribed
+    endless = Endless(form, responder, place.channel)
+    stream = m.request_many(place.channel, sys.maxsize)
+    received = threading.Semaphore(0)
+    disposable = stream.subscribe(lambda _: received.release())
+    for _ in range(100):
+        assert received.acquire(timeout=PATIENCE)
+    if paused:
+        stream.pause()
+    eventually(lambda: len(inboxes) == 1, "it is about to subscribe")
+    disposable.dispose()
+    engine().call(engine().loop.call_later, 0.2, begin, inboxes[0])
     endless.check_stopped(m, place.channel)
 
 
