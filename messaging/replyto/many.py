@@ -75,8 +75,9 @@ class ReplySubscription(Subscription):
         self._control: str | None = None
         self._taken: Mapping[str, Any] = {}
         self._control_known: Promise[None] = Promise("where to cancel replies")
-        #: nobody wants what comes but that
-        self._passes_over = False
+        #: tokens of what came after nobody wanted any more; acknowledged only while that is waited for
+        self._unwanted: list[Any] = []
+        self._lets_go = False
         #: how many items there were
         self._count = 0
         self._is_marked = False
@@ -114,18 +115,15 @@ class ReplySubscription(Subscription):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Sort replies from what travels beside them."""
         self._heard_at = time.monotonic()
-        if self._passes_over and not self.ended:
-            for incoming in batch:
-                self._is_item(incoming)
-            self._let_go(batch)
-            if self._is_final:
-                self._control_known.resolve(None)  # there is nothing to be said any more
+        if self.leaving:
+            if not self.ended:
+                self._overhear(batch)
             return
         items: list[Incoming] = []
         for incoming in batch:
             if self._is_item(incoming):
                 items.append(incoming)
-            elif incoming.token is not None and not self.leaving:
+            elif incoming.token is not None:
                 self._marks.append(incoming.token)
         if items:
             super().deliver(items)
@@ -155,10 +153,7 @@ class ReplySubscription(Subscription):
             return True
         self._is_marked = True
         if mark.kind == marks.START:
-            self._control = incoming._reply_to_channel
-            taken = self._adapter.reply_extensions & incoming._extensions.keys()
-            self._taken = {key: incoming._extensions[key] for key in taken}
-            self._control_known.resolve(None)
+            self._hear_control(incoming)
             return False
         if mark.kind == marks.ITEM:
             number = self._count if mark.number is None else mark.number
@@ -176,6 +171,12 @@ class ReplySubscription(Subscription):
         elif mark.kind == marks.FAULT:
             self._finish(ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
         return False
+
+    def _hear_control(self, start: Incoming) -> None:
+        self._control = start._reply_to_channel
+        taken = self._adapter.reply_extensions & start._extensions.keys()
+        self._taken = {key: start._extensions[key] for key in taken}
+        self._control_known.resolve(None)
 
     def _finish(self, error: MessagingError | None, *, is_over: bool = True) -> None:
         self._is_final = True
@@ -251,7 +252,7 @@ class ReplySubscription(Subscription):
     def stop(self) -> Promise[None] | None:
         """See ``Subscribed.stop``; a stream that ends early is to hear where to say so."""
         stopped = super().stop()
-        if self._is_final or self.ended or self._control is not None or not self.publication.may_have_arrived:
+        if self._is_final or self.ended or self._control_known.done() or not self.publication.may_have_arrived:
             return stopped
         if Features.EXTENSION_MANDATORY in self._adapter.features:
             return stopped  # the responder finds out by itself
@@ -261,9 +262,9 @@ class ReplySubscription(Subscription):
             self._connection.engine.loop.call_later(_LINGER, self._control_known.resolve, None)
             self._control_known.listen(lambda: stopped.listen(resolve) if stopped is not None else resolve())
             if stopped is not None:
-                stopped.listen(self._pass_over)
+                stopped.listen(self._let_all_go)
             else:
-                self._pass_over()
+                self._let_all_go()
 
         def resolve() -> None:
             both.resolve(None)
@@ -271,24 +272,40 @@ class ReplySubscription(Subscription):
         self._connection.engine.call(listen)
         return both
 
-    def _pass_over(self) -> None:
-        """Take the replies that nobody wants: what is to be heard yet may be behind more than the broker's window."""
+    def _overhear(self, batch: Sequence[Incoming]) -> None:
+        """Of what nobody wants, listen only for where to say so, or that there is no more."""
+        for incoming in batch:
+            mark = marks.read(incoming) if incoming._correlation_id == self._correlation_id else None
+            if mark is not None and mark.kind == marks.START:
+                self._hear_control(incoming)
+            elif mark is not None and mark.kind in (marks.END, marks.FAULT):
+                self._is_over_there = True
+                self._control_known.resolve(None)
+        self._unwanted += [incoming.token for incoming in batch if incoming.token is not None]
+        if self._lets_go:
+            self._let_go()
+
+    def _let_all_go(self) -> None:
+        """Acknowledge what nobody wants: what is to be heard yet may be behind more than the broker's window."""
         if self.ended or self.handle is None or self._control_known.done():
             return
-        self._passes_over = True
+        self._lets_go = True
         self.flush()
+        # in the order of their arrival, for some brokers mind it
         unsettled = self._withheld if self._auto else self._buffer
-        self._let_go([*unsettled])
+        before = [incoming.token for incoming in unsettled if incoming.token is not None]
+        self._unwanted[:0] = [*before, *self._marks]
         self._buffer.clear()
         self._withheld.clear()
-        self._settle_marks()
+        self._marks.clear()
+        self._let_go()
         self._crowd.disperse()
         if self.paused:
             self.paused = False
             self._adapter.resume(self.handle)
 
-    def _let_go(self, batch: Sequence[Incoming]) -> None:
-        tokens = [incoming.token for incoming in batch if incoming.token is not None]
+    def _let_go(self) -> None:
+        tokens, self._unwanted = self._unwanted, []
         fresh = [token for token in tokens if not self._adapter.is_stale(token)]
         if fresh:
             self._adapter.acknowledge(fresh)
