@@ -24,7 +24,7 @@ from messaging import (
 )
 from messaging.services import ServiceEvent, ServiceEventKind
 from tests.core.conftest import Connect
-from tests.core.fake import PATIENCE, on_loop, until
+from tests.core.fake import PATIENCE, on_loop, settle_loop, until
 from tests.core.test_combinations import RefusedError
 
 
@@ -34,9 +34,11 @@ def refuse(message: Message) -> None:
 
 def drop(m: Messaging) -> None:
     """Lose the connection of ``m``, and wait for the next one."""
-    subscriptions = m._connection.subscriptions.copy()
+    connection = m._connection
+    subscriptions, before = connection.subscriptions.copy(), connection._generation
     on_loop(m._adapter.broker.disconnect, m.name)  # type: ignore[attr-defined]
-    until(lambda: m._connection.state == "connected" and all(each.handle is not None for each in subscriptions))
+    until(lambda: connection._generation > before and connection.state == "connected")
+    until(lambda: all(each.handle is not None for each in subscriptions))
 
 
 def waiting(m: Messaging) -> list[bytes]:
@@ -281,6 +283,8 @@ def test_a_lost_instance_gives_its_messages_back_once(connect: Connect) -> None:
         drop(m)
         counts = [subscription.buffered for stream in (one, two) for subscription in stream._subscriptions()]
         assert sum(counts) >= 4
+        until(lambda: one.counters.received + two.counters.received >= 8)
+        settle_loop()
         assert one.counters.received + two.counters.received == 8
 
 

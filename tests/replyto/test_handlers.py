@@ -666,7 +666,7 @@ def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: B
     inbox = Inbox(y.request_many("c", correlation_id="1", timeout=30))
     eventually(lambda: "1" in responder._replies._streams, "the first can be cancelled")
     stream = x.request_many("c", correlation_id="1", timeout=30)
-    eventually(lambda: in_hand(responder) == 2, "both are handled")
+    eventually(lambda: len(source.observers) == 2, "both are handled")
     source.on_next("first")
     assert stream.receive(PATIENCE).payload == b"first"
     stream.close()
