@@ -260,11 +260,14 @@ class ReplySubscription(Subscription):
 
         def listen() -> None:
             self._connection.engine.loop.call_later(_LINGER, self._control_known.resolve, None)
-            self._control_known.listen(lambda: stopped.listen(resolve) if stopped is not None else resolve())
+            self._control_known.listen(lambda: when_stopped(resolve))
+            when_stopped(self._let_all_go)
+
+        def when_stopped(call: Callable[[], object]) -> None:
             if stopped is not None:
-                stopped.listen(self._let_all_go)
+                stopped.listen(call)
             else:
-                self._let_all_go()
+                call()
 
         def resolve() -> None:
             both.resolve(None)
@@ -306,9 +309,7 @@ class ReplySubscription(Subscription):
 
     def _let_go(self) -> None:
         tokens, self._unwanted = self._unwanted, []
-        fresh = [token for token in tokens if not self._adapter.is_stale(token)]
-        if fresh:
-            self._adapter.acknowledge(fresh)
+        self._adapter.acknowledge(tokens)
 
     def _end(self, error: MessagingError | None) -> None:
         first = not self.ended
