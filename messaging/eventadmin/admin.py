@@ -45,6 +45,7 @@ from messaging.eventadmin.receiver import QUIET, AdminHandler, AdminTerms, read_
 from messaging.promise import Promise
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
+from messaging.waiting import wait_for
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ class EventAdmin(EventService):
                     limit = handler.terms.timeout or seconds
                     done = threading.Event()
                     self._receive_elsewhere(handler, event, limit, running_loop(), done.set)
-                    if not done.wait(limit):
+                    if not wait_for(done, limit):
                         self._took_too_long(handler, limit)
             except (KeyboardInterrupt, SystemExit) as error:
                 interrupt = interrupt or error
