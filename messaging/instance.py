@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import importlib
 import importlib.util
-import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -76,8 +75,6 @@ if TYPE_CHECKING:
     from messaging.replyto.requests import Request
     from messaging.state import ConnectionStates
     from messaging.stream import MessageStream
-
-logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,8 +30,6 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.replyto.exchange import Exchange
-
-logger = logging.getLogger(__name__)
 
 PLAIN: Final = "plain"
 SINGLE: Final = "single"

@@ -26,7 +26,6 @@ from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
 from messaging.dispatch.lanes import LoopLane
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
     from messaging.services import ServiceProperties, ServiceReference
     from messaging.typedevent.monitor import Tap
-
-logger = EventLog(__name__)
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
