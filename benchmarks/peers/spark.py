@@ -206,17 +206,15 @@ def _url(job: Job) -> str:
 def _frame(spark: SparkSession, job: Job, topic: str) -> DataFrame:
     """Rows of a channel."""
     folder = Path(job.folder)
+    #: what the broker keeps messages in; not those of the warm-up
+    kept = {"backlog": "group", "queue": "queue"}.get(job.source) if topic == TOPIC else None
     if job.style == "simple":
         from benchmarks.peers.spark_sources import SimpleMqttSource
 
         spark.dataSource.register(SimpleMqttSource)
         simple = spark.readStream.format("simple").options(host=job.host, port=job.port, topic=topic)
-        return (simple.option("session", QUEUE) if job.source == "backlog" and topic == TOPIC else simple).load()
-    if job.source == "backlog" and topic == TOPIC:
-        return messages(spark, folder, url=_url(job), channel=topic, group=QUEUE)
-    if job.source in ("mqtt", "backlog") or topic != TOPIC:
-        return messages(spark, folder, url=_url(job), channel=topic)
-    return messages(spark, folder, url=_url(job), channel=topic, queue=QUEUE)
+        return (simple.option("session", QUEUE) if kept == "group" else simple).load()
+    return messages(spark, folder, url=_url(job), channel=topic, **({} if kept is None else {kept: QUEUE}))
 
 
 def subscribe(job: Job) -> None:
@@ -256,17 +254,17 @@ def subscribe(job: Job) -> None:
 
 
 def _finish(job: Job, watch: Watch, query: StreamingQuery, latencies: list[int]) -> None:
-    count = watch.rows(query)
-    result: dict[str, Any] = {
-        "received": count,
-        "lost": max(0, job.count - count),
-        "duplicates": max(0, count - job.count),
-        "end": watch.last,
-        **percentiles(latencies),
-    }
     durations = watch.durations.get(str(query.runId), [])
+    result = _counted(job, watch, query) | percentiles(latencies)
     result |= {f"batch_{name}": value for name, value in percentiles(durations).items()}
     job.finish(**result, batches=len(durations))
+
+
+def _counted(job: Job, watch: Watch, query: StreamingQuery) -> dict[str, Any]:
+    """What came of so many messages, and when the last of it was committed."""
+    count = watch.rows(query)
+    lost, duplicates = max(0, job.count - count), max(0, count - job.count)
+    return {"received": count, "lost": lost, "duplicates": duplicates, "end": watch.last}
 
 
 def _warm_up(spark: SparkSession, watch: Watch, job: Job, seen: Any) -> None:
@@ -373,9 +371,7 @@ def _consume_stream(job: Job) -> None:
         job.wait_for_go()
         start = time.monotonic()
         query = read(QUEUE)
-        count = watch.rows(query)
-        lost, duplicates = max(0, job.count - count), max(0, count - job.count)
-        job.finish(start=start, end=watch.last, received=count, lost=lost, duplicates=duplicates)
+        job.finish(start=start, **_counted(job, watch, query))
 
 
 def _consume_backlog(job: Job) -> None:
@@ -391,12 +387,9 @@ def _consume_backlog(job: Job) -> None:
         query = started(frame, folder, processingTime=TRIGGER)
         with contextlib.suppress(TimeoutError):  # the rest is lost
             watch.wait_for_rows(query, job.count)
-        end = watch.last
         time.sleep(PATIENCE / 4)  # would anything come twice?
-        count = watch.rows(query)
+        job.finish(start=start, **_counted(job, watch, query))
         query.stop()
-        lost, duplicates = max(0, job.count - count), max(0, count - job.count)
-        job.finish(start=start, end=end, received=count, lost=lost, duplicates=duplicates)
 
 
 def _consume_adapter(job: Job) -> None:
@@ -404,11 +397,13 @@ def _consume_adapter(job: Job) -> None:
     tally = Tally(job)
     received = tally.received
     settings: dict[str, Any] = {}
-    options: dict[str, Any] = {"queue": QUEUE, "queue_type": "stream", "stream_offset": "first", "autocreate": False}
+    options: dict[str, Any]
     if job.source == "backlog":
         settings = {"client_id": QUEUE, "clean_start": False, "session_expiry": 3600, "receive_maximum": PREFETCH}
-        options = {"qos": 1}
-    channel = TOPIC if job.source == "backlog" else QUEUE
+        channel, options = TOPIC, {"qos": 1}
+    else:
+        options = {"queue": QUEUE, "queue_type": "stream", "stream_offset": "first", "autocreate": False}
+        channel = QUEUE
     job.ready()
     job.wait_for_go()
     tally.start()
