@@ -12,6 +12,9 @@ from messaging.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 
+#: which thread of the program takes the signal
+any_thread = pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
+
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import messaging
 from tests.brokers import Mosquitto, RabbitMQ, require
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, any_thread
 from tests.cli.program import PATIENCE, Program, subscriber
 
 
@@ -230,7 +230,7 @@ def test_without_a_count_the_timeout_is_the_end_that_was_asked_for(run: Run, url
     assert run("sub", url, "-t", topic, "-W", "0.1")[0] == 0
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
+@any_thread
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_sub_in_good_order(
     run: Run, url: str, topic: str, number: signal.Signals, elsewhere: bool

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import messaging
 from messaging.cli.app import app
 from tests.brokers import Mosquitto, RabbitMQ, free_port, require
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, any_thread
 from tests.cli.program import PATIENCE, Program
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -394,7 +394,7 @@ def test_a_count_is_kept_to_and_the_rest_told(m: messaging.Messaging, url: str, 
             assert isinstance(request.exception(PATIENCE), messaging.ReplyError)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
+@any_thread
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, []), (signal.SIGTERM, ["--lines"])], ids=["whole", "lines"]
 )
@@ -421,7 +421,7 @@ def test_a_signal_ends_reply_and_kills_what_runs(
         until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
+@any_thread
 @pytest.mark.parametrize("many", [[], ["--many"]], ids=["one", "many"])
 def test_interrupting_a_request_cancels_it(
     m: messaging.Messaging, url: str, topic: str, many: list[str], elsewhere: bool

@@ -60,6 +60,10 @@ class Ledger:
                 self.accepted.append(payload)
             return accept
 
+    def take_back(self, message: Message) -> None:
+        with self._lock:
+            self.accepted.remove(message.payload)
+
     def insist(self, message: Message) -> None:
         if not self.decide(message):
             raise RefusedError
@@ -141,7 +145,7 @@ class Worker:
         if not settled and self.must_settle:
             self.errors.append(AssertionError(f"the verdict on {message.payload!r} was not taken"))
         elif not settled and accepts:
-            self.ledger.accepted.remove(message.payload)  # its stream was closed before: it comes again
+            self.ledger.take_back(message)  # its stream was closed before: it comes again
 
     def iterator(self) -> None:
         try:

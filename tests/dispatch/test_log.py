@@ -8,29 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from messaging.dispatch.log import EventLog
-
-
-class RaisingLog(logging.Handler):
-    """The application's, and it has a defect."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raise LookupError(f"cannot write {record.getMessage()}")
+from tests.dispatch.raising import raising_log
 
 
 @pytest.fixture
-def raising() -> Iterator[logging.Logger]:
-    logger, handler = logging.getLogger("messaging.test_log"), RaisingLog()
-    logger.addHandler(handler)
-    yield logger
-    logger.removeHandler(handler)
+def raising() -> Iterator[str]:
+    """The name of a log with a defect."""
+    name = "messaging.test_log"
+    with raising_log(name):
+        yield name
 
 
 @pytest.mark.parametrize("loudly", [True, False])
 def test_what_a_handler_raises_is_written_as_logging_does_it(
-    raising: logging.Logger, loudly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    raising: str, loudly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", loudly)
-    log = EventLog(raising.name)
+    log = EventLog(raising)
     log.warning("the %s", "first")
     try:
         raise ValueError
@@ -41,9 +35,9 @@ def test_what_a_handler_raises_is_written_as_logging_does_it(
         assert (f"LookupError: {text}" in written) is loudly
 
 
-def test_without_stderr_it_raises_nothing_either(raising: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_stderr_it_raises_nothing_either(raising: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
-    EventLog(raising.name).error("the first")
+    EventLog(raising).error("the first")
 
 
 def test_a_record_tells_who_logged_and_with_what_error(caplog: pytest.LogCaptureFixture) -> None:

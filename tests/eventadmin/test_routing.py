@@ -416,7 +416,7 @@ def test_the_dto_tells_about_handlers(admin: EventAdmin, services: ServiceRegist
     assert (mine.waiting, other.waiting, admin.get_dto().waiting) == (2, 3, 5)
     assert (mine.blocked, mine.failures, mine.dropped, mine.principal) == (None, 0, 0, None)
     assert admin.get_dto().name == admin.name
-    assert 1 <= admin.get_dto().threads <= 3
+    eventually(lambda: 1 <= admin.get_dto().threads <= 2, "one that found nothing to do has left")
     gate.opened.set()
     admin.flush().result(PATIENCE)
     assert admin.get_dto().waiting == 0

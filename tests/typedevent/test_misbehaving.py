@@ -14,6 +14,7 @@ import pytest
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import Tolerance, TypedEventBus, UntypedEventHandler
+from tests.dispatch.raising import raising_log
 from tests.typedevent.conftest import (
     PATIENCE,
     SOON,
@@ -272,13 +273,6 @@ def test_a_handler_may_raise_anything(bus: TypedEventBus, services: ServiceRegis
     assert len(other.events) == FAILURES + 2
 
 
-class RaisingLog(logging.Handler):
-    """The application's, and it has a defect."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raise LookupError(record.msg)
-
-
 def test_a_handler_is_blocked_even_if_that_cannot_be_logged(bus: TypedEventBus, services: ServiceRegistry) -> None:
     """157.4.6: what the log of the application raises is no matter of its events."""
     failing, later, other = Failing(LookupError("no")), Failing(LookupError("no")), Recorder()
@@ -288,12 +282,8 @@ def test_a_handler_is_blocked_even_if_that_cannot_be_logged(bus: TypedEventBus, 
 
     registrations = [untyped(services, each, "a") for each in (failing, handle)]
     untyped(services, other, "a")
-    log = RaisingLog()
-    logging.getLogger("messaging").addHandler(log)
-    try:
+    with raising_log("messaging"):
         publish(bus, range(FAILURES + 5))
-    finally:
-        logging.getLogger("messaging").removeHandler(log)
     assert all(blocked(bus, each) for each in registrations)
     assert len(failing.events) == len(later.events) == FAILURES
     assert len(other.events) == FAILURES + 5
@@ -428,7 +418,7 @@ def test_many_handlers_that_hang_hold_up_no_other(services: ServiceRegistry) -> 
 def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(
     bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """157.4.6: what the log of the application raises is no matter of its events."""
+    """157.4.6."""
     log: list[Any] = []
     other = Recorder()
 
@@ -748,7 +738,7 @@ def test_a_handler_that_was_blocked_does_not_hold_up_closing(services: ServiceRe
 
 
 def test_typed_handlers_are_blocked_like_others(bus: TypedEventBus, services: ServiceRegistry) -> None:
-    """157.4.6: what the log of the application raises is no matter of its events."""
+    """157.4.6."""
     failing, hanging = Failing(ValueError("no")), Hanging()
     registrations = [
         typed(services, failing, "a", type=Order),
