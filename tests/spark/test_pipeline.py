@@ -26,11 +26,12 @@ from adapters.spark.telemetry.fleet import INTERVAL, START, Plan, Sent, digest, 
 from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.model import METRICS, Telemetry
 from adapters.spark.telemetry.plots import draw
-from adapters.spark.telemetry.processes import find_mosquitto, mosquitto
+from adapters.spark.telemetry.processes import find_mosquitto
+from adapters.spark.telemetry.processes import mosquitto as private_mosquitto
 from adapters.spark.telemetry.report import Run, with_lateness
 from adapters.spark.telemetry.run import MARKER, prepare
 from messaging.errors import ArgumentError, ConfigurationError
-from tests.brokers import require
+from tests.brokers import Mosquitto, require
 from tests.cli.program import COMMAND, ROOT, environment
 from tests.spark.conftest import require_java
 
@@ -82,6 +83,37 @@ def test_the_fleet_has_everything_that_goes_wrong_with_fleets() -> None:
     assert sum(bool(each.injected) for each in sent) > 20
     warmth = {hour: [r.temperature for r in readings if r.measured_at.hour == hour] for hour in (3, 15)}
     assert sum(warmth[15]) / len(warmth[15]) > sum(warmth[3]) / len(warmth[3]) + 5  # by day it is warmer
+
+
+def fleet(url: str, ledger: Path, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run the fleet as a process: 16 messages within a fraction of a second."""
+    module = [sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)]
+    return subprocess.run(
+        [*module, "--seconds=0.4", "--devices=4", "--rate=40", *arguments],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False, **how,
+    )  # fmt: skip
+
+
+def closed_stdin() -> None:
+    os.close(0)
+
+
+@pytest.mark.parametrize(
+    "how", [{"stdin": subprocess.DEVNULL}, {"preexec_fn": closed_stdin}], ids=["at_its_end", "closed"]
+)
+def test_the_fleet_publishes_everything_as_a_service_whose_stdin_has_ended(
+    mosquitto: Mosquitto, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    done = fleet(mosquitto.url, tmp_path / "ledger", **how)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout.splitlines()[-1]) == {"accepted": 16, "failed": 0, "ended": True}
+    assert len((tmp_path / "ledger").read_text().splitlines()) == 16
+
+
+def test_the_fleet_ends_with_its_stdin_when_told_to(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    done = fleet(mosquitto.url, tmp_path / "ledger", "--end-with-stdin", "--seconds=60", stdin=subprocess.DEVNULL)
+    assert done.returncode == 0
+    assert json.loads(done.stdout.splitlines()[-1])["accepted"] < 2400
 
 
 def test_times_without_a_zone_are_no_readings() -> None:
@@ -281,7 +313,7 @@ def test_a_missing_mosquitto_is_said_with_the_way_to_get_it(monkeypatch: pytest.
 
 def test_the_private_broker_ends_with_its_context(tmp_path: Path) -> None:
     require("mosquitto")
-    with mosquitto(tmp_path) as url:
+    with private_mosquitto(tmp_path) as url:
         assert url.startswith("mqtt://127.0.0.1:")
         assert of_folder(tmp_path)
     assert of_folder(tmp_path) == []

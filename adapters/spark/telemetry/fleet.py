@@ -264,8 +264,17 @@ def _tell(news: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _set_at_end_of_stdin(stop: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    stop.set()
+
+
 def main() -> None:
-    """Publish until done, until stdin ends, or until nobody reads stdout."""
+    """Publish until the run is over; with ``--end-with-stdin``, until stdin ends.
+
+    stdin is left alone by default: that of a service or of ``nohup`` has ended before the program starts.
+    """
     parser = argparse.ArgumentParser(description="Publish the telemetry of a simulated fleet.")
     default = Plan()
     parser.add_argument("url", help="broker, such as mqtt://localhost")
@@ -274,15 +283,13 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=default.devices)
     parser.add_argument("--seconds", type=float, default=default.seconds)
     parser.add_argument("--rate", type=float, default=default.rate)
+    parser.add_argument(
+        "--end-with-stdin", action="store_true", help="end early when stdin does: for a program that starts this one"
+    )
     given = parser.parse_args()
     stop = threading.Event()
-
-    def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        stop.set()
-
-    threading.Thread(target=watch, daemon=True).start()
+    if given.end_with_stdin:
+        threading.Thread(target=_set_at_end_of_stdin, args=(stop,), daemon=True).start()
     plan = Plan(seed=given.seed, devices=given.devices, seconds=given.seconds, rate=given.rate)
     publish(given.url, plan, given.ledger, stop)
 

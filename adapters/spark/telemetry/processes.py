@@ -156,8 +156,9 @@ class Fleet:
                     *(sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)),
                     *(f"--seed={plan.seed}", f"--devices={plan.devices}"),
                     *(f"--seconds={plan.seconds}", f"--rate={plan.rate}"),
+                    "--end-with-stdin",
                 ],
-                stdin=subprocess.PIPE,  # its end is the end of the fleet
+                stdin=subprocess.PIPE,  # closes when this process ends, however it ends: then the fleet ends, too
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
