@@ -22,6 +22,7 @@ from yarl import URL
 from adapters.amqp import frames
 from adapters.amqp.protocol import TLS_ALERT, FrameProtocol
 from adapters.amqp.target import failure
+from adapters.amqp.transport import cut
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class Wire:
     def abort(self, reason: str) -> None:
         """Give the connection up: ``lost`` is called, and the transport is cut."""
         self._end(reason, None)
-        self._writer.transport.abort()
+        cut(self._writer.transport)
 
     def read(self, wanted: bool) -> None:
         """Read from the socket, or do not for now."""
@@ -260,7 +261,7 @@ class Wire:
         self.read(True)
         closing = asyncio.ensure_future(connection.close(aiormq.ConnectionClosed(200, "closed")))
         await asyncio.wait([closing], timeout=grace)
-        transport.abort()
+        cut(transport)
         # with its transport gone, nothing in aiormq waits for the peer any more
         if not (await asyncio.wait([closing], timeout=CLOSE_GRACE))[0]:
             logger.warning("the connection to %s did not end", self._target)
@@ -321,7 +322,7 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     try:
         await connection.connect({"product": PRODUCT})
     except (Exception, asyncio.CancelledError) as error:
-        transport.abort()
+        cut(transport)
         # it may have been cancelled in the moment it was through
         await connection.close(aiormq.ConnectionClosed(200, "closed"))
         if isinstance(error, asyncio.CancelledError) and _is_cancelled():

@@ -17,6 +17,7 @@ import pamqp.frame
 from aiormq import spec
 
 from adapters.amqp import frames
+from adapters.amqp.transport import cut
 
 _KINDS: Final = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 #: largest frame of a handshake, bytes; after it, what was agreed counts
@@ -143,7 +144,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         """Give up a peer that does not keep to the protocol."""
         self._end(f"the broker does not keep to AMQP 0-9-1: {reason}", cause)
         if self._own_transport is not None:
-            self._own_transport.abort()
+            cut(self._own_transport)
 
     def data_received(self, data: bytes) -> None:
         """Split, and hand out; called by the transport."""
@@ -206,7 +207,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             self.culprit = int.from_bytes(data[stop - 4 : stop], "big")
             if not self._is_settled:
                 return True
-            if self._own_transport is not None:
+            if self._own_transport is not None and not self._own_transport.is_closing():
                 self._own_transport.write(_CLOSE_OK)
             self._end("{} {}".format(*self.close_reason), None)
             return False
