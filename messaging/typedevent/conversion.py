@@ -12,10 +12,11 @@ a single value      a collection: its first element
 a number            any number (``int`` drops the fraction), text, a date (milliseconds since 1970), a timedelta
                     (seconds), an enum (its value)
 ``str``             any simple value but ``None`` and classes; of a date ISO 8601, of an enum its name, unless it is
-                    text itself
+                    text itself; of flags without a name their number
 ``bytes``           text, as UTF-8, and the reverse; a collection of numbers from 0 to 255
 an enum             its member, its value, its name in any case, its position unless its values are numbers; a member
-                    of another enum by its name, or else by its value
+                    of another enum by its name, or else by its value. Unknown bits of flags are an error, unless the
+                    class sets a ``boundary`` that accepts them; before Python 3.11.4 ``CONFORM`` is an error, too
 a date or a time    ISO 8601; a number (milliseconds since 1970, UTC). A timedelta: ISO 8601; a number (seconds)
 ``X | Y``           what fits without conversion, else the first that it can be converted to; of several schemas
                     first the one that has most of the fields

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import functools
 import numbers
+import operator
 import pathlib
 import re
 import uuid
@@ -131,7 +133,8 @@ def _to_str(value: Any) -> str:
     if isinstance(value, str):
         return str.__str__(value.value if isinstance(value, enum.Enum) else value)
     if isinstance(value, enum.Enum):
-        return value.name
+        # a combination of flags without any, or with unknown ones, has no name
+        return str(value.value) if value.name is None else value.name
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (datetime.date, datetime.time)):
@@ -283,6 +286,7 @@ def to_enum(type_: type[enum.Enum]) -> Converter:
     by_text = {str(each.value): each for each in reversed([*type_]) if isinstance(each.value, (str, int, float))}
     by_text |= {name.casefold(): each for name, each in by_name.items() if name.casefold() not in by_text}
     by_position = [] if any(isinstance(each.value, numbers.Number) for each in type_) else [*type_]
+    make = _strict_flag(type_) if _FLAGS_DROP_BITS and issubclass(type_, enum.Flag) else type_
 
     def converter(value: Any) -> Any:
         if isinstance(value, type_):
@@ -292,7 +296,7 @@ def to_enum(type_: type[enum.Enum]) -> Converter:
                 return by_name[value.name]
             value = value.value
         try:
-            return type_(value)
+            return make(value)
         except Exception:  # noqa: BLE001, S110  # of its _missing_, too
             pass
         if isinstance(value, str):
@@ -317,3 +321,28 @@ def to_enum(type_: type[enum.Enum]) -> Converter:
         return converter(next(iter(value)))
 
     return of_first
+
+
+def _boundary(type_: type[enum.Flag]) -> Any:
+    """What a class of flags does with unknown bits: a member of ``enum.FlagBoundary``."""
+    return getattr(type_, "_boundary_", None)
+
+
+#: Whether flags drop unknown bits by default, as in Python 3.11.0 to 3.11.3; later versions refuse them. In the former,
+#: a class that chose ``boundary=CONFORM`` cannot be told from the others.
+_FLAGS_DROP_BITS: Final = _boundary(enum.Flag) is enum.CONFORM
+
+
+def _strict_flag(type_: type[enum.Flag]) -> Callable[[Any], enum.Flag]:
+    """Return the constructor of ``type_``, with ``boundary=STRICT`` in place of ``CONFORM``."""
+    if _boundary(type_) is not enum.CONFORM:
+        return type_
+    known = functools.reduce(operator.or_, (each.value for each in type_.__members__.values()), 0)
+    highest = 2 ** known.bit_length() - 1
+
+    def make(value: Any) -> enum.Flag:
+        if isinstance(value, int) and (not ~highest <= value <= highest or value & (highest ^ known)):
+            raise ValueError("unknown bits")
+        return type_(value)
+
+    return make

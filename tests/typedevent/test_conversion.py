@@ -382,6 +382,55 @@ def test_what_does_not_become_what(value: Any, target: Any) -> None:
         convert(value, target)
 
 
+class Gap(enum.Flag):
+    FIRST = 1
+    LAST = 8
+
+
+class Kept(enum.Flag, boundary=enum.KEEP):
+    READ = 1
+
+
+class Ejected(enum.Flag, boundary=enum.EJECT):
+    READ = 1
+
+
+class Number(enum.IntFlag):
+    READ = 1
+
+
+class Strict(enum.Flag, boundary=enum.STRICT):
+    READ = 1
+
+
+@pytest.mark.parametrize("target", [Permission, Gap, Strict])
+@pytest.mark.parametrize("value", [4, 5, 6, 7, 16, -17, 2**70, "5", "16", [4], 5.0])
+def test_unknown_bits_of_a_flag_are_an_error_on_every_interpreter(value: Any, target: Any) -> None:
+    with pytest.raises(ConversionError):
+        convert(value, target)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, Gap(0)), (9, Gap.FIRST | Gap.LAST), (True, Gap.FIRST), (8.0, Gap.LAST), ("1", Gap.FIRST)]
+    + [(-1, Permission.READ | Permission.WRITE), (-4, Permission(0)), (-2, Permission.WRITE), (3, Permission(3))]
+    + [(5, Kept(5)), (6, Number(6)), ("READ", Kept.READ)],
+)
+def test_a_flag_has_known_bits_and_others_if_its_boundary_keeps_them(value: Any, expected: enum.Flag) -> None:
+    found = convert(value, type(expected))
+    # Python 3.11.2 makes two unequal members of one unknown value
+    assert (type(found), found.value) == (type(expected), expected.value)
+    assert convert(5, Ejected) == 5
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"), [(Permission(0), "0"), (Kept(4), "4"), (Number(0), "0"), (Permission.READ, "READ")]
+)
+def test_a_flag_becomes_its_name_or_its_number_if_it_has_no_name(flag: Any, text: str) -> None:
+    assert convert(flag, str) == text
+    assert convert({"a": flag}, dict[str, str]) == {"a": text}
+
+
 @pytest.mark.parametrize(
     "value",
     [*(True, 1, 1.5, 1j, "a", b"a", NOON, DAY, NOON.time(), datetime.timedelta(1), decimal.Decimal(1))]
