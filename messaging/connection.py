@@ -99,6 +99,11 @@ class Connection:
         """The name of the state now."""
         return self.states.value.name
 
+    @property
+    def label(self) -> str:
+        """The connection as log lines name it: see ``BrokerUrl.label``."""
+        return self.adapter.url.label(self.adapter.name)
+
     def request_flush(self, subscription: Subscribed) -> None:
         """Have ``subscription.flush`` called on the loop soon: one wake-up serves all that ask. From any thread."""
         self._to_flush.append(subscription)
@@ -131,6 +136,7 @@ class Connection:
             await self._tell_closed()
             self.ready.reject(error)
             return
+        logger.info("%s: connected", self.label)
         while True:
             try:
                 await self._connected(resumed)
@@ -141,10 +147,6 @@ class Connection:
             await self._lost.wait()
             self.outbox.disconnected()
             self._trouble("reconnecting", None if self._loss_is_planned else self.cause)
-            if self._loss_is_planned:
-                logger.info("%s connects anew to %s", self.adapter.name, self.adapter.url)
-            else:
-                logger.warning("%s lost its connection to %s: %s", self.adapter.name, self.adapter.url, self.cause)
             resumed = await self._reconnect()
 
     async def _connect_first(self) -> bool:
@@ -155,22 +157,36 @@ class Connection:
                 if not self.settings.retry_connect:
                     raise
                 self._trouble("connecting", error)
-                logger.warning("%s cannot connect to %s yet: %s", self.adapter.name, self.adapter.url, error)
-            await self._pause(delay)
+                pause = self._pause(delay)
+                logger.warning("%s: cannot connect: %s; trying again in %.1f s", self.label, error, pause)
+            await asyncio.sleep(pause)
         raise AssertionError("the delays never end")
 
     async def _reconnect(self) -> bool:
-        if self.engine.loop.time() - self._connected_at > _STABLE_SECONDS:
+        lost_at = self.engine.loop.time()
+        if lost_at - self._connected_at > _STABLE_SECONDS:
             # a connection that ends as soon as it is made is no reason to hurry
             self._retries = self._delays()
-        for delay in self._retries:
-            await self._pause(delay)
+        pause = self._pause(next(self._retries))
+        if self._loss_is_planned:
+            logger.info("%s: connecting anew, as planned", self.label)
+        else:
+            logger.warning("%s: connection lost: %s; reconnecting in %.1f s", self.label, self.cause, pause)
+        while True:
+            await asyncio.sleep(pause)
+            was_refused = self.state == "refused"
             try:
-                return await self._open()
+                resumed = await self._open()
             except MessagingError as error:
                 self._trouble("reconnecting", error)
-                logger.info("%s cannot reconnect to %s yet: %s", self.adapter.name, self.adapter.url, error)
-        raise AssertionError("the delays never end")
+                pause = self._pause(next(self._retries))
+                # a refusal needs a change at the broker, so an operator has to read of it, once
+                level = logging.WARNING if self.state == "refused" and not was_refused else logging.INFO
+                logger.log(level, "%s: cannot reconnect: %s; trying again in %.1f s", self.label, error, pause)
+            else:
+                seconds = self.engine.loop.time() - lost_at
+                logger.info("%s: connected again after %.1f s", self.label, seconds)
+                return resumed
 
     def _trouble(self, name: StateName, cause: MessagingError | None) -> None:
         """There is no connection: because nobody is there, or because the broker does not want one."""
@@ -182,12 +198,12 @@ class Connection:
         )
         self.states.change("refused" if refused else name, cause)
 
-    async def _pause(self, delay: float) -> None:
-        """Wait before the next attempt: long, if only somebody at the other end can make it a success."""
+    def _pause(self, delay: float) -> float:
+        """Return the seconds until the next attempt: many, if only a change at the broker can make it a success."""
         if isinstance(self.states.value.cause, (AuthenticationError, TakenOverError)):
             longest = self.settings.reconnect_max
-            delay = max(delay, random.uniform(longest / 2, longest))  # noqa: S311
-        await asyncio.sleep(delay)
+            return max(delay, random.uniform(longest / 2, longest))  # noqa: S311
+        return delay
 
     def _delays(self) -> Iterator[float]:
         """Decorrelated jitter: clients that lost the same broker do not come back in step."""
@@ -219,7 +235,6 @@ class Connection:
         self._connected_at = self.engine.loop.time()
         self._up()
         self.on_connected()
-        logger.info("%s is connected to %s", self.adapter.name, self.adapter.url)
         for subscription in self.subscriptions:
             subscription.reconnected(resumed)
             if not resumed:

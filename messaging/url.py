@@ -47,15 +47,22 @@ class BrokerUrl:
     path: str | None = None
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def address(self) -> str:
+        """Host and port, as ``broker:1883`` or ``[::1]:1883``; the host alone if the URL names no port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    def label(self, name: str) -> str:
+        """Return how log lines name the connection of the instance ``name``, as ``mqtt 'plant' (broker:1883)``."""
+        return f"{self.scheme} {name!r} ({self.address})"
+
     def __str__(self) -> str:
         """The URL with every secret masked, fit for logs and DTOs."""
         user = ""
         if self.username is not None:
             user = quote(self.username, safe="") + (":***" if self.password is not None else "") + "@"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        text = f"{self.scheme}://{user}{host}"
-        if self.port is not None:
-            text += f":{self.port}"
+        text = f"{self.scheme}://{user}{self.address}"
         if self.path is not None:
             text += "/" + quote(self.path, safe="")
         if self.options:

@@ -26,7 +26,8 @@ from messaging import (
     Messaging,
     MessagingError,
 )
-from messaging.cli import options
+from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
+from messaging.cli.connecting import choose_target, connect
 from messaging.cli.output import ExitCode, one_line, show
 
 DEFAULT_URL: Final = "memory://demo"
@@ -350,7 +351,7 @@ def demo(
     if url is None and url_option is None:
         url = DEFAULT_URL
     started = time.monotonic()
-    with options.connect(options.choose_url(url, url_option), client_id, option) as m:
+    with connect(choose_target(url, url_option), "demo", client_id, option) as m:
         dto = m.runtime.get_runtime_dto()
         show(Text(f"connected to {dto.connection_uri}: {', '.join(dto.protocols)}, by {dto.provider_name}"))
         stage = Stage(m)

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from messaging import Features, Messaging
 from messaging.adapter import ENTRY_POINT_GROUP
-from messaging.cli import options
+from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
+from messaging.cli.connecting import choose_target, connect
 from messaging.cli.output import ExitCode, dump, show, write
 from messaging.cli.watch import watch as watch_connection
 from messaging.codecs import codec_for, content_types
@@ -63,14 +64,14 @@ def info(
     if watch:
         if features:
             raise ArgumentError("--watch and --features: give one of them")
-        return watch_connection(options.choose_url(url, url_option), client_id, option, json=json)
+        return watch_connection(choose_target(url, url_option), client_id, option, json=json)
     if url is None and url_option is None and not os.environ.get(URL_VARIABLE):
         if features:
             raise ArgumentError("--features needs a broker URL: what is announced depends on the broker")
         found: Mapping[str, Any] = _installed()
         tables = _installation_tables(found)
     else:
-        with options.connect(options.choose_url(url, url_option), client_id, option) as m:
+        with connect(choose_target(url, url_option), "info", client_id, option) as m:
             found = _feature_table(m) if features else dataclasses.asdict(m.runtime.get_runtime_dto())
         tables = [_features_table(found)] if features else [_table("", _flat(found))]
     if json:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 import typer
 
-import messaging
 from messaging.cli.output import set_verbosity
-from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
-from messaging.features import Features
+from messaging.errors import ArgumentError
 from messaging.settings import URL_VARIABLE
 
 #: the panel of ``--help`` for what every command has
@@ -140,43 +137,3 @@ def extensions(given: Iterable[str] | None, **flags: Any) -> dict[str, Any]:
 def headers(given: Iterable[str] | None) -> Mapping[str, str] | None:
     """User headers, or ``None`` if there are none."""
     return pairs(given, "--header") or None
-
-
-def choose_url(argument: str | None, option: str | None) -> str:
-    """The one URL that was given.
-
-    Raises:
-        ArgumentError: two were.
-        ConfigurationError: none was.
-    """
-    if argument is not None and option is not None:
-        raise ArgumentError("two broker URLs: give one, or --url, not both")
-    url = argument if argument is not None else option
-    if url is None:
-        url = os.environ.get(URL_VARIABLE)
-    if not url:
-        raise ConfigurationError(f"no broker URL: give one, such as mqtt://localhost, or set {URL_VARIABLE}")
-    return url
-
-
-def connect(url: str, client_id: str | None, settings: Iterable[str] | None, **defaults: Any) -> messaging.Messaging:
-    """``messaging.connect`` with the settings of the command line, which win over those in the URL.
-
-    ``defaults`` are settings for when the command line names none; they win over the URL, too.
-    """
-    keywords: dict[str, Any] = defaults | pairs(settings, "--option")
-    if client_id is not None:
-        if "client_id" in keywords:
-            raise ArgumentError("--option client_id is given twice: --id is the same")
-        keywords["client_id"] = client_id
-    for parameter in ("url", "services"):
-        if parameter in keywords:  # of connect() itself
-            raise InvalidOptionError(parameter, f"unknown option {parameter!r}")
-    return messaging.connect(url, **keywords)
-
-
-def context_builder(m: messaging.Messaging, *, manual: bool = False) -> messaging.MessageContextBuilder:
-    """A builder; with ``manual``, of contexts that leave acknowledging to the consumer, where there is any."""
-    if manual and Features.ACKNOWLEDGE in m.features:
-        return m.acknowledge_context_builder().message_context_builder()
-    return m.context_builder()

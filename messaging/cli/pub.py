@@ -17,6 +17,7 @@ from rich.text import Text
 import messaging
 from messaging.channels import check_name
 from messaging.cli import options, payload
+from messaging.cli.connecting import choose_target, connect, warn_of_memory
 from messaging.cli.output import ExitCode, report
 from messaging.errors import ArgumentError
 
@@ -78,10 +79,10 @@ def pub(
     if rate is not None and not 0 < rate < float("inf"):
         raise ArgumentError("--rate must be a number of messages above 0")
     given = options.extensions(extension, qos=qos, retain=retain or None, headers=options.headers(header))
-    broker = options.choose_url(url, url_option)
+    broker = choose_target(url, url_option)
     with contextlib.ExitStack() as stack:
         source = payload.open_source(stack, file, from_stdin=stdin or lines)
-        m = stack.enter_context(options.connect(broker, client_id, option))
+        m = stack.enter_context(connect(broker, "pub", client_id, option))
         builder = m.context_builder().channel(topic, routing_key).extensions(given)
         context = payload.context(builder, content_type, encoding, correlation_id, reply_to)
         limit = m.runtime.get_runtime_dto().max_message_size
@@ -97,6 +98,7 @@ def pub(
         many = lines or repeat > 1
         with _progress(run, None if lines else repeat, forced=progress) if many else contextlib.nullcontext():
             interrupted = run.publish(payloads, rate)
+        warn_of_memory(m)
         # closing sends what was accepted, and settles every promise
         stack.close()
         run.collect(0)

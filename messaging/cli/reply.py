@@ -24,6 +24,7 @@ import typer
 from messaging import Features, Message, MessageContext
 from messaging.channels import check_pattern
 from messaging.cli import options
+from messaging.cli.connecting import choose_target, connect, identity, warn_of_memory
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.extensions import MAX_PREFETCH
@@ -121,7 +122,7 @@ def reply(
     if str(given.get(Features.EXTENSION_QOS)) != "0":
         # a request that waits here while a command runs could be with another responder
         given.setdefault(Features.EXTENSION_PREFETCH, concurrency)
-    with options.connect(options.choose_url(url, url_option), client_id, option) as m:
+    with connect(choose_target(url, url_option), "reply", client_id, option) as m:
         for topic in topics:
             m.subscription.check(topic, given)
         builder = m.context_builder()
@@ -139,7 +140,8 @@ def reply(
             responder.withdraw = withdraw
             dto = m.runtime.get_runtime_dto()
             if all(each.request_channel.connected for each in dto.reply_to_subscriptions):
-                logger.info("answering requests on %s at %s", ", ".join(topics), dto.connection_uri)
+                logger.info("answering requests on %s at %s", ", ".join(topics), identity(m))
+                warn_of_memory(m)
             wait_for(responder.enough)
             withdraw()
     return ExitCode.OK

@@ -13,6 +13,7 @@ import typer
 from messaging import Message, Messaging
 from messaging.channels import check_name
 from messaging.cli import options, payload
+from messaging.cli.connecting import choose_target, connect, warn_of_memory
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
 from messaging.errors import ArgumentError, DeadlineError
 
@@ -74,15 +75,16 @@ def request(
         raise ArgumentError("--count goes with --many: otherwise there is one reply")
     options.check_timeout(timeout)
     given = options.extensions(extension, qos=qos, timeout=timeout, headers=options.headers(header))
-    broker = options.choose_url(url, url_option)
+    broker = choose_target(url, url_option)
     form = record_line if json else payload_line(b"" if no_newline else b"\n")
     with contextlib.ExitStack() as stack:
         source = payload.open_source(stack, file, from_stdin=stdin)
-        m = stack.enter_context(options.connect(broker, client_id, option))
+        m = stack.enter_context(connect(broker, "request", client_id, option))
         builder = m.context_builder().channel(topic, routing_key).extensions(given)
         context = payload.context(builder, content_type, encoding, correlation_id, reply_to)
         data = payload.read_all(text, source, m.runtime.get_runtime_dto().max_message_size)
         message = Message(payload.encoded(data, content_type, encoding), context)
+        warn_of_memory(m)
         try:
             if many:
                 _write_each(m, message, _Writer(form, count))

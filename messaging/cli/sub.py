@@ -13,6 +13,7 @@ import typer
 from messaging import AcknowledgeMessageContext, Features, Message, MessageContext, MessageStream, Messaging
 from messaging.channels import check_pattern
 from messaging.cli import options
+from messaging.cli.connecting import choose_target, connect, context_builder, identity, warn_of_memory
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 
 logger = logging.getLogger(__name__)
@@ -84,12 +85,13 @@ def sub(
         },
     )
     writer = _Writer(record_line if json else payload_line(b"" if no_newline else b"\n", channel=verbose), count, ack)
-    with options.connect(options.choose_url(url, url_option), client_id, option) as m:
-        builder = options.context_builder(m, manual=True).extensions(given)
+    with connect(choose_target(url, url_option), "sub", client_id, option) as m:
+        builder = context_builder(m, manual=True).extensions(given)
         streams = [writer.listen(m, builder.channel(topic, routing_key).build_context()) for topic in topics]
         # whatever kept one of them from it, the writer is told
         if all(stream.ready.done() and stream.ready.exception() is None for stream in streams):
-            logger.info("subscribed to %s at %s", ", ".join(topics), m.runtime.get_runtime_dto().connection_uri)
+            logger.info("subscribed to %s at %s", ", ".join(topics), identity(m))
+            warn_of_memory(m)
         try:
             writer.wait(timeout)
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from messaging.cli import options
+from messaging.cli.connecting import Target, connect
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, write
 from messaging.errors import BrokerError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from messaging.state import ConnectionState
 
 
-def watch(url: str, client_id: str | None, settings: Iterable[str] | None, *, json: bool) -> int:
+def watch(target: Target, client_id: str | None, settings: Iterable[str] | None, *, json: bool) -> int:
     """Write each state as it comes. A broker that is not there yet is waited for.
 
     Raises:
@@ -28,7 +28,7 @@ def watch(url: str, client_id: str | None, settings: Iterable[str] | None, *, js
 
     async def start() -> Messaging:
         # with an event loop around, connect() returns before there is a connection
-        return options.connect(url, client_id, settings, retry_connect="true")
+        return connect(target, "info", client_id, settings, tell=False, retry_connect="true")
 
     with asyncio.run(start()) as m:
         m.connection_state.subscribe(states.put)

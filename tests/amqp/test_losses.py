@@ -209,4 +209,4 @@ def test_a_program_reads_one_line_about_a_loss(
             assert stream.receive(timeout=10).payload == b"2"
     loud = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
     assert len(loud) == 1
-    assert "lost its connection" in loud[0]
+    assert "connection lost" in loud[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -190,9 +191,46 @@ def test_a_lost_connection_is_made_again(
     broker.wait_open(2)
     until(lambda: m.runtime.get_runtime_dto().subscriptions[0].channel.connected)
     assert state(m) == "connected"
-    assert "lost its connection" in caplog.text
-    assert "the cable was cut" in caplog.text
     stream.close().result(PATIENCE)
+
+
+def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[int]:
+    """The levels of the lines about the connection that match."""
+    return [each.levelno for each in caplog.records if re.fullmatch(pattern, each.getMessage())]
+
+
+def test_the_log_says_why_a_connection_is_lost_when_it_is_tried_again_and_when_it_is_back(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    connect(broker, name="plant")
+    where = rf"fake 'plant' \({broker.url.removeprefix('fake://')}\)"
+    assert told(caplog, f"{where}: connected") == [logging.INFO]
+    broker.errors["open"].append(ConnectFailedError("still down"))
+    broker.lose("the cable was cut")
+    broker.wait_open(2)
+    seconds = r"\d+\.\d s"
+    back = f"{where}: connected again after {seconds}"
+    until(lambda: told(caplog, back))
+    assert told(caplog, f"{where}: connection lost: the cable was cut; reconnecting in {seconds}") == [logging.WARNING]
+    assert told(caplog, f"{where}: cannot reconnect: still down; trying again in {seconds}") == [logging.INFO]
+    assert told(caplog, back) == [logging.INFO]
+    assert told(caplog, f"{where}: connected") == [logging.INFO]  # the first time only
+
+
+def test_the_log_warns_once_of_a_broker_that_refuses_to_have_the_client_back(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    connect(broker, reconnect_max=0.02)
+    broker.errors["open"] += [
+        AuthenticationError("the account is locked"),
+        AuthenticationError("the account is locked"),
+    ]
+    broker.lose()
+    broker.wait_open(2)
+    refused = ".*: cannot reconnect: the account is locked; trying again in .* s"
+    assert told(caplog, refused) == [logging.WARNING, logging.INFO]
 
 
 def test_a_loss_right_after_connecting_is_a_loss(broker: FakeBroker, connect: Connect) -> None:
@@ -631,9 +669,10 @@ def test_logs_name_the_instance_and_never_an_exception_without_reason(
     broker.lose()
     broker.wait_open(2)
     m.close()
-    records = [record for record in caplog.records if broker.url in record.getMessage()]
+    where = broker.url.removeprefix("fake://")
+    records = [record for record in caplog.records if f"({where})" in record.getMessage()]
     assert len(records) >= 3
-    assert all("plant-7" in record.getMessage() for record in records)
+    assert all(record.getMessage().startswith("fake 'plant-7' ") for record in records)
     assert not [record for record in records if record.levelno >= logging.ERROR]
 
 

@@ -225,3 +225,16 @@ def test_a_url_cannot_be_changed() -> None:
 def test_the_error_is_one_of_ours() -> None:
     assert issubclass(InvalidUrlError, MessagingError)
     assert issubclass(InvalidUrlError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("mqtt://joe:secret@broker:1884/x?version=5", "broker:1884"),
+        ("mqtt://broker", "broker"),
+        ("amqp://[::1]:5672", "[::1]:5672"),
+        ("amqp://[::1]", "[::1]"),
+    ],
+)
+def test_the_address_is_host_and_port_as_the_url_has_them(text: str, address: str) -> None:
+    assert parse_url(text).address == address

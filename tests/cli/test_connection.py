@@ -1,0 +1,137 @@
+"""What stderr says of a connection: who is connected to what, when it is lost and when it is back."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+import messaging
+from tests.brokers import Mosquitto, RabbitMQ, require
+from tests.cli.conftest import Run
+from tests.cli.program import PATIENCE, Program
+
+SECONDS = r"\d+\.\d s"
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"cli/{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def own() -> Iterator[Mosquitto]:
+    require("mosquitto")
+    with Mosquitto() as broker:
+        yield broker
+
+
+LISTENERS = pytest.mark.parametrize("listener", [("sub",), ("reply", "--exec", "cat")], ids=["sub", "reply"])
+
+
+@LISTENERS
+def test_a_listener_says_when_its_connection_is_lost_and_when_it_is_back(
+    own: Mosquitto, topic: str, listener: tuple[str, ...]
+) -> None:
+    with Program(*listener, own.url, "-t", topic) as program:
+        program.says(f" {topic} at {own.url} as ")
+        where = rf"mqtt '{listener[0]}-{program.process.pid}' \(127\.0\.0\.1:{own.port}\)"
+        for _ in range(2):
+            own.kill()
+            lost = program.says("connection lost")
+            assert re.fullmatch(f"messaging: warning: {where}: connection lost: .+; reconnecting in {SECONDS}\n", lost)
+            own.start()
+            back = program.says("connected again")
+            assert re.fullmatch(f"messaging: {where}: connected again after {SECONDS}\n", back)
+        program.signal(signal.SIGTERM)
+        assert program.ended() == 130
+        assert program.err.rest().count(b"\n") == 5, "nothing else is said"
+
+
+def test_debug_says_once_that_a_connection_is_back(own: Mosquitto, topic: str) -> None:
+    with Program("sub", own.url, "-t", topic, "--debug") as program:
+        program.says("subscribed to")
+        own.kill()
+        program.says("connection lost")
+        own.start()
+        program.says("connected again")
+        program.signal(signal.SIGTERM)
+        assert program.ended() == 130
+        assert program.err.rest().count(b"connected again") == 1
+
+
+def test_quiet_says_nothing_of_a_lost_connection(own: Mosquitto, topic: str) -> None:
+    with messaging.connect(own.url) as m:
+        m.publish(topic, "one", retain=True, qos=1).result(PATIENCE)
+    with Program("sub", own.url, "-t", topic, "-C", "2", "--quiet") as program:
+        assert program.out.until(bool) == b"one\n"
+        own.kill()
+        own.start()
+        with messaging.connect(own.url) as m:
+            m.publish(topic, "two", retain=True, qos=1).result(PATIENCE)
+        assert program.out.rest() == b"one\ntwo\n"
+        assert program.ended() == 0
+        assert program.err.rest() == b""
+
+
+# --- who is connected
+
+
+def test_the_broker_and_stderr_call_a_run_by_the_same_client_id(mosquitto: Mosquitto, topic: str) -> None:
+    with (
+        Program("sub", mosquitto.url, "-t", topic, "-W", "20", "-C", "1") as one,
+        Program("sub", mosquitto.url, "-t", topic) as two,
+    ):
+        names = [re.search(" as (.+)\n", each.says("subscribed to")) for each in (one, two)]
+        assert all(names)
+        found = [name[1] for name in names if name]
+        assert found[0].startswith(f"sub{one.process.pid}"[:11])
+        assert found[1].startswith(f"sub{two.process.pid}"[:11])
+        assert all(f" as {name} (p" in mosquitto.log() for name in found)
+
+
+def test_a_name_that_was_given_is_kept(
+    run: Run, mosquitto: Mosquitto, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (("--option", "name=given"), ("--url", f"{mosquitto.url}?name=given")):
+        url = () if "--url" in arguments else (mosquitto.url,)
+        assert '"instance_id":"given"' in run("info", *url, "--json", *arguments)[1]
+    monkeypatch.setenv("MESSAGING_NAME", "given")
+    assert '"instance_id":"given"' in run("info", mosquitto.url, "--json")[1]
+
+
+def test_on_amqp_stderr_names_the_connection_as_the_broker_lists_it(rabbitmq: RabbitMQ, topic: str) -> None:
+    with Program("sub", rabbitmq.url, "-t", topic) as program:
+        line = program.says("subscribed to")
+        assert f" as sub-{program.process.pid}\n" in line
+        assert f"sub-{program.process.pid} (" in rabbitmq.ctl("list_connections", "client_properties")
+
+
+# --- memory://
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("pub", "-t", "a", "-m", "x"), 0),
+        (("sub", "-t", "a", "-W", "0.05"), 0),
+        (("sub", "-t", "a", "-C", "1", "-W", "0.05"), 3),
+        (("request", "-t", "a", "-m", "x", "-W", "0.05"), 1),
+    ],
+)
+def test_memory_is_said_to_reach_no_other_process(run: Run, arguments: tuple[str, ...], code: int) -> None:
+    found, out, err = run(*arguments, "memory://alone")
+    assert (found, out) == (code, "")
+    hint = "messaging: warning: memory://alone is a broker inside this process: no other process reaches it; "
+    assert hint in err
+    assert hint not in run(*arguments, "memory://alone", "--quiet")[2]
+
+
+def test_a_responder_at_memory_is_told_so_too() -> None:
+    with Program("reply", "memory://alone", "-t", "a", "--exec", "cat") as program:
+        program.says("memory://alone is a broker inside this process")
+        program.signal(signal.SIGTERM)
+        assert program.ended() == 130
