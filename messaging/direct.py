@@ -1,12 +1,14 @@
 """Direct acknowledgement: filter, handler and post callbacks (RFC 5.8.1, 5.8.6, 5.8.7).
 
-They run in the consumer of the subscription, before a message enters the stream; post on whichever thread settled it.
+Filter and handler run in the consumer of the subscription, before a message enters the stream. Post runs after them
+there, or on the thread that settles the message later.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +35,31 @@ class DirectAcknowledger:
         self._callbacks = callbacks
         self._services = services
         self._channel = channel
+        self._lock = threading.Lock()  # guards the two below: a verdict may come from any thread
+        #: the message that the filter or the handler has now
+        self._running: Incoming | None = None
+        #: that message was settled meanwhile: post is called after the handler
+        self._is_post_due = False
 
     def run(self, message: Message, incoming: Incoming) -> bool:
-        """Filter, then handler; whether the message enters the stream. A callback that raises rejects it."""
+        """Call filter, handler and post, in this order (RFC 5.8.4). A callback that raises rejects the message.
+
+        Returns:
+            Whether the message enters the stream.
+        """
+        with self._lock:
+            self._running, self._is_post_due = incoming, False
+        try:
+            enters = self._decide(message, incoming)
+        finally:
+            with self._lock:
+                self._running, is_post_due = None, self._is_post_due
+            if is_post_due:
+                self._call_post(message)
+        return enters and incoming._state is not AcknowledgeType.REJECTED
+
+    def _decide(self, message: Message, incoming: Incoming) -> bool:
+        """Call filter and handler; whether the filter lets the message enter the stream."""
         callbacks = self._callbacks
         enters = True
         has_filter = callbacks.filter is not None
@@ -60,14 +84,23 @@ class DirectAcknowledger:
             except Exception:
                 logger.exception("acknowledge handler of %r raised; the message is rejected", incoming._channel)
                 incoming._settle(False)
-        return enters and incoming._state is not AcknowledgeType.REJECTED
+        return enters
 
     def settled(self, message: Message) -> None:
-        """Post: the message was acknowledged or rejected. What the callback raises is logged."""
+        """Call post for a message that was acknowledged or rejected; after its handler, if that is running."""
         if self._callbacks.post is None:
             return
+        with self._lock:
+            if message._context is self._running:
+                self._is_post_due = True
+                return
+        self._call_post(message)
+
+    def _call_post(self, message: Message) -> None:
+        """Call post. What it raises is logged."""
+        post: Any = self._callbacks.post
         try:
-            post = self._found(self._callbacks.post, AcknowledgeConsumer, "post")
+            post = self._found(post, AcknowledgeConsumer, "post")
             if post is not None:
                 post(message)
         except Exception:

@@ -425,6 +425,63 @@ def test_a_handler_may_leave_it_open(backend: Backend) -> None:
 
 
 @acknowledge
+def test_post_runs_after_the_filter_and_the_handler_given_by_target(backend: Backend) -> None:
+    """RFC 5.8.4: filter, verdict, handler, post; the handler sees the verdict, and post the outcome of both."""
+    m = backend.connect()
+    channel = backend.channel()
+    log = Log()
+    backend.services.register(AcknowledgeConsumer, log.note("handler"), {"role": "handler"})
+    context = direct(m, channel, filter=lambda _: True, handle="(role=handler)", post=log.note("post"))
+    inbox = Inbox(m.subscription.subscribe(context), log.note("stream"))
+    publish(m, channel, [b"1"], **backend.reliable)
+    inbox.wait(1)
+    assert log.entries == ["handler 1 ACKNOWLEDGED", "post 1 ACKNOWLEDGED", "stream 1 ACKNOWLEDGED"]
+
+
+@acknowledge
+def test_post_runs_after_a_handler_that_goes_on_after_its_verdict(backend: Backend) -> None:
+    """RFC 5.8.4: post is called after the handler, not from within its verdict; also if the handler raises then."""
+    m = backend.connect()
+    channel = backend.channel()
+    log = Log()
+
+    def decide(message: Message, handler: AcknowledgeHandler) -> None:
+        handler.acknowledge()
+        log.note("handler")(message)
+        if message.payload == b"2":
+            raise RuntimeError("the test's own")
+
+    inbox = Inbox(m.subscription.subscribe(direct(m, channel, handle=decide, post=log.note("post"))))
+    publish(m, channel, [b"1", b"2"], **backend.reliable)
+    inbox.wait(2)
+    assert log.entries == [
+        "handler 1 ACKNOWLEDGED",
+        "post 1 ACKNOWLEDGED",
+        "handler 2 ACKNOWLEDGED",
+        "post 2 ACKNOWLEDGED",
+    ]
+
+
+@acknowledge
+def test_post_runs_after_the_handler_when_another_thread_gives_the_verdict(backend: Backend) -> None:
+    """The verdict may come from any thread while the handler runs; post waits for the handler all the same."""
+    m = backend.connect()
+    channel = backend.channel()
+    log = Log()
+
+    def decide(message: Message, handler: AcknowledgeHandler) -> None:
+        other = threading.Thread(target=handler.acknowledge)
+        other.start()
+        other.join(PATIENCE)
+        log.note("handler")(message)
+
+    inbox = Inbox(m.subscription.subscribe(direct(m, channel, handle=decide, post=log.note("post"))))
+    publish(m, channel, [b"1"], **backend.reliable)
+    inbox.wait(1)
+    assert log.entries == ["handler 1 ACKNOWLEDGED", "post 1 ACKNOWLEDGED"]
+
+
+@acknowledge
 def test_post_alone_is_called_once_the_consumer_acted(backend: Backend) -> None:
     """Scenario 80 [S]."""
     m = backend.connect()

@@ -344,8 +344,8 @@ def test_a_handler_by_target_is_called_after_a_filter(
     journal.wait(2)
     assert journal.entries == [
         ("filter", b"1", RECEIVED),
-        ("post", b"1", ACKNOWLEDGED),
         ("handler", b"1", ACKNOWLEDGED),
+        ("post", b"1", ACKNOWLEDGED),
         ("stream", b"1", ACKNOWLEDGED),
     ]
 
