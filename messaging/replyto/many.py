@@ -67,6 +67,8 @@ class ReplySubscription(Subscription):
     ) -> None:
         super().__init__(connection, services, publisher, spec, consumption)
         self.publication: RequestPublication
+        #: called once when it has ended, on the loop
+        self.on_end: Callable[[], object] | None = None
         self._correlation_id = correlation_id
         #: how long a reply may be waited for, seconds
         self._patience = patience
@@ -318,6 +320,8 @@ class ReplySubscription(Subscription):
             return
         if self._timer is not None:
             self._timer.cancel()
+        if self.on_end is not None:
+            self.on_end()
         self._connection.outbox.give_up(self.publication, error or StreamConsumedError("nobody waits any more"))
         if not self._is_over_there and self._control is not None:
             self._cancel(self._control, self._correlation_id, self._taken)
@@ -361,11 +365,12 @@ class ReplyToManyPublisher:
         Raises:
             ArgumentError, UnsupportedFeatureError, ClosedError: as ``publish_with_reply``.
         """
+        requests = self._requests
         payload, context, options, correlation_id = self._single.prepare_many(
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
         )
         connection, adapter = self._connection, self._connection.adapter
-        self._requests.refuse_closed()
+        requests.refuse_closed()
         wanted = {key: value for key, value in requested(context, adapter).items() if key != Features.EXTENSION_QOS}
         if adapter.acknowledging_qos is not None:
             wanted[Features.EXTENSION_QOS] = adapter.acknowledging_qos
@@ -379,13 +384,16 @@ class ReplyToManyPublisher:
             Consumption(model),
             correlation_id=correlation_id,
             patience=patience,
-            cancel=self._requests.cancel_replies,
+            cancel=requests.cancel_replies,
         )
         publication = RequestPublication(connection.outbox, payload, context, options, time.monotonic() + patience)
         publication.correlation_id = correlation_id
         publication.requester = subscription
         subscription.publication = publication
         unused = [subscription]
+        # without effect on a reply channel that was made: only this request names it
+        requests.reserve(spec.channel, correlation_id, subscription)
+        subscription.on_end = lambda: requests.release(spec.channel, correlation_id, subscription)
 
         def open_subscription() -> Subscription:
             if not unused:
@@ -397,4 +405,8 @@ class ReplyToManyPublisher:
             connection.engine.call(opened.start)
             return opened
 
-        return MessageStream(connection, open_subscription)
+        try:
+            return MessageStream(connection, open_subscription)
+        except BaseException:
+            requests.release(spec.channel, correlation_id, subscription)
+            raise

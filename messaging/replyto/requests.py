@@ -289,6 +289,9 @@ class Requests:
         self.own: Inbox | None = None
         #: by channel, those that requests name; on the loop
         self._given: dict[str, Inbox] = {}
+        #: (reply channel that requests name, correlation id) -> which request waits there; written by any thread,
+        #: one operation at a time
+        self._waiting: dict[tuple[str, str], object] = {}
         self._shortest = connection.settings.timeout
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_watching = False
@@ -375,6 +378,7 @@ class Requests:
         self._watch(timeout)
         try:
             if given:
+                self.reserve(context._reply_to_channel or "", correlation_id, request)
                 connection.engine.call(self._start_given, request)
             else:
                 while not self._start(request, self.own_inbox()):
@@ -400,14 +404,34 @@ class Requests:
             return False
         return True
 
-    @staticmethod
-    def _remove(request: Request) -> None:
+    def reserve(self, reply_channel: str, correlation_id: str, owner: object) -> None:
+        """Have ``owner`` be the only one that waits for this id on a reply channel that requests name.
+
+        From any thread; :meth:`release` ends it.
+
+        Raises:
+            ArgumentError: another request waits there with this id.
+        """
+        if self._waiting.setdefault((reply_channel, correlation_id), owner) is not owner:
+            raise ArgumentError(
+                f"correlation id {correlation_id!r}: another request waits for its reply on {reply_channel!r} with it; "
+                f"give each request an id of its own, or await the other one first"
+            )
+
+    def release(self, reply_channel: str, correlation_id: str, owner: object) -> None:
+        """Undo :meth:`reserve`, if ``owner`` did it. From any thread; idempotent."""
+        if self._waiting.get((reply_channel, correlation_id)) is owner:
+            self._waiting.pop((reply_channel, correlation_id), None)
+
+    def _remove(self, request: Request) -> None:
         """Take a request out of its inbox. From any thread."""
         inbox = request.inbox
         if inbox is not None:
             inbox.early.pop(request, None)
             if inbox.pending.get(request.correlation_id) is request:
                 del inbox.pending[request.correlation_id]
+        if self._waiting:  # last: the next request with this id finds its place in the inbox free
+            self.release(request.publication.context._reply_to_channel or "", request.correlation_id, request)
 
     def _start(self, request: Request, inbox: Inbox) -> bool:
         """Enter a request and publish it, or have it published when its inbox is there. On the caller.
@@ -456,13 +480,9 @@ class Requests:
         if inbox is None:
             inbox = self._given[channel] = Inbox(self, self._spec(channel), channel)
             self._start_own(inbox)
-        try:
-            self._enter(request, inbox)
-        except MessagingError as error:
-            self.give_up(request, error)
-        else:
-            inbox.early[request] = None
-            self._publish_early(inbox)
+        self._enter(request, inbox)  # its correlation id was reserved
+        inbox.early[request] = None
+        self._publish_early(inbox)
 
     def _publish_early(self, inbox: Inbox) -> None:
         if not inbox.ready.done():
@@ -591,3 +611,4 @@ class Requests:
         for request in self.open:
             request.forsake(ClosedError(f"{request.what}: made by the parent of this process"))
         self.open.clear()
+        self._waiting.clear()

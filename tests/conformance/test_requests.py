@@ -139,6 +139,49 @@ def test_a_context_beside_the_request_wins(backend: Backend) -> None:
 
 
 @reply_to
+@pytest.mark.parametrize("channel_is", ["given", "generated"])
+def test_a_correlation_id_that_waits_already_is_refused_by_the_call(backend: Backend, channel_is: str) -> None:
+    """One behaviour: the call raises, nothing is sent, and the id is free again once the first request has ended."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    ids: dict[str, Any] = {"correlation_id": "1", "qos": 1}
+    if channel_is == "given":
+        ids["reply_to"] = backend.channel("replies")
+    with responder.subscribe(channel, qos=1) as requests:
+        requests.ready.result(PATIENCE)
+        first = m.request(channel, b"1", **ids)
+        with pytest.raises(ArgumentError, match="correlation id '1'"):
+            m.request(channel, b"2", **ids)
+        assert not first.done()
+        request = requests.receive(PATIENCE)
+        answer(responder, request, b"!")
+        assert first.result(PATIENCE).payload == b"!"
+        again = m.request(channel, b"3", **ids)
+        request = requests.receive(PATIENCE)
+        assert request.payload == b"3"
+        again.cancel()
+        assert isinstance(again.exception(PATIENCE), RequestCancelledError)
+        third = m.request(channel, b"4", **ids)
+        answer(responder, requests.receive(PATIENCE), b"?")
+        assert third.result(PATIENCE).payload == b"?"
+
+
+@many
+def test_a_correlation_id_that_waits_already_is_refused_by_a_request_with_many_replies(backend: Backend) -> None:
+    """On a reply channel that the request names, another request with that id would share its replies."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    responder.reply(channel, lambda: iter((b"1", b"2")), many=True)
+    for _ in range(2):
+        with m.request_many(channel, reply_to=replies, correlation_id="1", timeout=PATIENCE) as stream:
+            with pytest.raises(ArgumentError, match="correlation id '1'"):
+                m.request_many(channel, reply_to=replies, correlation_id="1")
+            with pytest.raises(ArgumentError, match="correlation id '1'"):
+                m.request(channel, reply_to=replies, correlation_id="1")
+            assert [each.payload for each in stream] == [b"1", b"2"]
+
+
+@reply_to
 def test_a_foreign_reply_is_not_taken(backend: Backend) -> None:
     """Scenario 43 [I]: on a shared reply channel each gets its own."""
     m, other, responder = backend.connect(), backend.connect(), backend.connect()
