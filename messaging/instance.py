@@ -54,7 +54,7 @@ from messaging.replyto.many import ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher
 from messaging.replyto.requests import Requests
 from messaging.replyto.typed import TypedHandler
-from messaging.replyto.whiteboard import ReplyToWhiteboard
+from messaging.replyto.whiteboard import ReplyToWhiteboard, channel_list
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
     SERVICE_RANKING,
@@ -449,7 +449,7 @@ class Messaging:
         once: ``await m.whiteboard.ready()`` waits.
 
         Args:
-            channel: of the requests; one or several, patterns too.
+            channel: of the requests; one or several, but at least one; patterns too.
             handler: a function, coroutine function or generator function of one parameter, the request: see
                 :class:`~messaging.replyto.typed.TypedHandler` for what it gets and may return. What it raises, the
                 requester gets as ``ReplyError``.
@@ -488,7 +488,7 @@ class Messaging:
         if Features.REPLY_TO not in self.features:
             raise UnsupportedFeatureError(Features.REPLY_TO, self.name, "it needs messageProperties and headers")
         typed = TypedHandler(handler, content_type, many=many)
-        several = [channel] if isinstance(channel, str) else [*channel]
+        several = [*channel_list(channel, "the channel of a request handler")]
         keys = {key: value for name, value in extensions.items() for key in [_camel_case(name)]}
         for each in several:
             self.subscription.check(each, keys)

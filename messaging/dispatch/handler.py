@@ -79,7 +79,7 @@ def read_topics(value: Any, name: str, *, single_level: bool = True) -> tuple[To
     """Topic filters: one text, or several (``String+``). One that is bad spoils them all (157.4.9).
 
     Raises:
-        ArgumentError, InvalidTopicError: it is none.
+        ArgumentError, InvalidTopicError: it is none, or names no topic.
     """
     if value is None:
         return None
@@ -87,7 +87,10 @@ def read_topics(value: Any, name: str, *, single_level: bool = True) -> tuple[To
         value = (value,)
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
         raise ArgumentError(f"{name} must be a str or several, not {type(value).__name__}")
-    return tuple(dict.fromkeys(parse_filter(each, single_level=single_level) for each in value))
+    topics = tuple(dict.fromkeys(parse_filter(each, single_level=single_level) for each in value))
+    if not topics:
+        raise ArgumentError(f"{name} is empty: name at least one topic")
+    return topics
 
 
 def read_filter(value: Any) -> LdapFilter | None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
 from messaging.coroutines import running_loop
 from messaging.delivery import Subscription
-from messaging.errors import MessagingError
+from messaging.errors import ArgumentError, MessagingError
 from messaging.promise import Promise
 from messaging.replyto import handlers, serving
 from messaging.replyto.exchange import Exchange, Replies, Verdict
@@ -49,6 +49,24 @@ _RETRY_LAST: Final = 60.0
 _COMPLAINTS: Final = 1024
 #: keys of an example in the RFC, which its table does not have
 _MISTAKEN: Final = ("osgi.messaging.replyTo.channel", "messaging.name")
+
+
+def channel_list(value: object, what: str) -> tuple[str, ...]:
+    """Return the channels that ``value``, a str or an iterable of them, names: each once, in order.
+
+    Raises:
+        ArgumentError: it is neither, or names no channel. ``what`` is what the error calls it.
+        InvalidChannelError: one of them is malformed.
+    """
+    if isinstance(value, str):
+        several: tuple[object, ...] = (value,)
+    elif isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, memoryview, Mapping)):
+        several = tuple(value)
+    else:
+        raise ArgumentError(f"{what} must be a channel (str) or a list of channels, not {type(value).__name__}")
+    if not several:
+        raise ArgumentError(f"{what} is empty: name at least one channel to take requests from")
+    return tuple(dict.fromkeys(channels.check_pattern(each) for each in several))  # type: ignore[arg-type]  # it checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +290,7 @@ class ReplyToWhiteboard:
             raise ValueError(f"it has no {handlers.CHANNEL}" + (f"; {hint}" if hint else ""))
         if hint:
             self._complain(logging.WARNING, reference, hint)
-        several = [named] if isinstance(named, str) else [*named]
-        for channel in several:
-            channels.check_pattern(channel)
+        several = channel_list(named, handlers.CHANNEL)
         reply_channel = properties.get(handlers.REPLY_CHANNEL)
         if reply_channel is not None:
             channels.check_name(reply_channel)
@@ -283,16 +299,19 @@ class ReplyToWhiteboard:
             isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
         ):
             raise ValueError(f"{handlers.CONCURRENCY} must be an int of at least 1, not {concurrency!r}")
+        extensions = properties.get(handlers.EXTENSIONS)
+        if extensions is not None and not isinstance(extensions, Mapping):
+            raise ArgumentError(f"{handlers.EXTENSIONS} must be a mapping, not {type(extensions).__name__}")
         handler = self._handler(reference, kind)
         if handler is None:
             return None
         return Wanted(
             reference,
             handler,
-            tuple(dict.fromkeys(several)),
+            several,
             reply_channel,
             concurrency,
-            dict(properties.get(handlers.EXTENSIONS) or {}),
+            dict(extensions or {}),
             reference.ranking,
         )
 

@@ -175,6 +175,11 @@ def test_a_reply_channel_selects_requests(backend: Backend) -> None:
         ({"osgi.messaging.replyTo.channel": "c"}, "osgi.messaging.replyTo.channel"),
         ({CHANNEL: "a/#/b"}, "#"),
         ({CHANNEL: 7}, "int"),
+        ({CHANNEL: []}, f"{CHANNEL} is empty"),
+        ({CHANNEL: b"ab"}, "bytes"),
+        ({CHANNEL: {"c": 1}}, "dict"),
+        ({CHANNEL: ["c", 7]}, "int"),
+        ({CHANNEL: "c", EXTENSIONS: ["queue"]}, EXTENSIONS),
         ({CHANNEL: "c", TARGET: "(broken"}, "LDAP"),
         ({CHANNEL: "c", REPLY_CHANNEL: "a/+"}, "wildcard"),
         ({CHANNEL: "c", CONCURRENCY: 0}, CONCURRENCY),
@@ -514,6 +519,9 @@ def test_what_is_no_handler_is_refused(backend: Backend) -> None:
             m.reply(channel, handler)  # type: ignore[arg-type]
     with pytest.raises(InvalidChannelError):
         m.reply("a/#/b", lambda request: request)
+    for several in ([], 7, {"a": 1}):
+        with pytest.raises(ArgumentError, match="channel"):
+            m.reply(several, lambda request: request)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError):
         m.reply(channel, lambda request: request, concurrency=0)
     assert m.runtime.get_runtime_dto().reply_to_subscriptions == ()

@@ -101,11 +101,14 @@ def test_handlers_without_topics_get_none_if_the_admin_is_told_so(
 
 
 @pytest.mark.parametrize("topics", [[], (), set(), frozenset()])
-def test_an_empty_list_of_topics_is_none_of_them(admin: EventAdmin, services: ServiceRegistry, topics: Any) -> None:
+def test_an_empty_list_of_topics_gets_no_events_and_is_logged(
+    admin: EventAdmin, services: ServiceRegistry, topics: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Scenario 14."""
     recorder = record(services, topics)
     send(admin, "a", "b/c")
     assert recorder.topics == []
+    assert logged(caplog, "event.topics is empty")
 
 
 def test_overlapping_topics_are_one_call_per_event(admin: EventAdmin, services: ServiceRegistry) -> None:

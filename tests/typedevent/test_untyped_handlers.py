@@ -107,7 +107,7 @@ def test_a_single_text_is_a_list_of_one_topic(bus: TypedEventBus, services: Serv
     assert handler.topics == ["foo"]
 
 
-@pytest.mark.parametrize("topics", [5, b"foo", {"foo": 1}, [5], [None], [["foo"]], object(), ["foo", None]])
+@pytest.mark.parametrize("topics", [5, b"foo", {"foo": 1}, [], [5], [None], [["foo"]], object(), ["foo", None]])
 def test_what_are_no_topics_makes_the_handler_ignored(
     bus: TypedEventBus, services: ServiceRegistry, caplog: pytest.LogCaptureFixture, topics: Any
 ) -> None:
