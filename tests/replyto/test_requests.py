@@ -96,6 +96,9 @@ def test_an_inbox_that_ends_while_requests_are_made_loses_none(backend: Backend)
     finally:
         over.set()
         breaker.join()
+    broken = threading.Event()
+    m._connection.engine.call(broken.set)  # the last inbox that was to be broken is broken before it
+    assert broken.wait(PATIENCE)
     assert {type(error) for error in errors} <= {type(None), SubscriptionRefusedError}
     assert m.request("c").result(PATIENCE).payload == b"here"
     nothing_left(m)
