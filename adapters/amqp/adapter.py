@@ -93,7 +93,10 @@ class AmqpSettings(TlsSettings):
     exchange: str = Field("amq.topic", min_length=1, description="topic exchange of channels without extension")
     publish_window: int = Field(4096, ge=1, description="messages that may await the broker's confirm")
     max_priority: int = Field(
-        9, ge=0, le=9, description="highest priority that queues made here tell apart; 0 for none: they are faster then"
+        0,
+        ge=0,
+        le=9,
+        description="levels of `priority` in queues declared here (`x-max-priority`); 0 for none, the plain queue",
     )
 
 
@@ -194,8 +197,8 @@ class AmqpAdapter(Adapter):
 
     @property
     def features(self) -> frozenset[str]:
-        """Everything but ``priority`` always; that one only where the queues that are made know priorities."""
-        return _FEATURES if self.settings.max_priority else _FEATURES - {Features.EXTENSION_PRIORITY}
+        """The same for every instance. ``priority`` travels with every message; queues with levels deliver by it."""
+        return _FEATURES
 
     @property
     def qos_levels(self) -> tuple[str, ...]:

@@ -371,10 +371,10 @@ def reply(error: BaseException) -> tuple[int | None, str | None]:
     return None, None
 
 
-def refusal(kind: type[B], what: str, error: aiormq.AMQPChannelError) -> B:
-    """An error of ours for what the broker refused."""
+def refusal(kind: type[B], what: str, error: aiormq.AMQPChannelError, way_out: str = "") -> B:
+    """An error of ours for what the broker refused; ``way_out`` is appended to its text."""
     code, text = reply(error)
-    refused = kind(f"{what}: {describe(error)}", code=code, detail=text)
+    refused = kind("; ".join(filter(None, (f"{what}: {describe(error)}", way_out))), code=code, detail=text)
     refused.__cause__ = error
     return refused
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiormq
 
 from adapters.amqp import frames, names, properties, topology
-from adapters.amqp.connection import CLOSE_GRACE, BasicConsume, BasicQos, Wire, refusal
+from adapters.amqp.connection import CLOSE_GRACE, BasicConsume, BasicQos, Wire, refusal, reply
 from adapters.amqp.declarations import DEFAULT_EXCHANGE, Source
 from adapters.amqp.delays import Delays, Kept
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
@@ -137,11 +137,17 @@ class Consumer:
             self._given_up = True
             self._spawn(self._clean_up(opening))
             if isinstance(error, aiormq.AMQPChannelError):
-                raise refusal(SubscriptionRefusedError, self._what(), error) from error
+                raise refusal(SubscriptionRefusedError, self._what(), error, self._way_out(error)) from error
             raise
         if self._error is not None:  # cancelled between the broker's confirmation and here
             raise self._error
         self._established = True
+
+    def _way_out(self, error: aiormq.AMQPChannelError) -> str:
+        """Return what helps where the queue and its declaration differ; empty for any other refusal."""
+        code, text = reply(error)
+        # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
+        return topology.declared(self._source.queue) if code == 406 and " arg '" in (text or "") else ""
 
     async def _subscribe(self) -> None:
         wire, source = self._wire, self._source

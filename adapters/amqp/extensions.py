@@ -233,7 +233,7 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         ),
         MAX_PRIORITY: Extension(
             "subscribe", integer(0, 9), "int, 0 to 9", "setting `max_priority`",
-            "highest `priority` a classic queue tells apart; 0 for none",
+            "levels of `priority` in a classic queue (`x-max-priority`); 0 for none, first in, first out",
         ),
         MESSAGE_TIME_TO_LIVE: Extension(
             "subscribe", _seconds, "seconds, above 0", "none", "how long a message stays in the queue"

@@ -89,6 +89,15 @@ async def make_queue(wire: Wire, channel: aiormq.Channel, spec: QueueSpec) -> st
     return str((await wire.command(channel, request)).queue)
 
 
+def declared(spec: QueueSpec) -> str:
+    """Return how a queue is declared here, and what to do where the queue is another one, for an error text."""
+    flags = f"durable={spec.durable}, exclusive={spec.exclusive}, auto_delete={spec.auto_delete}"
+    return (
+        f"declared here with {flags}, arguments {dict(spec.arguments)}; ask for what the queue has, use it as it is "
+        "with declare='passive', or delete it"
+    )
+
+
 async def delete_queue(wire: Wire, name: str) -> None:
     """Delete a queue, if it exists. Raises as :func:`find_queue`."""
     channel = await wire.channel()

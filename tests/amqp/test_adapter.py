@@ -45,11 +45,12 @@ def test_it_announces_what_amqp_can_do_and_no_more() -> None:
     assert not {Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN, Features.REPLY_TO} & features
 
 
-def test_priority_is_announced_only_where_queues_know_it() -> None:
-    adapter = make_adapter(AMQP, max_priority=0)
-    assert Features.EXTENSION_PRIORITY not in adapter.features
-    with pytest.raises(UnsupportedFeatureError, match="priority"):
-        publish_options({"priority": 3}, adapter)
+@pytest.mark.parametrize("settings", [{}, {"max_priority": 0}, {"max_priority": 9}])
+def test_a_priority_travels_whatever_queues_are_declared_here(settings: dict[str, Any]) -> None:
+    """The queue that a message reaches may be another program's."""
+    adapter = make_adapter(AMQP, **settings)
+    assert Features.EXTENSION_PRIORITY in adapter.features
+    assert publish_options({"priority": 3}, adapter).priority == 3
 
 
 def test_exactly_once_is_refused() -> None:

@@ -252,7 +252,7 @@ def test_a_queue_keeps_what_arrives_while_nobody_consumes(rabbitmq: RabbitMQ, fo
             assert not any(arrived.extensions.get("redelivered") for arrived in sink.arrived)
 
     run(main())
-    foreign.queue_declare(queue, durable=True, arguments={"x-max-priority": 9})  # the same, or it would be refused
+    foreign.queue_declare(queue, durable=True)  # the same, or it would be refused
     foreign.queue_delete(queue)
 
 
@@ -337,7 +337,7 @@ def test_priority_decides_who_is_first(rabbitmq: RabbitMQ, foreign: BlockingChan
     queue = unique("priority")
 
     async def main() -> None:
-        async with connected(rabbitmq.url) as client:
+        async with connected(rabbitmq.url, max_priority=9) as client:
             # a queue that is shared
             _, handle = await client.subscribe("priority", queue=queue)
             await client.adapter.unsubscribe(handle)

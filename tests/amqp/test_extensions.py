@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.amqp import extensions
+from adapters.amqp import AmqpSettings, extensions
 from adapters.amqp.declarations import DelaySpec, destination, source
 from messaging.adapter import SubscriptionSpec
 from messaging.errors import InvalidExtensionError
@@ -238,6 +238,7 @@ def test_nothing_asked_for_is_a_durable_shared_queue_that_stays() -> None:
     found = source(subscribing(queue="q"), "amq.topic", 9)
     assert (found.queue.durable, found.queue.auto_delete, found.queue.exclusive) == (True, False, False)
     assert dict(found.queue.arguments) == {"x-max-priority": 9}
+    assert dict(source(subscribing(queue="q"), "amq.topic", AmqpSettings().max_priority).queue.arguments) == {}
     private = source(subscribing(maxLength=5), "amq.topic", 0)
     assert (private.queue.name, private.queue.exclusive, private.queue.auto_delete) == (None, True, True)
     assert dict(private.queue.arguments) == {"x-max-length": 5}

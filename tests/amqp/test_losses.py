@@ -174,7 +174,7 @@ def test_what_was_deleted_during_an_outage_is_made_again_and_consumed(rabbitmq: 
                 time.sleep(0.02)
             assert stream.receive(timeout=10).payload == b"x"
     with foreign_channel(rabbitmq) as foreign:
-        foreign.queue_declare(queue, durable=True, arguments={"x-max-length": 5, "x-max-priority": 9})
+        foreign.queue_declare(queue, durable=True, arguments={"x-max-length": 5})
         foreign.queue_delete(queue)
         foreign.exchange_delete(exchange)
 

@@ -143,6 +143,33 @@ def test_nonsense_in_the_handshake_is_a_failure_to_connect(says: bytes) -> None:
     play(script)
 
 
+# --- declarations
+
+
+def test_a_queue_that_is_another_one_is_refused_with_its_declaration_and_the_ways_out() -> None:
+    """Declared by another program between the question whether it exists and the declaration."""
+
+    async def script(client: Client, peer: Peer) -> None:
+        await opened(client, peer)
+        subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=5))
+        session = await (await peer.session()).open()
+        for code, text in ((404, "NOT_FOUND"), (406, "PRECONDITION_FAILED - inequivalent arg 'x-max-length' for q")):
+            channel, _ = await session.expect(commands.Channel.Open)
+            session.send(commands.Channel.OpenOk(), channel)
+            await session.expect(commands.Queue.Declare)
+            session.send(commands.Channel.Close(code, text, 50, 10), channel)
+            await session.expect(commands.Channel.CloseOk)
+        with pytest.raises(
+            SubscriptionRefusedError, match="inequivalent arg 'x-max-length' for q; declared here"
+        ) as caught:
+            await within(subscribing)
+        assert (caught.value.code, caught.value.detail) == (406, text)
+        for words in ("durable=True", "{'x-max-length': 5}", "declare='passive'", "delete it"):
+            assert words in str(caught.value)
+
+    play(script)
+
+
 # --- deliveries
 
 

@@ -214,7 +214,7 @@ def test_levels_of_priority_are_chosen_for_each_queue(rabbitmq: RabbitMQ, foreig
     queue = unique("two-levels")
 
     async def main() -> None:
-        async with connected(rabbitmq.url, max_priority=0) as client:
+        async with connected(rabbitmq.url) as client:
             _, handle = await client.subscribe("levels", queue=queue, maxPriority=1)
             await client.adapter.unsubscribe(handle)
         async with connected(rabbitmq.url) as client:
@@ -226,6 +226,20 @@ def test_levels_of_priority_are_chosen_for_each_queue(rabbitmq: RabbitMQ, foreig
 
     run(main())
     foreign.queue_delete(queue)
+
+
+def test_without_levels_a_priority_is_told_and_the_order_is_that_of_publishing(rabbitmq: RabbitMQ) -> None:
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, _ = await client.subscribe("no/levels", prefetch=1)
+            for priority in (0, 9, 5):
+                await client.publish("no/levels", b"%d" % priority, extensions={"priority": priority})
+            for number in range(1, 4):
+                client.acknowledge((await sink.count(number))[-1])
+            assert sink.payloads == [b"0", b"9", b"5"]
+            assert [arrived.extensions["priority"] for arrived in sink.arrived] == [0, 9, 5]
+
+    run(main())
 
 
 # --- errors of one subscription, and its siblings

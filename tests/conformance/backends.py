@@ -45,6 +45,7 @@ class Backend:
         url: where to connect to.
         services: the registry of all instances made here.
         features: what instances announce once connected.
+        prioritising: settings of an instance whose queues deliver by priority.
         reliable: context of publishes that are confirmed and of subscriptions that acknowledge, in snake case.
     """
 
@@ -82,6 +83,11 @@ class Backend:
     def reliable(self) -> dict[str, Any]:
         """See the class."""
         return {"guaranteed_delivery": True} if "guaranteedDelivery" in self.features else {}
+
+    @property
+    def prioritising(self) -> dict[str, Any]:
+        """See the class."""
+        return {"max_priority": 9} if urlsplit(self.url).scheme in ("amqp", "amqps") else {}
 
     def connect(self, url: str | None = None, **settings: Any) -> messaging.Messaging:
         """A new instance; connected, unless an event loop runs in the calling thread."""

@@ -228,7 +228,7 @@ def test_an_expired_message_in_a_queue_is_not_delivered(backend: Backend) -> Non
 @feature(Features.EXTENSION_PRIORITY, Features.EXTENSION_PREFETCH)
 def test_what_has_priority_overtakes_what_waits(backend: Backend) -> None:
     """Within a priority the order is that of publishing; without one it is the lowest."""
-    m = backend.connect()
+    m = backend.connect(**backend.prioritising)
     channel = backend.channel()
     with m.subscribe(channel, prefetch=1, **backend.reliable) as stream:
         publish(m, channel, [b"in hand"], **backend.reliable)
