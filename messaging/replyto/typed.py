@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
 import reactivex
 from reactivex import operators
 
-from messaging.codecs import check_model, encode
+from messaging.codecs import encode
 from messaging.coroutines import is_coroutine
 from messaging.errors import ArgumentError
 from messaging.message import Message
+from messaging.parameters import NOT_ANNOTATED, evaluated, parameter_of
 from messaging.replyto.exchange import Content
 from messaging.replyto.streaming import is_promise
-
-_NOTHING: Any = inspect.Parameter.empty
 
 
 class TypedHandler:
@@ -42,7 +40,7 @@ class TypedHandler:
             raise ArgumentError(f"a request handler must be callable, not {type(function).__name__}")
         self.function = function
         self._content_type = content_type
-        self._takes = _parameter(function)
+        self._takes = parameter_of(function, "a request handler", "the request")
         self.is_async = is_coroutine(function)
         plain = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
         if many is None:
@@ -56,7 +54,7 @@ class TypedHandler:
             return ()
         if takes is Message:
             return (request,)
-        return (request.value() if takes is _NOTHING else request.value(takes),)
+        return (request.value() if takes is NOT_ANNOTATED else request.value(takes),)
 
     def _content(self, found: Any) -> Message | Content:
         if isinstance(found, Message):
@@ -111,60 +109,12 @@ class TypedHandler:
         return self._each_async(there) if isinstance(there, AsyncIterable) else self._each(there)
 
 
-def _parameter(function: Callable[..., Any]) -> Any:
-    """The annotation of the only parameter; ``None`` if there is none, ``_NOTHING`` without annotation."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a built-in that does not say
-        return _NOTHING
-    needed = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
-    ]
-    optional = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL) and each not in needed
-    ]
-    only_keywords = [
-        each.name
-        for each in signature.parameters.values()
-        if each.kind is each.KEYWORD_ONLY and each.default is each.empty
-    ]
-    name = getattr(function, "__qualname__", type(function).__name__)
-    if len(needed) > 1 or only_keywords:
-        raise ArgumentError(f"a request handler takes one argument, the request; {name}{signature} needs others")
-    if not needed and not optional:
-        return None
-    parameter = (needed or optional)[0]
-    if parameter.annotation is parameter.empty:
-        return _NOTHING
-    try:
-        annotation = _evaluated(function, parameter.name, parameter.annotation)
-    except Exception as error:
-        raise ArgumentError(f"the annotation of {parameter.name!r} in {name} cannot be evaluated: {error}") from error
-    if annotation is Message or annotation is _NOTHING:
-        return annotation
-    check_model(annotation)
-    return annotation
-
-
-def _evaluated(function: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """One annotation of a function; the others may name what is not there."""
-    plain = inspect.unwrap(function if inspect.isroutine(function) else function.__call__)  # type: ignore[operator]
-    plain = getattr(plain, "__func__", plain)
-    closure = inspect.getclosurevars(plain).nonlocals if inspect.isfunction(plain) else {}
-    stub = SimpleNamespace(__annotations__={name: annotation})
-    return get_type_hints(stub, getattr(plain, "__globals__", {}), closure, include_extras=True)[name]
-
-
 def _returns_many(function: Callable[..., Any]) -> bool:
     annotation = inspect.signature(function).return_annotation
     if annotation is inspect.Signature.empty:
         return False
     try:
-        returned = _evaluated(function, "return", annotation)
+        returned = evaluated(function, "return", annotation)
     except Exception:  # noqa: BLE001  # then it does not say
         return False
     origin = getattr(returned, "__origin__", returned)
