@@ -331,6 +331,13 @@ class Adapter(abc.ABC):
         """
         return spec.options.queue is not None and self.can_reject
 
+    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
+        """Whether what is unsettled when ``handle`` is unsubscribed is delivered to another consumer, or to the next.
+
+        If not, the core dead-letters it before it unsubscribes, or counts it as dropped. On the loop.
+        """
+        return self.redelivers(spec)
+
     def reply_address(self, token: str) -> ReplyAddress:
         """Where replies arrive to requests that name no reply channel (RFC 5.7.2, ``generateReplyChannel``).
 
@@ -424,9 +431,9 @@ class Adapter(abc.ABC):
     async def unsubscribe(self, handle: Any) -> None:
         """End a subscription; the broker hears of it when the last one of a channel goes. Idempotent.
 
-        Every delivery of the subscription that was not settled is released: the broker may give it to another
-        subscriber, and its token is stale from now on. A protocol that cannot hand a message back (MQTT)
-        acknowledges it, since nobody is left to take it. While disconnected it only forgets the subscription.
+        Every delivery of the subscription that was not settled is released, and its token is stale from now on. Where
+        :meth:`requeues` was true it must reach another consumer: requeued by the broker, or left unacknowledged for the
+        session's next consumer. While disconnected it only forgets the subscription.
         Raises nothing but ``ConnectionLostError``.
         """
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
@@ -43,6 +43,17 @@ _STABLE_SECONDS: Final = 5.0
 #: how long closing waits for the listeners of the registry, and for the adapter, seconds
 _TELL_SECONDS: Final = 5.0
 _ADAPTER_CLOSE_SECONDS: Final = 5.0
+#: sources whose delivery counts wait for the next subscription; the ones left first are forgotten first
+_LEFT_COUNTS: Final = 256
+
+
+#: channel, routing key and queue of a subscription
+_Source = tuple[str, str | None, str | None]
+
+
+def _source(subscription: Subscribed) -> _Source:
+    spec = subscription.spec
+    return spec.channel, spec.channel_extension, spec.options.queue
 
 
 class Connection:
@@ -73,6 +84,8 @@ class Connection:
         self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
         #: subscriptions on their way out: none of ``subscriptions`` any more, but not yet gone at the broker
         self._departures: dict[Subscribed, asyncio.Task[Any]] = {}
+        #: delivery counts of messages that ended subscriptions have rejected, by source
+        self._left_counts: dict[_Source, dict[object, int]] = {}
         #: counts connections
         self._generation = 0
         #: loop time of the last one
@@ -361,6 +374,7 @@ class Connection:
             subscription.fail((None if self.closing else self.cause) or ClosedError(f"{self.adapter.name!r} is closed"))
             return
         self.subscriptions.add(subscription)
+        subscription.take_over(self._left_counts.pop(_source(subscription), {}))
         if self.states.value.is_up and not self._lost.is_set():
             await self._subscribe(subscription)
 
@@ -430,13 +444,38 @@ class Connection:
             await self._silence(subscription)
         if self.state != "closed":  # else the adapter is closed too
             subscription.flush()
-        if subscription.handle is not None:
-            await subscription.finish_burials(self.settings.close_timeout)
+            await self._heirs_are_ready(subscription)
+            await subscription.release(self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
         stays = self.closing and self.adapter.keeps_session and subscription.is_lasting
         if handle is not None and (failed or not stays):
             await self.unsubscribe(handle)
         subscription.complete()
+
+    def _heirs(self, subscription: Subscribed) -> list[Subscribed]:
+        """The other subscriptions to the same source."""
+        source = _source(subscription)
+        return [each for each in self.subscriptions if each is not subscription and _source(each) == source]
+
+    async def _heirs_are_ready(self, subscription: Subscribed) -> None:
+        """Let a subscription that was made in place of ``subscription`` be there before its messages are released."""
+        if self.adapter.can_reject or subscription.handle is None or self.closing or not self.states.value.is_up:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.close_timeout):
+                for heir in self._heirs(subscription):
+                    with contextlib.suppress(MessagingError):
+                        await heir.ready
+
+    def hand_on(self, subscription: Subscribed, counts: Mapping[object, int]) -> None:
+        """Have the other subscriptions to the same source, or the next one, go on with these delivery counts."""
+        heirs = self._heirs(subscription)
+        for heir in heirs:
+            heir.take_over(counts)
+        if not heirs and counts:
+            self._left_counts.setdefault(_source(subscription), {}).update(counts)
+            if len(self._left_counts) > _LEFT_COUNTS:
+                self._left_counts.pop(next(iter(self._left_counts)))
 
     def crowded(self, subscription: Subscribed) -> None:
         """Let its consumer catch up before anything more is read."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -69,7 +69,7 @@ class StreamCounters:
     #: rejected and delivered again by this process, because the protocol cannot
     redelivered: int = 0
     dead_lettered: int = 0
-    #: discarded by the overflow policy
+    #: discarded by the overflow policy, or unsettled when the stream ended and not delivered to another consumer
     dropped: int = 0
     #: did not fit the model, or could not be decoded
     invalid: int = 0
@@ -166,6 +166,12 @@ class Subscription(Subscribed):
             lambda: connection.relieved(self),
         )
         self._admitting = False
+        #: taken in advance, and not begun when the consumer stopped
+        self._untaken: list[Incoming] = []
+        #: its unsettled messages were released: verdicts on them reach nothing
+        self._is_released = False
+        #: and no other consumer receives them
+        self._is_lost = False
         self._redelivery = redelivery.Redelivery(
             connection.engine,
             connection.adapter,
@@ -174,6 +180,8 @@ class Subscription(Subscribed):
             self.counters,
             self._put_back,
             self._has_ended,
+            self._is_requeued,
+            lambda counts: connection.hand_on(self, counts),
         )
         self.consumer: Consumer = _NOBODY
         #: no default acknowledgement: what the direct callbacks leave undecided is the consumer's to decide
@@ -298,6 +306,7 @@ class Subscription(Subscribed):
         if not self.ended and self._connection.state != "closed":
             self.flush()  # the verdicts gathered so far
         self._connection.subscriptions.discard(self)
+        self.leaving = True
         self._end(error)
         if self.handle is not None:
             self._connection.depart(self)
@@ -309,6 +318,7 @@ class Subscription(Subscribed):
     def complete(self) -> None:
         """End without error."""
         self._end(None)
+        self._is_released = True
 
     def _end(self, error: MessagingError | None) -> None:
         if self.ended:
@@ -319,8 +329,9 @@ class Subscription(Subscribed):
         if self._gather_timer is not None:
             self._gather_timer.cancel()
             self._gathering = False
-        self._buffer.clear()
-        self._withheld.clear()
+        if self.handle is None:
+            self._is_released = True
+        self._stop_handing_out()
         self.ready.reject(
             error or ClosedError(f"the stream of {self.spec.channel!r} was closed, or forgotten, before it was ready")
         )
@@ -450,7 +461,7 @@ class Subscription(Subscribed):
             raise
 
     def _kept_out(self, incoming: Incoming) -> None:
-        """A filter refused what cannot be rejected: no longer, or not by its protocol. On the loop."""
+        """A message was refused that cannot be rejected: no longer, or not by its protocol. On the loop."""
         self.counters.rejected += 1
         if self.spec.options.dead_letter_channel is not None:
             self._redelivery.bury(incoming, redelivery.REJECTED)
@@ -476,8 +487,9 @@ class Subscription(Subscribed):
         """Pass on a verdict, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
         if self._held is not None and self._held.pop(id(incoming), None) is None:
             return False  # its connection was lost, and its credit given back
-        if self.ended or self._adapter.is_stale(incoming.token):
-            self._connection.engine.call(self._settled_in_vain)
+        if self._is_released or self._adapter.is_stale(incoming.token):
+            in_vain = None if acknowledged or not self._is_lost else incoming
+            self._connection.engine.call(self._settled_in_vain, in_vain)
             return False
         if acknowledged:
             if self._redelivery.rejections:
@@ -512,7 +524,19 @@ class Subscription(Subscribed):
 
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
-        message._context._settle(False)  # type: ignore[attr-defined]  # an Incoming: take() made it so
+        incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
+        if not incoming._settle(False) and (self._auto or incoming._state is AcknowledgeType.UNSUPPORTED):
+            self._connection.engine.call(self._kept_out, incoming)
+
+    def untake(self, message: Message) -> None:
+        """Give back a message that was taken, and not begun when its consumer stopped. From any thread."""
+        incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
+        with state_lock:
+            if incoming._state is not _RECEIVED:
+                return
+            incoming._state = AcknowledgeType.UNKNOWN
+            incoming._settler = None
+        self._untaken.append(incoming)
 
     def leave(self) -> None:
         """Take in nothing more: the consumer is about to go, and a rejected message must not come back to it."""
@@ -523,7 +547,10 @@ class Subscription(Subscribed):
         if self.handle is not None:
             self._adapter.pause(self.handle)
 
-    def _settled_in_vain(self) -> None:
+    def _settled_in_vain(self, rejected: Incoming | None) -> None:
+        """A verdict came too late. A message ``rejected`` then is delivered to no other consumer."""
+        if rejected is not None:
+            self._redelivery.reject(rejected, _nothing, is_leaving=True)
         self.settled_count += 1
         self.proceed()
 
@@ -548,12 +575,50 @@ class Subscription(Subscribed):
         if self._rejected and self.leaving:
             self._hold_back()  # this may be here before what leave() asked for
         for _ in range(len(self._rejected)):
-            self._redelivery.reject(self._rejected.popleft(), self._given_back)
+            self._redelivery.reject(self._rejected.popleft(), self._given_back, is_leaving=self.leaving)
         self.proceed()
 
-    async def finish_burials(self, timeout: float) -> None:
-        """Wait until what was rejected for good is in the dead-letter channel. On the loop."""
+    async def release(self, timeout: float) -> None:
+        """Release the unsettled messages of a consumer that has stopped. On the loop; see ``Subscribed.release``."""
+        self._stop_handing_out()
+        self._redelivery.hand_on(self._untaken)
+        requeued = self._is_requeued()
+        self._is_lost = not requeued
+        self._is_released = True
+        unsettled = self._untaken
+        self._untaken = []
+        if self._held is not None:
+            unsettled += self._held.values()
+            self._held.clear()
+        lost = [each for each in unsettled if not self._comes_again(each, requeued)]
+        left = await self._redelivery.abandon(lost, timeout)
+        if left:
+            self.counters.dropped += left
+            logger.info(
+                "%s: %d unsettled messages of %r are lost with their stream; set deadLetterChannel to keep them",
+                self._adapter.name, left, self.spec.channel,
+            )  # fmt: skip
         await self._redelivery.finish(timeout)
+
+    def _stop_handing_out(self) -> None:
+        """Empty the buffers: their unsettled messages are to be released."""
+        for queue, settles in ((self._buffer, not self._auto), (self._withheld, True)):
+            with contextlib.suppress(IndexError):  # the consumer may take meanwhile
+                while queue:
+                    incoming = queue.popleft()
+                    if settles and incoming.token is not None:
+                        self._untaken.append(incoming)
+
+    def _is_requeued(self) -> bool:
+        """Whether what is unsettled when this subscription ends will be delivered to another one. On the loop."""
+        return self.handle is not None and self._adapter.requeues(self.spec, self.handle)
+
+    def _comes_again(self, incoming: Incoming, requeued: bool) -> bool:
+        return self._delivers_again if self._adapter.is_stale(incoming.token) else requeued
+
+    def take_over(self, counts: Mapping[object, int]) -> None:
+        """Go on counting the deliveries of messages that another consumer rejected. On the loop."""
+        self._redelivery.rejections.update(counts)
 
     def _given_back(self) -> None:
         # only now may the next one be taken: what was put back goes first
@@ -571,6 +636,14 @@ class Subscription(Subscribed):
         else:
             self._buffer.append(incoming)
 
+    def drop_invalid(self, message: Message, dead_letter: bool) -> None:
+        """Dead-letter or skip a message that its consumer found invalid. On the loop."""
+        self.counters.invalid += 1
+        if dead_letter:
+            self._bury_invalid(message._context)  # type: ignore[arg-type]  # an Incoming: take() made it so
+        else:
+            self.accept(message)
+
     def _bury_invalid(self, incoming: Incoming) -> None:
         """Bury a message that was handed out and not settled yet."""
         with state_lock:
@@ -582,3 +655,7 @@ class Subscription(Subscribed):
                     self.settled_count += 1
         self._redelivery.bury(incoming, redelivery.INVALID)
         self.proceed()
+
+
+def _nothing() -> None:
+    """Do nothing: there is no buffer that waits for this message."""

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +37,8 @@ DELIVERIES_HEADER: Final = "x-dead-letter-deliveries"
 REJECTED: Final = "rejected"
 MAX_DELIVERIES: Final = "maxDeliveries"
 INVALID: Final = "invalid"
+#: unsettled when its stream ended
+CLOSED: Final = "closed"
 
 #: messages whose deliveries are counted here at the same time; the ones not seen for longest are forgotten first
 _COUNTED: Final = 65_536
@@ -47,6 +49,8 @@ _LONGEST_DELAY: Final = 1.0
 #: pause before a dead letter that could not be published is tried again: doubled each time, seconds
 _FIRST_RETRY: Final = 1.0
 _LONGEST_RETRY: Final = 60.0
+#: dead letters published at a time when a stream ends
+_AT_A_TIME: Final = 256
 
 
 class Redelivery:
@@ -70,6 +74,8 @@ class Redelivery:
         counters: StreamCounters,
         put_back: Callable[[Incoming], object],
         has_ended: Callable[[], bool],
+        is_requeued: Callable[[], bool],
+        hand_on: Callable[[Mapping[object, int]], object],
     ) -> None:
         self._engine = engine
         self._adapter = adapter
@@ -78,14 +84,24 @@ class Redelivery:
         self._counters = counters
         self._put_back = put_back
         self._has_ended = has_ended
+        self._is_requeued = is_requeued
+        self._hand_on = hand_on
         #: rejections so far of messages that the broker delivers again and does not count: by message id or, without
         #: one, by content. With competing consumers each counts its own.
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
         self._burials: set[Promise[None]] = set()
+        #: rejected messages whose next delivery waits, by identity
+        self._delayed: dict[int, tuple[asyncio.TimerHandle, Incoming, int, Callable[[], object]]] = {}
 
-    def reject(self, incoming: Incoming, given_back: Callable[[], object]) -> None:
-        """Have a rejected message delivered again, or bury it; ``given_back`` is called once that is on its way."""
+    def reject(self, incoming: Incoming, given_back: Callable[[], object], *, is_leaving: bool = False) -> None:
+        """Have a rejected message delivered again, or bury it.
+
+        Args:
+            incoming: the message.
+            given_back: called once that is on its way.
+            is_leaving: this subscription is about to end, and delivers nothing again.
+        """
         self._counters.rejected += 1
         limit = self._options.max_deliveries
         deliveries = self._deliveries(incoming)
@@ -93,10 +109,13 @@ class Redelivery:
             self.bury(incoming, REJECTED)
         elif limit is not None and deliveries >= limit:
             self.bury(incoming, MAX_DELIVERIES, deliveries)
+        elif is_leaving:
+            self._leave(incoming, deliveries)
         elif deliveries > _AT_ONCE:
             # a message that is always rejected must not keep broker and process busy with nothing else
             delay = min(_FIRST_DELAY * 2.0 ** min(deliveries - _AT_ONCE, 16), _LONGEST_DELAY)
-            self._engine.loop.call_later(delay, self._give_back, incoming, deliveries, given_back)
+            timer = self._engine.loop.call_later(delay, self._give_back, incoming, deliveries, given_back)
+            self._delayed[id(incoming)] = timer, incoming, deliveries, given_back
             return
         else:
             self._give_back(incoming, deliveries, given_back)
@@ -104,6 +123,7 @@ class Redelivery:
         given_back()
 
     def _give_back(self, incoming: Incoming, deliveries: int, given_back: Callable[[], object]) -> None:
+        self._delayed.pop(id(incoming), None)
         if not self._has_ended():
             if self._adapter.can_reject:
                 self._adapter.reject([incoming.token])
@@ -111,6 +131,54 @@ class Redelivery:
                 self._counters.redelivered += 1
                 self._put_back(again(incoming, deliveries + 1))
         given_back()
+
+    def _leave(self, incoming: Incoming, deliveries: int) -> None:
+        """Leave a rejected message to another consumer; dead-letter it if there will be none."""
+        is_requeued = self._is_requeued()
+        if not is_requeued and self._options.dead_letter_channel is not None:
+            self.bury(incoming, REJECTED, deliveries)
+            return
+        if self._adapter.can_reject and not self._adapter.is_stale(incoming.token):
+            self._adapter.reject([incoming.token])
+        if is_requeued:
+            self._hand_on({_key(incoming): deliveries})
+        else:
+            self._counters.dropped += 1
+            logger.warning(
+                "%s: a message of %r is lost: it was rejected by a stream that ended, and no other consumer receives "
+                "it; set deadLetterChannel to keep such messages, or consume with m.on()",
+                self._adapter.name, incoming._channel,
+            )  # fmt: skip
+
+    def hand_on(self, buffered: Iterable[Incoming]) -> None:
+        """The subscription ends: leave what was to be delivered again, and the delivery counts, to others."""
+        if not self._adapter.can_reject:
+            for incoming in buffered:
+                if incoming.delivery_count is not None:  # put back after it was rejected
+                    self.rejections[_key(incoming)] = incoming.delivery_count - 1
+        delayed, self._delayed = self._delayed, {}
+        for timer, incoming, deliveries, given_back in delayed.values():
+            timer.cancel()
+            self._leave(incoming, deliveries)
+            given_back()
+        if self.rejections:
+            self._hand_on(self.rejections)
+
+    async def abandon(self, messages: Sequence[Incoming], timeout: float) -> int:
+        """Dead-letter messages that no consumer will receive; return how many are lost instead."""
+        if self._options.dead_letter_channel is None:
+            return len(messages)
+        deadline = self._engine.loop.time() + timeout
+        for start in range(0, len(messages), _AT_A_TIME):
+            left = deadline - self._engine.loop.time()
+            if left <= 0:
+                return len(messages) - start
+            for incoming in messages[start : start + _AT_A_TIME]:
+                was_rejected = not self._adapter.can_reject and incoming.delivery_count is not None
+                deliveries = (incoming.delivery_count or 1) - was_rejected
+                self.bury(incoming, REJECTED if was_rejected else CLOSED, deliveries)
+            await self.finish(left)
+        return 0
 
     async def finish(self, timeout: float) -> None:
         """Wait for the dead letters on their way: unsubscribing before would give their messages back as well."""
@@ -187,9 +255,9 @@ class Redelivery:
         """How often the message was delivered, as far as anybody knows."""
         if incoming.delivery_count is not None:
             return incoming.delivery_count
-        if not self._adapter.can_reject:
-            return 1  # those that follow are made here, and count
         key = _key(incoming)
+        if not self._adapter.can_reject:
+            return self.rejections.pop(key, 0) + 1  # those that follow are made here, and count
         count = self.rejections.pop(key, 0) + 1
         self.rejections[key] = count
         if len(self.rejections) > _COUNTED:

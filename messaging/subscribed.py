@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from messaging.promise import Promise
@@ -64,9 +64,16 @@ class Subscribed(abc.ABC):
     def flush(self) -> None:
         """Pass the verdicts gathered so far to the adapter."""
 
-    async def finish_burials(self, timeout: float) -> None:  # noqa: ARG002  # nothing to wait for, unless overridden
-        """Wait until what was rejected for good is in the dead-letter channel."""
+    async def release(self, timeout: float) -> None:  # noqa: ARG002  # there is nothing to release, unless overridden
+        """Before unsubscribing: release the messages that are unsettled now that the consumer has stopped.
+
+        A message that no other consumer will receive is dead-lettered, or counted as dropped. Returns when the dead
+        letters have been published, after ``timeout`` seconds at the latest.
+        """
         return
+
+    def take_over(self, counts: Mapping[object, int]) -> None:  # noqa: B027  # nothing is counted, unless overridden
+        """Go on counting the deliveries of messages that another consumer of the same channel rejected."""
 
     @abc.abstractmethod
     def complete(self) -> None:

@@ -245,6 +245,8 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
         StreamCounters(),
         lambda _: None,
         lambda: False,
+        lambda: True,
+        lambda _: None,
     )
 
 
