@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reactivex import abc as rx
 
@@ -166,9 +166,29 @@ class _InObserver(threading.local):
 _in_observer = _InObserver()
 
 
+#: tasks that run the coroutine of a message handler
+HANDLER_TASKS: Final[set[asyncio.Task[Any] | None]] = set()
+
+
 def in_observer() -> bool:
-    """Whether the calling thread is in an observer's callback, which must not wait for its own end."""
-    return _in_observer.push is not None
+    """Whether the caller is an observer's callback or a message handler, which must not wait for its own end."""
+    return _in_observer.push is not None or (bool(HANDLER_TASKS) and _current_task() in HANDLER_TASKS)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
+
+
+def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call a message handler on this thread, where :func:`in_observer` is true meanwhile."""
+    outer, _in_observer.push = _in_observer.push, threading.get_ident()
+    try:
+        return function(*arguments)
+    finally:
+        _in_observer.push = outer
 
 
 def remove(connection: Connection, subscription: Subscription) -> Promise[None]:

@@ -34,9 +34,10 @@ from messaging.errors import (
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import integer, publishing_only, subscribing_only
+from messaging.extensions import MAX_PREFETCH, integer, publishing_only, subscribing_only
 from messaging.features import Features
 from messaging.forking import hold_over_fork
+from messaging.handling import MessageHandler
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
@@ -72,6 +73,7 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.delivery import OnInvalid
+    from messaging.handling import HandlerOnInvalid, HandlerRegistration
     from messaging.replyto.requests import Request
     from messaging.state import ConnectionStates
     from messaging.stream import MessageStream
@@ -535,6 +537,123 @@ class Messaging:
             on_invalid=on_invalid,
         )
 
+    @overload
+    def on(
+        self,
+        channel: str,
+        handler: None = None,
+        *,
+        model: Any = None,
+        concurrency: int = 1,
+        on_invalid: HandlerOnInvalid | None = None,
+        **context: Any,
+    ) -> Callable[[F], F]: ...
+    @overload
+    def on(
+        self,
+        channel: str,
+        handler: Callable[..., Any],
+        *,
+        model: Any = None,
+        concurrency: int = 1,
+        on_invalid: HandlerOnInvalid | None = None,
+        **context: Any,
+    ) -> HandlerRegistration: ...
+    def on(
+        self,
+        channel: str,
+        handler: Callable[..., Any] | None = None,
+        *,
+        model: Any = None,
+        concurrency: int = 1,
+        on_invalid: HandlerOnInvalid | None = None,
+        **context: Any,
+    ) -> Any:
+        """Call a function with each message of ``channel``, or have the function below called.
+
+        A message is acknowledged when the function returns, or when the coroutine it made has finished. When it raises,
+        that is logged and the message is rejected: it is redelivered, up to ``max_deliveries`` times, or sent to the
+        ``dead_letter_channel``, as configured. The next message is handled all the same.
+
+        On a plain thread this returns when the broker has confirmed the subscription. On a thread that runs an event
+        loop it returns at once: ``async with m.on(channel, handler):`` waits.
+
+        Args:
+            channel: a channel or pattern.
+            handler: a function or coroutine function of one parameter. It gets the
+                :class:`~messaging.message.Message`, or its value if ``model`` is given or the parameter is annotated
+                with another type than ``Message``. Functions run on worker threads; coroutines on the event loop that
+                runs where this is called, or else on one that such handlers share.
+            model: what the value is validated against; wins over the annotation. A parameter annotated with ``Message``
+                gets the message, once it is valid.
+            concurrency: messages handled at a time, at least 1. With more than 1 they may be finished out of order.
+            on_invalid: what becomes of a message that does not fit: ``dead_letter`` sends it to the dead-letter
+                channel; ``skip`` acknowledges and counts it. By default the former if there is such a channel.
+                Either is logged, and the function is not called.
+            **context: as for :meth:`subscribe`.
+
+        Returns:
+            The registration, whose ``close()`` ends it; without ``handler`` a decorator, which returns the function.
+            :attr:`handlers` has the registrations of decorated functions.
+
+        Raises:
+            ArgumentError: ``handler`` is not callable with one argument, or another argument is not as described.
+            SubscriptionRefusedError: the broker refused the subscription.
+            MessagingError: as :meth:`subscribe`.
+
+        Example::
+
+            @m.on("sensors/+", qos=1)
+            def store(reading: Reading) -> None: ...
+        """
+        if handler is None:
+
+            def decorate(function: F) -> F:
+                self.on(
+                    channel, function, model=model, concurrency=concurrency, on_invalid=on_invalid, **context
+                )  # fmt: skip
+                return function
+
+            return decorate
+        context = self._checked_concurrency(concurrency, context)
+        registration = self.subscription.open_handler(
+            self._context(channel, context, publishing_only(self._adapter), "publishing").build_context(),
+            MessageHandler(handler, model),
+            model,
+            concurrency,
+            on_invalid,
+        )
+        if may_block():
+            try:
+                with contextlib.suppress(DeadlineError):
+                    registration.ready.result(self._settings.timeout)
+            except MessagingError:
+                registration.close()
+                raise
+        return registration
+
+    def _checked_concurrency(self, concurrency: int, context: dict[str, Any]) -> dict[str, Any]:
+        """Check ``concurrency`` against the other options, which are returned with a prefetch that is as large."""
+        try:
+            integer(1, MAX_PREFETCH)(concurrency)
+        except ValueError as error:
+            raise ArgumentError(f"concurrency {error}") from None
+        if concurrency == 1:
+            return context
+        if context.get("guaranteed_ordering"):
+            raise ArgumentError("guaranteed_ordering handles one message at a time: it excludes concurrency > 1")
+        prefetch = context.get("prefetch")
+        if isinstance(prefetch, int) and prefetch < concurrency:
+            raise ArgumentError(f"prefetch={prefetch} is less than concurrency={concurrency}")
+        if prefetch is None and (self._settings.prefetch or concurrency) < concurrency:
+            return {**context, "prefetch": concurrency}
+        return context
+
+    @property
+    def handlers(self) -> tuple[HandlerRegistration, ...]:
+        """The registrations of :meth:`on` that have not ended; their order is that of their subscriptions."""
+        return self.subscription.handlers
+
     @staticmethod
     def _context(
         channel: str, keywords: Mapping[str, Any], refused: frozenset[str], other_side: str
@@ -567,8 +686,10 @@ class Messaging:
             closing.result()
 
     async def aclose(self, timeout: float | None = None) -> None:
-        """As :meth:`close`, for event loops."""
-        await self._close(timeout)
+        """As :meth:`close`, for event loops. Inside a coroutine that :meth:`on` called it does not wait."""
+        closing = self._close(timeout)
+        if not in_observer():
+            await closing
 
     def _close(self, timeout: float | None) -> Promise[None]:
         with self._close_lock:

@@ -271,7 +271,9 @@ class MessageStream(Observable[Message]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         cancelled = kind is not None and issubclass(kind, (GeneratorExit, asyncio.CancelledError))
-        await self.close(failed=kind is not None and not cancelled)
+        closing = self.close(failed=kind is not None and not cancelled)
+        if not in_observer():
+            await closing
 
     def __repr__(self) -> str:
         return f"<MessageStream of {self._primary.spec.channel!r}>"

@@ -19,6 +19,7 @@ from messaging.errors import (
 )
 from messaging.extensions import requested, subscribe_options
 from messaging.features import Features
+from messaging.handling import ON_INVALID, HandlerRegistration
 from messaging.message import MessageContext
 from messaging.publisher import check_text
 from messaging.stream import MessageStream
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from messaging.connection import Connection
+    from messaging.handling import HandlerOnInvalid, MessageHandler
     from messaging.publisher import MessagePublisher
     from messaging.services import ServiceRegistry
 
@@ -41,6 +43,7 @@ class MessageSubscription:
         self._connection = connection
         self._services = services
         self._publisher = publisher
+        self._handlers: dict[HandlerRegistration, None] = {}
 
     def subscribe(
         self,
@@ -78,12 +81,8 @@ class MessageSubscription:
         check_model(model)
         if on_invalid not in ("raise", "skip", "dead_letter"):
             raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
-        if on_invalid == "dead_letter" and spec.options.dead_letter_channel is None:
-            raise ArgumentError(
-                "on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel"
-            )
-        if self._connection.state == "closed" or self._connection.closing:
-            raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
+        self._check_dead_letters(spec, on_invalid)
+        self._refuse_closed()
         consumption = Consumption(model, on_invalid, context._acknowledgement)
 
         def open_subscription() -> Subscription:
@@ -92,6 +91,44 @@ class MessageSubscription:
             return subscription
 
         return MessageStream(self._connection, open_subscription)
+
+    def open_handler(
+        self,
+        context: MessageContext,
+        handler: MessageHandler,
+        model: Any,
+        concurrency: int,
+        on_invalid: HandlerOnInvalid | None,
+    ) -> HandlerRegistration:
+        """Subscribe, and have ``handler`` called with each message; see ``Messaging.on``."""
+        spec = self._check(context)
+        check_model(model)
+        if on_invalid is not None and on_invalid not in ON_INVALID:
+            raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
+        self._check_dead_letters(spec, on_invalid)
+        self._refuse_closed()
+        subscription = Subscription(self._connection, self._services, self._publisher, spec, Consumption())
+        registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
+        self._handlers[registration] = None
+        registration.closed.listen(lambda: self._handlers.pop(registration, None))
+        self._connection.engine.call(self._connection.start_subscription, subscription)
+        return registration
+
+    @property
+    def handlers(self) -> tuple[HandlerRegistration, ...]:
+        """The registrations that have not ended, the oldest first."""
+        return (*self._handlers.copy(),)
+
+    @staticmethod
+    def _check_dead_letters(spec: SubscriptionSpec, on_invalid: str | None) -> None:
+        if on_invalid == "dead_letter" and spec.options.dead_letter_channel is None:
+            raise ArgumentError(
+                "on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel"
+            )
+
+    def _refuse_closed(self) -> None:
+        if self._connection.state == "closed" or self._connection.closing:
+            raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
 
     def check(self, channel: str, extensions: Mapping[str, Any]) -> SubscriptionSpec:
         """What would be subscribed to; raises as :meth:`subscribe`."""
