@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 #: what MQTT is called in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")
 _HANDSHAKE_READ: Final = 4096
-#: the wire has a limit for packets; this one is for what is gathered before it gets to see them, bytes
-_LARGEST_FRAME: Final = MAX_PACKET
+#: Bytes of one WebSocket message, all its fragments together. The wire has the limit for packets; this one bounds what
+#: the library gathers before the wire sees it. An int, because the library takes a limit per fragment only since 16.0.
+_LARGEST_MESSAGE: Final = MAX_PACKET
 #: The library logs every frame on DEBUG, CONNECT and the password in it, too: this logger has nowhere to go.
 _NO_LOGGER: Final = logging.Logger("adapters.mqtt.websocket.frames", logging.CRITICAL)  # noqa: LOG001
 
@@ -45,9 +46,10 @@ class WebSocket:
         self._protocol = ClientProtocol(
             WebSocketURI(secure, host, port, path, "", None, None),
             subprotocols=[_SUBPROTOCOL],
-            max_size=(None, _LARGEST_FRAME),
+            max_size=_LARGEST_MESSAGE,
             logger=_NO_LOGGER,
         )
+        self._path = path
         #: the peer has ended the connection
         self.ended = False
 
@@ -72,9 +74,9 @@ class WebSocket:
         protocol.events_received()  # the response itself
         error = protocol.handshake_exc
         if error is not None:
-            raise ConnectFailedError(f"it does not take a WebSocket at {protocol.uri.path!r}: {error}") from error
+            raise ConnectFailedError(f"it does not take a WebSocket at {self._path!r}: {error}") from error
         if protocol.subprotocol != _SUBPROTOCOL:
-            raise ConnectFailedError(f"the WebSocket at {protocol.uri.path!r} speaks no MQTT")
+            raise ConnectFailedError(f"the WebSocket at {self._path!r} speaks no MQTT")
 
     def encode(self, data: bytes | bytearray) -> bytes:
         """``data`` as a binary message, behind what the peer is owed for its pings."""
