@@ -36,7 +36,7 @@ import bisect
 import itertools
 import logging
 import operator
-from collections import deque
+from collections import OrderedDict, deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -123,8 +123,8 @@ class Inbound:
         self._numbers = itertools.count()
         #: those of both that are not settled
         self._unsettled = 0
-        #: once the broker has exceeded the limit: all that are not in the window, in order
-        self._behind: deque[Receipt] = deque()
+        #: once the broker has exceeded the limit: all that are not in the window, in order, by their number
+        self._behind: OrderedDict[int, Receipt] = OrderedDict()
         #: of the others those that are settled, and whose answer waits for credit; in order
         self._due: list[Receipt] = []
         self._pacer: asyncio.TimerHandle | None = None
@@ -133,8 +133,8 @@ class Inbound:
         self._impatience: asyncio.TimerHandle | None = None
         #: streams with a batch
         self._touched: list[Stream] = []
-        #: messages for nobody yet; ``None`` once nobody is waited for
-        self._unclaimed: list[tuple[Publish, Receipt]] | None = None
+        #: by packet id, messages that no stream has claimed yet; ``None`` once streams are not waited for
+        self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
 
     # --- connection
 
@@ -145,7 +145,7 @@ class Inbound:
         self._link = link
         self._aliases.clear()
         if wait_for_claims:
-            self._unclaimed = []
+            self._unclaimed = {}
 
     def disconnected(self) -> None:
         """The connection is gone; the session may be resumed."""
@@ -207,8 +207,8 @@ class Inbound:
 
     def _receive(self, publish: Publish) -> Receipt:
         forgotten = self._receipts.pop(publish.id, None) or self._held.pop(publish.id, None)  # by the broker
-        if forgotten is not None and forgotten in self._behind:
-            self._behind.remove(forgotten)
+        if forgotten is not None:
+            self._behind.pop(forgotten.number, None)
         if forgotten is None or not forgotten.copies:
             self._unsettled += 1
         receipt = Receipt(publish, self._session, next(self._numbers))
@@ -222,9 +222,10 @@ class Inbound:
         """The broker sent it, after all that it sent before on this connection."""
         self._receipts[receipt.id] = receipt
         if self._behind:
-            self._behind.append(receipt)
+            self._behind[receipt.number] = receipt
         elif len(self._receipts) > self._limit:
-            self._behind.extend(itertools.islice(self._receipts.values(), self._window, None))
+            for each in itertools.islice(self._receipts.values(), self._window, None):
+                self._behind[each.number] = each
 
     def _is_held(self, publish: Publish) -> bool:
         """Whether this is known already; then only the answer, if it is due, is sent again."""
@@ -258,7 +259,8 @@ class Inbound:
 
     def _keep_or_drop(self, publish: Publish, receipt: Receipt | None) -> None:
         if receipt is not None and self._unclaimed is not None and not publish.retain:
-            self._unclaimed.append((publish, receipt))
+            self._unclaimed.pop(receipt.id, None)  # given to another message by the broker
+            self._unclaimed[receipt.id] = publish, receipt
             return
         logger.debug("message on %r matches no stream and is dropped", publish.topic)
         self._settled(receipt)
@@ -305,10 +307,10 @@ class Inbound:
         """Give a new stream what was kept for it: to one that settles, since it is answered for all."""
         if not self._unclaimed or not stream.settles:
             return
-        kept = []
-        for publish, receipt in self._unclaimed:
+        kept = {}
+        for publish, receipt in self._unclaimed.values():
             if not stream.route.matches(publish.topic):
-                kept.append((publish, receipt))
+                kept[receipt.id] = publish, receipt
                 continue
             decoded = self._codec.decode(publish)
             if decoded is None:
@@ -324,9 +326,9 @@ class Inbound:
         if unclaimed:
             logger.warning(
                 "%d messages of the resumed session match no subscription and are dropped, the first on %r",
-                len(unclaimed), unclaimed[0][0].topic,
+                len(unclaimed), next(iter(unclaimed.values()))[0].topic,
             )  # fmt: skip
-            for _, receipt in unclaimed:
+            for _, receipt in unclaimed.values():
                 self._settled(receipt)
 
     def release(self, stream: Stream) -> None:
@@ -417,13 +419,13 @@ class Inbound:
 
     def _await_credit(self, receipt: Receipt) -> None:
         """A settled message: its answer is due, unless it has to move up first."""
-        if not self._behind or receipt.number < self._behind[0].number:
+        if not self._behind or receipt.number < next(iter(self._behind)):
             bisect.insort(self._due, receipt, key=_number)
 
     def _move_up(self) -> None:
         """A message was answered: what was behind may take its place."""
         while self._behind and len(self._receipts) - len(self._behind) < self._window:
-            receipt = self._behind.popleft()
+            _, receipt = self._behind.popitem(last=False)
             if receipt.is_due and not receipt.waits:
                 self._await_credit(receipt)
 

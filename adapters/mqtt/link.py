@@ -28,7 +28,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 
 from adapters.mqtt import handshake, packets
-from adapters.mqtt.packets import ProtocolError
+from adapters.mqtt.packets import LimitExceededError, ProtocolError
 from adapters.mqtt.wire import READ_SIZE, Dialer, Wire
 from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError, TakenOverError
 from messaging.pacing import ReadPacer
@@ -307,12 +307,13 @@ class Link:
             self._end(ConnectFailedError(f"{self._target} closed the connection without an answer{hint}"))
 
     def _broken(self, wire: Wire, error: ProtocolError) -> None:
-        """The broker broke the protocol: tell it so, if it can be told (MQTT 5, 4.13), and end the connection."""
+        """End the connection to a broker that broke the protocol; tell it why, if it can be told (MQTT 5, 4.13)."""
         if self._is_up and self._target.v5:
             wire.send(packets.disconnect(error.code))
             with contextlib.suppress(OSError):
                 wire.flush()
-        self._end(ConnectionLostError(f"{self._target} broke the protocol: {error}"), error)
+        verdict = "exceeded a limit" if isinstance(error, LimitExceededError) else "broke the protocol"
+        self._end(ConnectionLostError(f"{self._target} {verdict}: {error}"), error)
 
     def _control(self, wire: Wire, head: int, body: bytes) -> None:
         """An answer, or something for paho to process; then act on what it told."""

@@ -29,6 +29,12 @@ PROTOCOL_ERROR: Final = 0x82
 SESSION_TAKEN_OVER: Final = 0x8E
 TOPIC_ALIAS_INVALID: Final = 0x94
 PACKET_TOO_LARGE: Final = 0x95
+QUOTA_EXCEEDED: Final = 0x97
+#: Largest properties of a packet, bytes: several times what a message with the largest headers of this project has.
+#: Each property of two bytes becomes an object, on the loop.
+MAX_PROPERTIES: Final = 2**20
+#: largest packet that is not a PUBLISH, bytes: brokers send some dozens
+MAX_CONTROL: Final = 2**15
 
 # property identifiers (MQTT 5, 2.2.2.2)
 _FORMAT: Final = 0x01
@@ -40,6 +46,8 @@ _SUBSCRIPTION: Final = 0x0B
 _REASON: Final = 0x1F
 _TOPIC_ALIAS: Final = 0x23
 _USER: Final = 0x26
+#: what a packet holds at most one of
+_ONCE: Final = (_FORMAT, _EXPIRY, _CONTENT_TYPE, _RESPONSE_TOPIC, _CORRELATION, _REASON, _TOPIC_ALIAS)
 
 
 #: a whole PINGREQ
@@ -52,6 +60,13 @@ class ProtocolError(Exception):
     def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
         super().__init__(message)
         self.code = code
+
+
+class LimitExceededError(ProtocolError):
+    """The peer sent more than is taken from any peer, although the protocol allows it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, QUOTA_EXCEEDED)
 
 
 class Properties:
@@ -67,7 +82,7 @@ class Properties:
         self.correlation: bytes | None = None
         #: seconds
         self.expiry: int | None = None
-        #: subscription identifiers
+        #: subscription identifiers, each one once, in the broker's order
         self.subscriptions: tuple[int, ...] = ()
         self.user: list[tuple[str, str]] = []
         self.reason: str | None = None
@@ -244,39 +259,51 @@ def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
         end = at + length
         if end > len(data):
             raise ProtocolError("properties longer than their packet")
+        if length > MAX_PROPERTIES:
+            raise LimitExceededError(f"{length} bytes of properties in one packet; at most {MAX_PROPERTIES} are read")
         found = Properties()
+        more: dict[int, None] = {}
+        has_format = False
         while at < end:
             kind = data[at]
             at += 1
             if kind == _SUBSCRIPTION:
                 identifier, at = _parse_varint(data, at)
-                found.subscriptions += (identifier,)
+                if not identifier:
+                    raise ProtocolError("subscription identifier 0")
+                if not found.subscriptions:  # nearly always
+                    found.subscriptions = (identifier,)
+                else:
+                    more[identifier] = None
             elif kind == _USER:
                 name, at = _parse_text(data, at)
                 value, at = _parse_text(data, at)
                 found.user.append((name, value))
-            elif kind == _CONTENT_TYPE:
+            elif kind == _CONTENT_TYPE and found.content_type is None:
                 found.content_type, at = _parse_text(data, at)
-            elif kind == _RESPONSE_TOPIC:
+            elif kind == _RESPONSE_TOPIC and found.response_topic is None:
                 found.response_topic, at = _parse_text(data, at)
-            elif kind == _CORRELATION:
+            elif kind == _CORRELATION and found.correlation is None:
                 size = data[at] << 8 | data[at + 1]
                 found.correlation = data[at + 2 : at + 2 + size]
                 at += 2 + size
-            elif kind == _EXPIRY:
+            elif kind == _EXPIRY and found.expiry is None:
                 found.expiry = int.from_bytes(data[at : at + 4], "big")
                 at += 4
-            elif kind == _FORMAT:
+            elif kind == _FORMAT and not has_format:
+                has_format = True
                 at += 1
-            elif kind == _TOPIC_ALIAS:
+            elif kind == _TOPIC_ALIAS and not found.alias:
                 found.alias = data[at] << 8 | data[at + 1]
                 at += 2
                 if not found.alias:
                     raise ProtocolError("topic alias 0", TOPIC_ALIAS_INVALID)
-            elif kind == _REASON:
+            elif kind == _REASON and found.reason is None:
                 found.reason, at = _parse_text(data, at)
             else:
-                raise ProtocolError(f"unexpected property 0x{kind:02X}")
+                raise ProtocolError(f"{'repeated' if kind in _ONCE else 'unexpected'} property 0x{kind:02X}")
+        if more:
+            found.subscriptions = (*dict.fromkeys((*found.subscriptions, *more)),)
     except (IndexError, UnicodeDecodeError) as error:
         raise ProtocolError("malformed properties") from error
     if at != end:

@@ -40,8 +40,9 @@ _MAX_IDENTIFIER: Final = 268_435_455
 _IDENTIFIERS: Final = 64
 #: channels whose retained message a stream is known to have had
 _REPLAYED: Final = 4096
-#: channels whose routes are remembered
+#: channels whose routes are remembered, and the longest such channel: others are looked up each time
 _MATCHED: Final = 4096
+_MATCHED_LENGTH: Final = 1024
 
 
 class Stream:
@@ -247,15 +248,17 @@ class Router:
                 # subscribed to by an earlier process with this session
                 return self._by_topic(publish.topic)
         if publish.retain:
-            return [
+            streams = (
                 stream
                 for route, subscribed in found
                 for stream in (route.receivers() if route.as_published else () if route.is_shared else (subscribed,))
                 if not stream.ended
-            ]
+            )
+            return [*dict.fromkeys(streams)]
         if len(found) == 1:
             return found[0][0].receivers()
-        return [stream for route, _ in found for stream in route.receivers()]
+        # two identifiers may be those of an earlier and a later SUBSCRIBE of one route
+        return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
 
     def _is_own(self, identifier: int) -> bool:
         return (identifier - 1 - self._first) % _MAX_IDENTIFIER < self._given
@@ -275,7 +278,7 @@ class Router:
         if not waiting:
             return []
         newest = max(waiting, key=lambda stream: stream.number)
-        if len(newest.replayed) < _REPLAYED:
+        if len(newest.replayed) < _REPLAYED and len(topic) <= _MATCHED_LENGTH:
             newest.replayed.add(topic)
         return [newest]
 
@@ -284,5 +287,7 @@ class Router:
         if routes is None:
             if len(self._matched) >= _MATCHED:
                 self._matched.clear()
-            routes = self._matched[topic] = [route for route in self._routes.values() if route.matches(topic)]
+            routes = [route for route in self._routes.values() if route.matches(topic)]
+            if len(topic) <= _MATCHED_LENGTH:
+                self._matched[topic] = routes
         return routes

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
-from adapters.mqtt.packets import ProtocolError
+from adapters.mqtt.packets import LimitExceededError, ProtocolError
 
 if sys.platform == "linux":
     import fcntl
@@ -175,7 +175,7 @@ class Wire:
         """Cut ``data``, which follows what came before, into packets: first byte, and what follows the length.
 
         Raises:
-            ProtocolError: a length of more than four bytes.
+            ProtocolError: a length of more than four bytes, or more than is read.
         """
         if self._partial:
             self._partial += data
@@ -202,6 +202,11 @@ class Wire:
                     shift += 7
                     if shift > 21:
                         raise ProtocolError("packet length of more than four bytes")
+                if length > packets.MAX_CONTROL and data[at] & 0xF0 != packets.PUBLISH:
+                    # paho's time to read one grows with the square of its size
+                    raise LimitExceededError(
+                        f"a packet of type {data[at] >> 4} with {length} bytes; at most {packets.MAX_CONTROL} are read"
+                    )
             end = start + length
             if end - at > self._largest:
                 raise ProtocolError(
