@@ -23,6 +23,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.features import Features
+from messaging.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -309,7 +310,10 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter, *, publish
         if check is None and key in RECEIVED_ONLY and _is_told(key, value):
             continue
         if check is None:
-            raise UnsupportedFeatureError(str(key), adapter.name, "unknown extension", supported=known(adapter))
+            supported = known(adapter)
+            hint = did_you_mean(str(key), supported)
+            text = f"unknown extension; {hint}" if hint else "unknown extension"
+            raise UnsupportedFeatureError(str(key), adapter.name, text, supported=supported)
         checked[key] = _checked(key, check, value)
         if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
             raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))

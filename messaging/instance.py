@@ -68,6 +68,7 @@ from messaging.services import (
 )
 from messaging.settings import URL_VARIABLE, Settings, load_settings
 from messaging.subscription import MessageSubscription
+from messaging.suggestions import did_you_mean
 from messaging.url import BrokerUrl, parse_url
 from messaging.workers import workers
 
@@ -148,8 +149,10 @@ def find_adapter(scheme: str) -> type[Adapter]:
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     point = found.get(scheme)
     if point is None:
+        hint = did_you_mean(scheme, found)
         raise UnknownSchemeError(
             f"no adapter for {scheme}:// is installed; installed: {', '.join(sorted(found)) or 'none'}"
+            + (f"; {hint}" if hint else "")
         )
     try:
         kind = point.load()

@@ -7,7 +7,6 @@ A setting is taken from the first of: keyword of ``connect()``, query option of 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from messaging.channels import MAX_BYTES, forbidden_character
 from messaging.errors import InvalidOptionError
 from messaging.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
+from messaging.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.url import BrokerUrl
@@ -143,9 +143,8 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
     given: dict[str, Any] = {**url.options, **keywords}
     for option in given:
         if option not in kind.model_fields:
-            near = difflib.get_close_matches(option, kind.model_fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(kind.model_fields))}"
-            raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://{hint}")
+            hint = did_you_mean(option, kind.model_fields) or f"known: {', '.join(sorted(kind.model_fields))}"
+            raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
     try:
         return kind(**given)
     except ValidationError as error:

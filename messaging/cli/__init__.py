@@ -5,6 +5,7 @@ Only :func:`main` is public. It needs the extra ``cli``, and says so if that is 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +17,9 @@ __all__ = ["main"]
 #: the modules the extra ``cli`` brings
 _EXTRA: Final = ("typer", "rich")
 
+#: the environment variable in which a shell names itself when it asks for completions
+_COMPLETION: Final = "_MESSAGING_COMPLETE"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code (see ``messaging --help``).
@@ -23,11 +27,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program's name; by default that of the process.
     """
+    shell = os.environ.get(_COMPLETION)
     try:
+        if shell is not None:
+            return _complete(shell, sys.argv[1:] if arguments is None else arguments)
         from messaging.cli.app import run
+
+        return run(arguments)  # it imports what the command needs
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.stderr.write(f"messaging: error: {MissingExtraError('cli', 'the command line')}\n")
         return 2
-    return run(arguments)
+
+
+def _complete(shell: str, arguments: Sequence[str]) -> int:
+    """Answer a shell that asks for completions. What goes wrong is no line on the terminal that is being typed at."""
+    from messaging.cli.completion import answer
+    from messaging.cli.output import write
+
+    try:
+        write(answer(shell, arguments).encode(errors="surrogateescape"))
+    except Exception:  # noqa: BLE001  # a saved file that is bad, a package that does not load, a shell that has gone
+        return 1
+    return 0

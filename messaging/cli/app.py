@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -12,14 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-from messaging.cli.demo import demo
-from messaging.cli.info import info
+from messaging.cli.commands import Commands
+from messaging.cli.completion_scripts import SCRIPTS, check_shell, current_shell, install
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
-from messaging.cli.plugins import CommandsOfOthers
-from messaging.cli.pub import pub
-from messaging.cli.reply import reply
-from messaging.cli.request import request
-from messaging.cli.sub import sub
 from messaging.errors import ArgumentError, CodecError, ConfigurationError, MessagingError, UnsupportedFeatureError
 
 #: what typer raises about a command line; from which module depends on its version
@@ -38,9 +34,11 @@ _HINTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("-P", "--pw", "--password"), _ELSEWHERE),
 }
 
+logger = logging.getLogger(__name__)
+
 app = typer.Typer(
     name=PROGRAM,
-    cls=CommandsOfOthers,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,  # they show the values of variables
     context_settings={"max_content_width": 100},
@@ -50,17 +48,25 @@ app = typer.Typer(
         "or the reply came; 130 interrupted by SIGINT or SIGTERM."
     ),
 )
-app.command()(pub)
-app.command()(sub)
-app.command()(request)
-app.command()(reply)
-app.command()(info)
-app.command()(demo)
 
 
 def _version(value: bool) -> None:
     if value:
         write(f"{PROGRAM} {version('rx-messaging')}\n".encode())
+        raise typer.Exit
+
+
+def _show_completion(shell: str | None) -> None:
+    if shell is not None:
+        write(SCRIPTS[check_shell(shell)].encode())
+        raise typer.Exit
+
+
+def _install_completion(shell: str | None) -> None:
+    if shell is not None:
+        script, start = install(check_shell(shell))
+        loaded = f", which {start} loads" if start is not None else ""
+        logger.info("completion for %s is in %s%s: it is there in new shells", shell, script, loaded)
         raise typer.Exit
 
 
@@ -70,6 +76,28 @@ def program(
     _: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    _install: Annotated[
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            callback=_install_completion,
+            is_eager=True,
+            show_default=False,
+            help="Install completion for bash, zsh or fish: for the shell that runs this, unless one is named.",
+        ),
+    ] = None,
+    _show: Annotated[
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            callback=_show_completion,
+            is_eager=True,
+            show_default=False,
+            help="Write the completion script to stdout instead.",
+        ),
+    ] = None,
 ) -> None:
     """Publish, subscribe, request and reply from the command line: MQTT, AMQP and whatever else an adapter serves.
 
@@ -98,6 +126,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     with diagnostics(), _signals():
         try:
+            if given in (["--install-completion"], ["--show-completion"]):
+                given.append(current_shell())
             code = app(args=given, prog_name=PROGRAM, standalone_mode=False)
         except (KeyboardInterrupt, typer.Abort):
             return ExitCode.INTERRUPTED

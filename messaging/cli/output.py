@@ -21,10 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from pydantic_core import to_json
-from rich.console import Console
-
-from messaging.codecs import codec_for
 from messaging.errors import MessagingError
 
 if TYPE_CHECKING:
@@ -112,6 +108,8 @@ def wait_while_read(over: threading.Event, timeout: float | None = None) -> None
 
 def show(*renderables: RenderableType) -> None:
     """Write text, tables and the like: coloured and fitted to a terminal, plain and unbroken otherwise."""
+    from rich.console import Console  # most commands write no tables
+
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = 10_000
@@ -128,6 +126,8 @@ def dump(value: Any) -> bytes:
     Raises:
         ValueError: there is something that has no form at all, such as a set as a key.
     """
+    from pydantic_core import to_json
+
     line: bytes = to_json(value, bytes_mode="base64", inf_nan_mode="null", fallback=str) + b"\n"
     return line
 
@@ -185,6 +185,8 @@ def payload_line(end: bytes, *, channel: bool = False) -> Callable[[Message], by
 
 def _guessed(message: Message) -> Any:
     """The value of a message that does not say what it is: protocols without properties carry JSON all the same."""
+    from messaging.codecs import codec_for
+
     return codec_for("application/json").decode(message.payload, None, {})
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 import messaging
 from messaging.channels import check_name
@@ -96,13 +94,22 @@ def pub(
             payloads = [ready(payload.read_all(text, source, limit))] * repeat
         run = _Run(m, context)
         many = lines or repeat > 1
-        with _progress(run, None if lines else repeat, forced=progress) if many else contextlib.nullcontext():
+        with _shown(run, None if lines else repeat, progress) if many else contextlib.nullcontext():
             interrupted = run.publish(payloads, rate)
         warn_of_memory(m)
         # closing sends what was accepted, and settles every promise
         stack.close()
         run.collect(0)
     return run.summary(many=many, interrupted=interrupted)
+
+
+def _shown(run: _Run, total: int | None, wanted: bool | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a progress bar is shown: if ``wanted``, or on a terminal."""
+    if wanted is False or not (wanted or (sys.stderr is not None and sys.stderr.isatty())):
+        return contextlib.nullcontext()
+    from messaging.cli.progress import progress  # takes longer to import than a message to publish
+
+    return progress(lambda: run.published + run.failed, total)
 
 
 class _Run:
@@ -178,37 +185,3 @@ class _Run:
         if interrupted:
             return ExitCode.INTERRUPTED
         return ExitCode.FAILED if self.failed else ExitCode.OK
-
-
-# --- progress
-
-
-class _RateColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f}/s" if speed else "")
-
-
-class _Bar(Progress):
-    """Fetches the count when it is about to draw, so that the loop that publishes need not tell."""
-
-    run: _Run
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        for task in self.tasks:
-            self.update(task.id, completed=self.run.published + self.run.failed)
-        return super().get_renderables()
-
-
-@contextlib.contextmanager
-def _progress(run: _Run, total: int | None, *, forced: bool | None) -> Iterator[None]:
-    """Show on stderr how far ``run`` is while the block runs: on a terminal, unless ``forced`` says otherwise."""
-    console = Console(stderr=True, force_terminal=True if forced else None)
-    if forced is False or not console.is_terminal:
-        yield
-        return
-    columns = (TextColumn("published"), BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
-    with _Bar(*columns, console=console, redirect_stdout=False) as bar:
-        bar.run = run
-        bar.add_task("", total=total)
-        yield

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from messaging.cli.app import app
+from messaging.cli.commands import OWN, load_own
 from messaging.cli.output import one_line
 from tests.cli.conftest import Run
 from tests.cli.program import COMMAND, PATIENCE, ROOT, environment
@@ -100,7 +101,7 @@ def test_a_missing_extra_is_one_line_that_says_which(missing: str) -> None:
 
 
 def test_a_defect_in_an_import_is_not_taken_for_a_missing_extra() -> None:
-    done = without("messaging.cli.pub")
+    done = without("messaging.cli.info")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 
@@ -131,7 +132,14 @@ SUB = ("sub", "memory://usage", "-t", "a/b", "--timeout", "1")
         ((*SUB, "--cuont", "1"), "(Possible options: --count"),
         ((*PUB, "-h", "localhost"), "part of the URL"),
         ((*PUB, "--pw", "x"), "MESSAGING_PASSWORD"),
-        (("pbu", "-t", "a"), "pub"),
+        (("pbu", "-t", "a"), "no command 'pbu'; did you mean 'pub'?"),
+        (("subscribe", "-t", "a"), "did you mean 'sub'?"),
+        (("pipelines",), "did you mean 'pipeline'?"),
+        (("xxxxxx",), "no command 'xxxxxx'; there are pub, sub, "),
+        (("mqtt://localhost", "sub"), "the command comes before the broker: messaging sub mqtt://localhost -t CHANNEL"),
+        (("pub", "mqqt://localhost", "-t", "a", "-m", "x"), "did you mean 'mqtt'?"),
+        ((*PUB, "-x", "timetolive=3"), "did you mean 'timeToLive'?"),
+        ((*SUB, "-x", "dead_letter_channel=d"), "did you mean 'deadLetterChannel'?"),
         ((*PUB, "extra"), "extra"),
         (("pub", "memory://usage", "-m", "x"), "--topic"),
         ((*SUB, "--count", "0"), "--count"),
@@ -248,3 +256,34 @@ def test_python_m_runs_the_program_and_reports_its_exit_code() -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("messaging: error: Missing option '--topic'")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["messaging", "messaging.cli"])
+def test_python_m_is_the_program(module: str) -> None:
+    done = process(sys.executable, "-m", module, "--version")
+    assert (done.returncode, done.stdout) == (0, f"messaging {version('rx-messaging')}\n")
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_begins_with() -> None:
+    for name, own in OWN.items():
+        text = " ".join(str(load_own(name).help).split())
+        assert text.startswith(own.help), name
+        assert own.help.endswith(".")
+
+
+def imported(*arguments: str) -> set[str]:
+    """The modules that the program has imported when it ends."""
+    code = "import sys; from messaging.cli import main; main(sys.argv[1:]); print('\\n'.join(sys.modules))"
+    return {*process(sys.executable, "-c", code, *arguments).stdout.split()}
+
+
+def test_a_command_imports_neither_the_other_commands_nor_tables_nor_other_packages() -> None:
+    found = imported("pub", "memory://usage", "-t", "a", "-m", "x")
+    assert "messaging.cli.pub" in found
+    others = {own.module for name, own in OWN.items() if name != "pub"}
+    heavy = {"rich.console", "rich.progress", "typer.rich_utils", "adapters.spark.telemetry.command"}
+    assert found & (others | heavy) == set()
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    assert imported("--help") & {own.module for own in OWN.values()} == set()

@@ -1,0 +1,212 @@
+"""Shell completion: what it offers, that it does so in bash itself, and how it is installed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.program import COMMAND, PATIENCE, ROOT, environment
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def values(output: str) -> list[str]:
+    """The candidates, without what explains them."""
+    return [line.partition("\t")[0] for line in output.splitlines()]
+
+
+SCHEMES = ["amqp://", "amqps://", "memory://", "mqtt://", "mqtts://", "ws://", "wss://"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("su",), ["sub"]),
+        (("sub", ""), SCHEMES),
+        (("sub", "mq"), ["mqtt://", "mqtts://"]),
+        (("sub", "-t", "a", "--url", "amqp"), ["amqp://", "amqps://"]),
+        (("sub", "mqtt://x", "--tim"), ["--timeout"]),
+        (("sub", "mqtt://x", ""), []),
+        (("sub", "-q", ""), ["0", "1", "2"]),
+        (("sub", "--ack", ""), ["written", "arrival", "never"]),
+        (("sub", "--ack=n"), ["--ack=never"]),
+        (("sub", "-x", "dead"), ["deadLetterChannel="]),
+        (("sub", "-x", "autoA"), ["autoAcknowledge=true", "autoAcknowledge=false"]),
+        (("sub", "-x", "overflow=drop"), ["overflow=drop_oldest", "overflow=drop_latest"]),
+        (("pub", "-x", "dead"), []),
+        (("pub", "mqtt://x", "-x", "contentT"), []),
+        (("sub", "mqtt://x", "--option", "clean_"), ["clean_start="]),
+        (("sub", "amqp://x", "--option", "clean_"), []),
+        (("pub", "--content-type", "application/js"), ["application/json"]),
+        (("pub", "--encoding", ""), ["gzip", "zstd"]),
+        (("pipeline", "d"), ["demo"]),
+        (("pipeline", "demo", "--see"), ["--seed"]),
+        (("--show-completion", ""), [*SHELLS]),
+        (("nonesuch", ""), []),
+        (("sub", "nonesuch://x", "-x", ""), []),
+        (("pub", "-m", "it's"), []),
+    ],
+)
+def test_what_may_follow_is_offered(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: list[str]
+) -> None:
+    monkeypatch.setenv("_MESSAGING_COMPLETE", "zsh")
+    _, out, err = run(*words)
+    assert (values(out), err) == (expected, "")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_is_offered_the_commands(shell: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "messaging " if shell == "bash" else ""], cwd=ROOT, env=environment(_MESSAGING_COMPLETE=shell),
+        capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    found = values(done.stdout)
+    assert [*found[:2], found[-1]] == ["pub", "sub", "pipeline"]
+
+
+def test_candidates_are_explained_where_the_shell_shows_that(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_MESSAGING_COMPLETE", "fish")
+    assert run("info", "--feat")[1] == "--features\tEvery known feature, and whether it is announced here.\n"
+
+
+def test_commands_are_completed_without_importing_any() -> None:
+    code = (
+        "import sys; from messaging.cli import main; main(['']); "
+        "print(sorted(set(sys.modules) & {'messaging.cli.sub', 'messaging.cli.demo', 'rich.console', "
+        "'typer.rich_utils', 'adapters.spark.telemetry.command'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(_MESSAGING_COMPLETE="zsh"),
+        capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- in bash
+
+
+class Bash:
+    """An interactive bash with a command ``messaging`` that notes its arguments, and completes as the real one does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._notes = folder / "notes"
+        program = folder / "messaging"
+        program.write_text(
+            f'#!/bin/sh\n[ -n "$_MESSAGING_COMPLETE" ] && exec {" ".join(COMMAND)} "$@"\n'
+            f"printf '%s\\n' \"$@\" END > {self._notes}\n"
+        )
+        program.chmod(0o755)
+        self._terminal, slave = pty.openpty()
+        self._process = subprocess.Popen(
+            ["bash", "--norc", "-i"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            env=environment(PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="/dev/null"), cwd=ROOT,
+        )  # fmt: skip
+        os.close(slave)
+        script = subprocess.run(
+            [*COMMAND, "--show-completion", "bash"], env=environment(), cwd=ROOT, capture_output=True, check=True
+        ).stdout
+        (folder / "script").write_bytes(script)
+        self._write(f". {folder}/script; echo loa''ded\n")
+        self._until(b"loaded")
+
+    def _write(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def _until(self, wanted: bytes) -> None:
+        seen, deadline = b"", time.monotonic() + PATIENCE
+        while wanted not in seen:
+            ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"bash did not write {wanted!r}, but {seen!r}"
+            seen += os.read(self._terminal, 4096)
+
+    def run(self, typed: str) -> list[str]:
+        """Type ``typed``, where a tab completes; the arguments that the command then has."""
+        self._write(typed + " | cat\n")
+        deadline = time.monotonic() + PATIENCE
+        while not self._notes.exists() or not self._notes.read_text().endswith("END\n"):
+            assert time.monotonic() < deadline, "the command was not run"
+            time.sleep(0.01)
+        return self._notes.read_text().splitlines()[:-1]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE)
+        os.close(self._terminal)
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments"),
+    [
+        ("messaging inf\t --j\t", ["info", "--json"]),
+        ("messaging info memo\tx", ["info", "memory://x"]),
+        ("messaging info memory:\tx", ["info", "memory://x"]),
+        ("messaging sub -x deadL\tx", ["sub", "-x", "deadLetterChannel=x"]),
+        ("messaging sub -x deadLetterChannel=a -x autoAcknowledge=t\t", [
+            "sub", "-x", "deadLetterChannel=a", "-x", "autoAcknowledge=true"
+        ]),
+    ],
+)  # fmt: skip
+def test_bash_completes(tmp_path: Path, typed: str, arguments: list[str]) -> None:
+    bash = Bash(tmp_path)
+    try:
+        assert bash.run(typed) == arguments
+    finally:
+        bash.close()
+
+
+# --- the scripts
+
+
+def test_the_script_is_that_of_the_shell_that_is_named(run: Run) -> None:
+    for shell in SHELLS:
+        code, out, err = run("--show-completion", shell)
+        assert (code, err) == (0, "")
+        assert f"_MESSAGING_COMPLETE{'=' if shell != 'fish' else ' '}{shell}" in out
+
+
+def test_a_shell_without_completion_is_refused(run: Run) -> None:
+    for option in ("--show-completion", "--install-completion"):
+        assert run(option, "tcsh") == (
+            2, "", "messaging: error: no completion for the shell 'tcsh'; name one of bash, zsh, fish\n"
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_installing_twice_loads_it_once_and_keeps_the_start_up_file(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str
+) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    start = tmp_path / f".{shell}rc"
+    start.write_text("alias ll='ls -l'")
+    for _ in range(2):
+        code, out, err = run("--install-completion", shell)
+        assert (code, out) == (0, "")
+        found = re.fullmatch(rf"messaging: completion for {shell} is in (\S+?)(, which \S+ loads)?: .*\n", err)
+        assert found is not None
+    script = Path(found[1])
+    assert script.read_text() == run("--show-completion", shell)[1]
+    assert script.is_relative_to(tmp_path)
+    lines = start.read_text().splitlines()
+    assert lines == ["alias ll='ls -l'"] + ([] if shell == "fish" else [f"[ -r '{script}' ] && . '{script}'"])
+
+
+def test_the_shell_that_runs_it_is_recognised(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f"{' '.join(COMMAND)} --show-completion; :"],
+        cwd=ROOT, env=environment(SHELL="/bin/false"), capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("_messaging_completion() {")
