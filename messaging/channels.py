@@ -34,6 +34,8 @@ _FORBIDDEN: Final = re.compile(
 
 def forbidden_character(text: str) -> str | None:
     """What in ``text`` brokers drop a connection over, and where, in words; ``None`` if there is nothing."""
+    if text.isascii() and text.isprintable():  # nearly always
+        return None
     bad = _FORBIDDEN.search(text)
     if bad is None:
         return None
@@ -41,6 +43,11 @@ def forbidden_character(text: str) -> str | None:
         f"U+{ord(bad.group()):04X} at index {bad.start()}; control characters, surrogates and noncharacters "
         f"are not allowed"
     )
+
+
+def escape_forbidden(text: str) -> str:
+    r"""Return ``text`` with each character that :func:`forbidden_character` finds escaped as in ``\u000a``."""
+    return _FORBIDDEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
 def _text(value: object, what: str) -> str:

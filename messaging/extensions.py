@@ -185,12 +185,10 @@ def _headers(value: Any) -> Mapping[str, str]:
             # values are never shown: they may be tokens of the application
             if not isinstance(part, str):
                 raise ValueError(f"header {what} must be a str, not {type(part).__name__}")
-            if "\x00" in part:
-                raise ValueError(f"header {what} holds a NUL character")
-            try:
-                total += len(part.encode())
-            except UnicodeEncodeError:
-                raise ValueError(f"header {what} holds a lone surrogate") from None
+            bad = channels.forbidden_character(part)
+            if bad is not None:
+                raise ValueError(f"header {what} holds {bad}")
+            total += len(part.encode())
         if not name:
             raise ValueError("a header name is empty")
     if total > MAX_HEADER_BYTES:
@@ -338,15 +336,35 @@ def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
         raise kind(key, text) from None
 
 
-def requested(context: MessageContext, adapter: Adapter) -> Mapping[str, Any]:
-    """The extensions of ``context`` that ask for something: a received message is passed on with its message id.
+def carried_headers(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return received headers as they can be published: characters that are refused from applications are escaped.
 
-    With one of its own, rather than an error, where the instance has no such feature or the id, which may be anybody's,
-    is none that an application could give.
+    Another program may have put a line feed there, and its message is passed on, or dead-lettered, nevertheless.
+    """
+    texts = (text for item in headers.items() for text in item if isinstance(text, str))
+    if not any(map(channels.forbidden_character, texts)):
+        return headers
+    return MappingProxyType({_escaped(name): _escaped(value) for name, value in headers.items()})
+
+
+def _escaped(value: Any) -> Any:
+    return channels.escape_forbidden(value) if isinstance(value, str) else value
+
+
+def requested(context: MessageContext, adapter: Adapter) -> Mapping[str, Any]:
+    """Return the extensions of ``context`` that ask for something.
+
+    A received message is passed on with its message id, and with its headers as :func:`carried_headers` has them. It
+    gets a message id of its own where the instance has no such feature, or where an application could not give the id.
     """
     extensions = context._extensions
+    if not context._is_received:
+        return extensions
+    headers = extensions.get(Features.EXTENSION_HEADERS)
+    if isinstance(headers, Mapping) and (carried := carried_headers(headers)) is not headers:
+        extensions = {**extensions, Features.EXTENSION_HEADERS: carried}
     key = Features.EXTENSION_MESSAGE_ID
-    if not context._is_received or key not in extensions:
+    if key not in extensions:
         return extensions
     if key in adapter.features:
         try:

@@ -230,7 +230,7 @@ class MessagePublisher:
             value = getattr(context, name)
             if value is None:
                 continue
-            check_text(name, value)
+            (check_printable if name in _PRINTABLE else check_text)(name, value)
             if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
                 raise UnsupportedFeatureError(
                     Features.MESSAGE_PROPERTIES, self._adapter.name, f"{name} would not reach the subscriber"
@@ -279,6 +279,18 @@ def _as_bytes(payload: object) -> bytes:
             f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
         )
     return bytes(payload)
+
+
+#: values of a context that are printable text on every protocol; the others are any text, and checked by themselves
+_PRINTABLE: Final = ("content_type", "content_encoding")
+
+
+def check_printable(name: str, value: object) -> None:
+    """Refuse text that a broker may drop a connection over, such as one of two lines; raises ``ArgumentError``."""
+    check_text(name, value)
+    bad = channels.forbidden_character(str(value))
+    if bad is not None:
+        raise ArgumentError(f"{name} holds {bad}")
 
 
 def check_text(name: str, value: object) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.adapter import Incoming
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnsupportedFeatureError
+from messaging.extensions import carried_headers
 from messaging.features import Features
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
@@ -294,7 +295,7 @@ def dead_letter_contexts(
     First with all values and headers of the message, then with our headers and the content type, then with nothing.
     """
     ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming._channel or "", DELIVERIES_HEADER: str(deliveries)}
-    theirs = incoming._extensions.get(Features.EXTENSION_HEADERS, {})
+    theirs = carried_headers(incoming._extensions.get(Features.EXTENSION_HEADERS, {}))
     carried = Features.MESSAGE_PROPERTIES in adapter.features
     full = MessageContext(
         channel,

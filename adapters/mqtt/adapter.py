@@ -224,7 +224,7 @@ class MqttAdapter(Adapter):
         """The channel must be for clients to publish to, and properties what brokers and receivers take as meant."""
         mapping.check_channel(context.channel or "")
         if self.settings.v5:
-            mapping.check_texts(context, options.headers)
+            mapping.check_headers(options.headers)
         if WILL_DELAY in options.custom:
             if not options.last_will:
                 raise InvalidExtensionError(WILL_DELAY, f"is for a last will: set {Features.EXTENSION_LAST_WILL!r} too")

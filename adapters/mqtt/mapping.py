@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import Properties
-from messaging import channels, envelope
-from messaging.errors import ArgumentError, InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
+from messaging import envelope
+from messaging.errors import InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
 from messaging.features import Features
 
 if TYPE_CHECKING:
@@ -108,22 +108,12 @@ def check_channel(name: str) -> None:
         raise InvalidChannelError(f"channel {name[:80]!a}: MQTT brokers keep names that start with $SYS or $share")
 
 
-def check_texts(context: MessageContext, headers: Mapping[str, str]) -> None:
-    """Refuse what an MQTT 5 broker would end the connection over (MQTT 1.5.4), or a receiver take for something else.
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse what a receiver takes for something else.
 
     Raises:
-        ArgumentError: a property of the context holds a control character or a noncharacter.
-        InvalidHeaderError: a header does, or has the name of a user property of ours.
+        InvalidHeaderError: a header has the name of a user property of ours.
     """
-    for what, text in (("content_type", context.content_type), ("content_encoding", context.content_encoding)):
-        bad = channels.forbidden_character(text or "")
-        if bad is not None:
-            raise ArgumentError(f"{what} holds {bad} in MQTT")
-    for name, value in headers.items():
-        for what, text in (("name of header", name), ("value of header", value)):
-            bad = channels.forbidden_character(text)
-            if bad is not None:
-                raise InvalidHeaderError(Features.EXTENSION_HEADERS, f"the {what} {name!r} holds {bad} in MQTT")
     for name in (CONTENT_ENCODING, MESSAGE_ID):
         if name in headers:
             raise InvalidHeaderError(

@@ -41,7 +41,7 @@ from messaging.errors import (
 from messaging.extensions import identified
 from messaging.features import Features
 from messaging.message import MessageContext
-from messaging.publisher import check_text
+from messaging.publisher import check_printable, check_text
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -372,6 +372,8 @@ class _Task:
         try:
             if name in ("channel", "reply_to"):
                 check_name(text)
+            elif name == "content_type":
+                check_printable(name, text)
             else:
                 check_text(name, text)
         except ArgumentError as error:

@@ -28,7 +28,7 @@ from messaging.cli.connecting import choose_target, connect, identity, warn_of_m
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.extensions import MAX_PREFETCH
-from messaging.publisher import check_text
+from messaging.publisher import check_printable
 from messaging.waiting import wait_for
 from messaging.workers import workers
 
@@ -115,7 +115,7 @@ def reply(
         raise ArgumentError("--exec is empty: say which command answers")
     options.check_timeout(timeout, threading.TIMEOUT_MAX)
     if content_type is not None:
-        check_text("--content-type", content_type)
+        check_printable("--content-type", content_type)
     if count is not None:
         concurrency = min(concurrency, count)
     given = options.extensions(extension, **{Features.EXTENSION_QOS: qos, Features.EXTENSION_QUEUE: queue})

@@ -28,6 +28,7 @@ from messaging.errors import (
     OutboxFullError,
     UnroutableError,
 )
+from messaging.extensions import carried_headers
 from messaging.features import Features
 from messaging.message import Message, MessageContext
 from messaging.replyto import marks
@@ -505,7 +506,7 @@ class Exchange:
             # passed on, from wherever it came: where it arrived, and what for, is nobody's concern here
             correlation_id = None
             headers = extensions.get(Features.EXTENSION_HEADERS)
-            extensions = {Features.EXTENSION_HEADERS: headers} if headers else _NONE
+            extensions = {Features.EXTENSION_HEADERS: carried_headers(headers)} if headers else _NONE
         elif own._channel is not None and own._channel != self.reply_to:
             route = route._replace(channel=own._channel, channel_extension=own._channel_extension)
         if mark is not None and not _NOT_OF_ITEMS.isdisjoint(extensions):

@@ -12,6 +12,7 @@ from messaging import (
     Features,
     InvalidChannelError,
     InvalidExtensionError,
+    InvalidHeaderError,
     Message,
     MessageContext,
     MessagingError,
@@ -251,6 +252,37 @@ def test_headers_arrive(backend: Backend) -> None:
             extensions["headers"]["k"] = "v"
         publish(m, channel, [b"y"])
         assert not stream.receive(PATIENCE).context.extensions.get("headers")
+
+
+#: what a broker of MQTT may end the connection over (MQTT 1.5.4), two lines among it; refused on every adapter
+UNPRINTABLE = ["a\nb", "a\rb", "a\0b", "\x01", "\t", "\x7f", "\x85", "\ufffe", "\ufdd0", "\ud800"]
+
+
+@feature(Features.EXTENSION_HEADERS)
+def test_headers_with_control_characters_are_refused(backend: Backend) -> None:
+    """MSG210, and bad input: one rule for names and values on all adapters, nothing sent."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        for bad in UNPRINTABLE:
+            for headers in ({bad: "value"}, {"name": bad}, {"fine": "fine", "name": bad}):
+                with pytest.raises(InvalidHeaderError, match=r"header .*U\+"):
+                    m.publish(channel, b"x", headers=headers)
+        nothing_more(m, channel, stream)
+
+
+@feature(Features.MESSAGE_PROPERTIES)
+@pytest.mark.parametrize("name", ["content_type", "content_encoding"])
+def test_content_types_and_encodings_with_control_characters_are_refused(backend: Backend, name: str) -> None:
+    """MSG210, and bad input: one rule on all adapters, nothing sent."""
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel) as stream:
+        for bad in UNPRINTABLE:
+            message = getattr(m.context_builder().channel(channel), name)(bad).content(b"x").build_message()
+            with pytest.raises(ArgumentError, match=name):
+                m.publisher.publish(message)
+        nothing_more(m, channel, stream)
 
 
 # --- limits

@@ -114,6 +114,7 @@ BAD: dict[str, list[Any]] = {
     "headers": [
         *(None, [], "a", {"a": 1}, {1: "a"}, {"": "a"}, {b"a": b"b"}),
         *({"a\x00": "b"}, {"a": "\x00"}, {"a": "\ud800"}),
+        *({"a\n": "b"}, {"a": "b\r\nc: d"}, {"a": "\t"}, {"a": "\x85"}, {"a": "\ufffe"}, {"\ufdd0": "a"}),
     ],
     "queue": ["", "a/b", "a+", "#", "a\x00", "x" * 201, 1, None, b"q", []],
     "deadLetterChannel": ["", "+", "a/#", "a\x00", 1, None, [], {}, b"a"],
@@ -245,6 +246,15 @@ def test_a_received_message_id_is_kept_where_it_can_travel() -> None:
     context = ForwardedContext("a", extensions=told)
     assert requested(context, stand()) == told
     assert requested(context, stand(EVERYTHING - {"messageId"})) == {"qos": "1"}
+
+
+def test_headers_of_a_received_message_are_passed_on_with_unprintable_characters_escaped() -> None:
+    told = MappingProxyType({"headers": MappingProxyType({"two\r\nlines": "a\nb", "plain": "é\\n"}), "qos": "1"})
+    carried = requested(ForwardedContext("a", extensions=told), stand())
+    assert carried == {"headers": {r"two\u000d\u000alines": r"a\u000ab", "plain": "é\\n"}, "qos": "1"}
+    publish_options(carried, stand())
+    with pytest.raises(InvalidHeaderError):
+        publish_options(requested(MessageContext("a", extensions=told), stand()), stand())
 
 
 def test_absent_booleans_are_off() -> None:

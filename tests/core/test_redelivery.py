@@ -248,6 +248,21 @@ def test_a_dead_letter_tells_where_it_comes_from_and_keeps_what_it_was(broker: F
     close(stream)
 
 
+def test_a_dead_letter_keeps_headers_with_control_characters_escaped(broker: FakeBroker, connect: Connect) -> None:
+    """Another program may send them; an application that publishes them here is refused."""
+    m = connect(broker)
+    stream = manual(m, deadLetterChannel="dead")
+    broker.hold = True
+    broker.deliver(b"x", extensions={"headers": {"note": "two\nlines"}, "qos": "1"}, content_type="text/plain")
+    reject(stream.receive(PATIENCE))
+    broker.wait_sent(1)
+    letter = broker.held[0]
+    assert letter.options.headers["note"] == r"two\u000alines"
+    assert letter.context.content_type == "text/plain"
+    broker.confirm()
+    close(stream)
+
+
 def test_a_dead_letter_carries_what_the_instance_can_carry(bare: FakeBroker, connect: Connect) -> None:
     m = connect(bare)
     stream = manual(m, deadLetterChannel="dead")
