@@ -90,7 +90,7 @@ class Wire:
         alive: until the connection is lost or closed; what was received before is void afterwards.
         lost: told of a loss, once.
         blocked: told why the broker takes no messages for now, and ``None`` when it does again.
-        frame_max: the largest frame the broker takes, bytes.
+        frame_max: the largest frame either side sends, bytes, as agreed in the handshake.
     """
 
     def __init__(
@@ -100,16 +100,15 @@ class Wire:
         self.lost: Callable[[ConnectionLostError], object] = lambda _: None
         self.blocked: Callable[[str | None], object] = lambda _: None
         tune = connection.connection_tune
-        self.frame_max = tune.frame_max or frames.DEFAULT_FRAME_MAX
+        self.frame_max = tune.frame_max
         self._channel_max = tune.channel_max or 65_535
         self._target = target
         self._connection = connection
         self._protocol = protocol
         self._writer = writer
         self._watch: asyncio.TimerHandle | None = None
-        largest = tune.frame_max - frames.OVERHEAD if tune.frame_max else frames.NO_LIMIT
         self._is_blocked = False
-        protocol.settle(largest, self._block, self._end)
+        protocol.settle(tune.frame_max - frames.OVERHEAD, self._block, self._end)
         connection.closing.add_done_callback(self._closed)
         if target.heartbeat:
             self._look_for_silence()
@@ -331,6 +330,13 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     finally:
         # needed for the log-in only
         connection.url = connection.url.with_password(None)
+    if connection.connection_tune.frame_max < frames.FRAME_MIN_SIZE:
+        cut(transport)
+        await connection.close(aiormq.ConnectionClosed(200, "closed"))
+        limit = connection.connection_tune.frame_max
+        raise ConnectFailedError(
+            f"cannot connect to {target}: it takes frames of {limit} bytes; AMQP 0-9-1 asks for {frames.FRAME_MIN_SIZE}"
+        )
     return Wire(target, connection, protocol, writer)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiormq
 
 from adapters.amqp import frames, names, properties, topology
+from adapters.amqp.body import Body
 from adapters.amqp.connection import CLOSE_GRACE, BasicConsume, BasicQos, Wire, refusal, reply
 from adapters.amqp.declarations import DEFAULT_EXCHANGE, Source
 from adapters.amqp.delays import Delays, Kept
@@ -97,7 +98,8 @@ class Consumer:
         self._arriving: tuple[int, bool, bytes] | None = None
         self._properties = properties.Properties()
         self._missing = 0
-        self._body: list[bytes] = []
+        #: where the payload comes in several frames
+        self._body: Body | None = None
         self._batch: list[Incoming] = []
         #: what is not settled, by delivery tag: kept where this side redelivers, or has it delayed
         self._kept: dict[int, tuple[Kept, Incoming]] = {}
@@ -250,21 +252,27 @@ class Consumer:
         if self._arriving is None:
             return False
         if kind == frames.HEADER:
-            self._missing = frames.read_body_size(data, at)
+            self._missing, self._body = frames.read_body_size(data, at), None
             self._properties = properties.read(data, at + 12, end, self._arriving[1])
             if self._keeps:
                 self._raw = data[at + 12 : end]
-        elif self._missing > 0:
-            self._body.append(data[at:end])
-            self._missing -= end - at
+            if self._missing:
+                return True
+            payload = b""
+        elif self._missing:
+            payload = data[at:end]
+            if end - at != self._missing or self._body is not None:
+                self._body = self._body or Body(self._missing)
+                whole = self._body.add(payload)
+                if whole is None:
+                    return True
+                payload, self._body = whole, None
+            self._missing = 0
         else:
             return False
-        if self._missing <= 0:
-            tag, _, route = self._arriving
-            self._arriving = None
-            body = self._body
-            self._arrived(tag, route, body[0] if len(body) == 1 else b"".join(body))
-            self._body = []
+        tag, _, route = self._arriving
+        self._arriving = None
+        self._arrived(tag, route, payload)
         return True
 
     def _arrived(self, tag: int, route: bytes, payload: bytes) -> None:

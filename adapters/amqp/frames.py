@@ -23,14 +23,14 @@ PREFIX: Final = struct.Struct(">BHI")
 OVERHEAD: Final = PREFIX.size + 1
 END: Final = 0xCE
 _END: Final = bytes([END])
-#: what a peer that sets no limit is sent at most in one frame, bytes
-DEFAULT_FRAME_MAX: Final = 131_072
 #: the largest message RabbitMQ can be configured to take, bytes
 MAX_BODY: Final = 536_870_912
-#: what the size of a frame can say
-NO_LIMIT: Final = 0xFFFF_FFFF
+#: the smallest limit a peer may set (1.4.2.5), and the largest that is agreed to here, bytes
+FRAME_MIN_SIZE: Final = 4096
+LARGEST_FRAME_MAX: Final = 1 << 20
 
 _METHOD_ID: Final = struct.Struct(">HH")
+CONNECTION_TUNE: Final = _METHOD_ID.pack(10, 30)
 CONNECTION_CLOSE: Final = _METHOD_ID.pack(10, 50)
 CONNECTION_BLOCKED: Final = _METHOD_ID.pack(10, 60)
 CONNECTION_UNBLOCKED: Final = _METHOD_ID.pack(10, 61)
@@ -44,6 +44,7 @@ BASIC_ACK: Final = _METHOD_ID.pack(60, 80)
 BASIC_NACK: Final = _METHOD_ID.pack(60, 120)
 
 _U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 #: an acknowledgement from prefix to end mark; the flags are "multiple" and, for nack, "requeue"
 _SETTLEMENT: Final = struct.Struct(">BHI4sQBB")
@@ -149,6 +150,19 @@ def read_body_size(data: bytes, at: int) -> int:
     if size > MAX_BODY:
         raise ValueError(f"a message of {size} bytes")
     return size
+
+
+def limited(tune: bytes) -> bytes:
+    """The frame ``tune``, a ``connection.tune``, with a frame size that is agreed to here.
+
+    Raises:
+        struct.error: it is malformed.
+    """
+    at = PREFIX.size + 6  # the method and channel-max
+    (largest,) = _U32.unpack_from(tune, at)
+    if 0 < largest <= LARGEST_FRAME_MAX:
+        return tune
+    return tune[:at] + _U32.pack(LARGEST_FRAME_MAX) + tune[at + 4 :]  # 0 stands for no limit
 
 
 def read_blocked(data: bytes, at: int, end: int) -> str:

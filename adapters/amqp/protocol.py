@@ -101,7 +101,9 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         self._frame_max = _HANDSHAKE_FRAME_MAX
         self._is_settled = self._is_deaf = False
         self._time = loop.time
-        self._rest = b""
+        #: the beginning of a frame, and how many bytes it takes to go on with it
+        self._rest: bytes | bytearray = b""
+        self._wanted = 0
         self._own_transport: asyncio.Transport | None = None
 
     def settle(
@@ -154,9 +156,17 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         if not self.speaks_amqp:
             super().data_received(data)
             return
-        data = self._rest + data if self._rest else data
+        rest = self._rest
+        if rest:
+            if len(rest) + len(data) < self._wanted:
+                # in place: a frame may arrive byte by byte
+                self._rest = rest = bytearray(rest) if isinstance(rest, bytes) else rest
+                rest += data
+                return
+            data = b"".join((rest, data))
         lanes, size, at, unpack, prefix = self.lanes, len(data), 0, frames.PREFIX.unpack_from, frames.PREFIX.size
         passed: list[bytes] = []
+        self._wanted = prefix
         try:
             while size - at >= prefix:
                 kind, channel, length = unpack(data, at)
@@ -165,11 +175,12 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
                     at = self._not_a_frame(data, at, length, passed)
                     break
                 if end > size:
+                    self._wanted = end - at
                     break
                 lane = lanes.get(channel)
                 if lane is None or not lane.take(kind, data, at + prefix, end - 1):
                     if self._is_for_aiormq(kind, channel, data, at, end):
-                        passed.append(data[at:end])
+                        passed.append(data[at:end] if self._is_settled else _agreeable(data[at:end]))
                     elif self._has_ended():
                         break
                 at = end
@@ -235,6 +246,13 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         elif method == frames.CHANNEL_CLOSE_OK:
             self.lanes.pop(channel, None)
         return True
+
+
+def _agreeable(frame: bytes) -> bytes:
+    """A frame of the handshake, with the limits that are agreed to here."""
+    start = frames.PREFIX.size
+    is_tune = frame[0] == frames.METHOD and frame[start : start + 4] == frames.CONNECTION_TUNE
+    return frames.limited(frame) if is_tune else frame
 
 
 def _nothing(*_: object) -> None:

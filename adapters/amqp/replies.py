@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from adapters.amqp import frames, names, properties
+from adapters.amqp.body import Body
 from messaging.adapter import Incoming
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class DirectReplies:
         self._is_arriving = False
         self._properties = properties.Properties()
         self._missing = 0
-        self._body: list[bytes] = []
+        #: where the payload comes in several frames
+        self._body: Body | None = None
         self._batch: list[Incoming] = []
 
     def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
@@ -40,17 +42,24 @@ class DirectReplies:
         if not self._is_arriving:
             return False
         if kind == frames.HEADER:
-            self._missing = frames.read_body_size(data, at)
+            self._missing, self._body = frames.read_body_size(data, at), None
             self._properties = properties.read(data, at + 12, end, False)
-        elif self._missing > 0:
-            self._body.append(data[at:end])
-            self._missing -= end - at
+            if self._missing:
+                return True
+            payload = b""
+        elif self._missing:
+            payload = data[at:end]
+            if end - at != self._missing or self._body is not None:
+                self._body = self._body or Body(self._missing)
+                whole = self._body.add(payload)
+                if whole is None:
+                    return True
+                payload, self._body = whole, None
+            self._missing = 0
         else:
             return False
-        if self._missing <= 0:
-            self._is_arriving = False
-            body, self._body = self._body, []
-            self._arrived(body[0] if len(body) == 1 else b"".join(body))
+        self._is_arriving = False
+        self._arrived(payload)
         return True
 
     def _arrived(self, payload: bytes) -> None:

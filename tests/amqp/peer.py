@@ -53,19 +53,21 @@ class Session:
         """A header, its properties given as they are on the wire, and a body."""
         self.raw(b"".join(frames.content(channel, properties, body, FRAME_MAX)))
 
-    async def greet(self) -> None:
-        """The handshake, up to ``connection.open``."""
+    async def greet(self, frame_max: int = FRAME_MAX) -> int:
+        """The handshake, up to ``connection.open``; returns the size of frames that the client agreed to."""
         async with asyncio.timeout(PATIENCE):
             assert await self._reader.readexactly(8) == b"AMQP\x00\x00\x09\x01"
         self.send(Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
         await self.expect(Connection.StartOk)
-        self.send(Connection.Tune(2047, FRAME_MAX, 60))
-        await self.expect(Connection.TuneOk)
+        self.send(Connection.Tune(2047, frame_max, 60))
+        _, agreed = await self.expect(Connection.TuneOk)
         await self.expect(Connection.Open)
+        assert isinstance(agreed, Connection.TuneOk)
+        return agreed.frame_max
 
-    async def open(self) -> Self:
+    async def open(self, frame_max: int = FRAME_MAX) -> Self:
         """The whole handshake."""
-        await self.greet()
+        await self.greet(frame_max)
         self.send(Connection.OpenOk())
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -269,6 +270,35 @@ def test_whatever_a_frame_holds_nothing_is_raised(payload: bytes, kind: int, cha
         assert len(stream.ends) <= 1
 
     run(main())
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_frame_that_arrives_in_pieces_costs_time_in_proportion_to_its_size(step: int) -> None:
+    """Counted in bytes that are allocated for it, of two sizes."""
+
+    def allocated(size: int) -> int:
+        frame = pamqp.frame.marshal(body.ContentBody(bytes(size)), 5)
+        pieces = [frame[at : at + step] for at in range(0, len(frame), step)]
+
+        async def main() -> int:
+            stream = Stream({5: (tap := Tap())})
+            total = 0
+            for piece in pieces:
+                tracemalloc.reset_peak()
+                before = tracemalloc.get_traced_memory()[0]
+                stream.protocol.data_received(piece)
+                total += tracemalloc.get_traced_memory()[1] - before
+            assert tap.taken == [(frames.BODY, bytes(size))]
+            return total
+
+        tracemalloc.start()
+        try:
+            return run(main())
+        finally:
+            tracemalloc.stop()
+
+    small, large = allocated(8_000), allocated(64_000)
+    assert large < 8 * small * 1.5
 
 
 def test_the_broker_says_why_it_takes_no_messages_and_when_it_does_again() -> None:

@@ -143,6 +143,36 @@ def test_nonsense_in_the_handshake_is_a_failure_to_connect(says: bytes) -> None:
     play(script)
 
 
+@pytest.mark.parametrize(
+    ("offered", "agreed"), [(0, 2**20), (2**31, 2**20), (2**20 + 1, 2**20), (2**20, 2**20), (8192, 8192)]
+)
+def test_frames_are_bounded_whatever_the_broker_offers(offered: int, agreed: int) -> None:
+    """0 stands for no limit."""
+
+    async def script(client: Client, peer: Peer) -> None:
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        assert await session.greet(offered) == agreed
+        session.send(commands.Connection.OpenOk())
+        await within(opening)
+        session.raw(frames.PREFIX.pack(frames.BODY, 1, agreed))
+        with pytest.raises(ConnectionLostError, match=f"a frame of {agreed} bytes; at most {agreed - 8}"):
+            raise await client.lost()
+
+    play(script)
+
+
+@pytest.mark.parametrize("offered", [1, 8, 4095])
+def test_a_broker_that_takes_only_tiny_frames_is_refused(offered: int) -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        opening = asyncio.create_task(client.open())
+        await (await peer.session()).open(offered)
+        with pytest.raises(ConnectFailedError, match=f"it takes frames of {offered} bytes; AMQP 0-9-1 asks for 4096"):
+            await within(opening)
+
+    play(script)
+
+
 # --- declarations
 
 
@@ -214,6 +244,29 @@ def raw(kind: int, payload: bytes) -> Callable[[Session, int], None]:
     return send
 
 
+def announced(session: Session, channel: int, size: int) -> None:
+    """A content header of ``size`` bytes of content."""
+    raw(frames.HEADER, struct.pack(">HHQH", 60, 0, size, 0))(session, channel)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [5] * 64, [5] * 65, [5] * 128, [5] * 129, [2, 70_000]])
+def test_a_payload_in_many_frames_is_delivered_whole(sizes: list[int]) -> None:
+    async def script(client: Client, peer: Peer) -> None:
+        sink, session, channel = await subscribed(client, peer)
+        payload = bytes(number % 251 for number in range(sum(sizes)))
+        for _ in range(2):
+            session.send(DELIVER, channel)
+            announced(session, channel, len(payload))
+            at = 0
+            for size in sizes:
+                raw(frames.BODY, payload[at : at + size])(session, channel)
+                at += size
+        await sink.count(2)
+        assert sink.payloads == [payload] * 2
+
+    play(script)
+
+
 @pytest.mark.parametrize(
     ("says", "why"),
     [
@@ -234,6 +287,16 @@ def raw(kind: int, payload: bytes) -> Callable[[Session, int], None]:
          "unexpected content"),
         (lambda session, channel: (session.send(DELIVER, channel),
                                    raw(frames.HEADER, b"\x00\x3c\x00\x00" + b"\xff" * 8 + b"\0\0")(session, channel)),
+         "malformed frame"),
+        (lambda session, channel: (session.send(DELIVER, channel), announced(session, channel, 2),
+                                   raw(frames.BODY, b"")(session, channel)),
+         "malformed frame"),
+        (lambda session, channel: (session.send(DELIVER, channel), announced(session, channel, 2),
+                                   raw(frames.BODY, b"abc")(session, channel)),
+         "malformed frame"),
+        (lambda session, channel: (session.send(DELIVER, channel), announced(session, channel, 3),
+                                   raw(frames.BODY, b"ab")(session, channel),
+                                   raw(frames.BODY, b"cd")(session, channel)),
          "malformed frame"),
     ],
 )  # fmt: skip
