@@ -1,16 +1,19 @@
 # Nothing but Python 3.11 or newer, git and make is needed; what else there is to install, .ci/setup installs.
 #
-#   PYTHON=python3.12       interpreter for .venv
+#   PYTHON=python3.12       interpreter for .venv (`make clean` first, if there is one)
 #   PYTEST_ARGS="-k mqtt"   what `make test` passes on; `-n 0` for one test at a time
 #   SETUP_BROKERS=no        do not let `make test` install system packages
 
 BIN := .venv/bin
 
-.PHONY: help demo test lint types bench soak venv clean
+.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
 	@echo "make test   all tests; installs Mosquitto, RabbitMQ and Java if they are missing"
+	@echo "make test-system   a selection on the system's own Python, where .venv has another version"
+	@echo "make test-lowest   a selection with the lowest admitted version of every direct dependency"
+	@echo "make test-matrix   all tests on every Python from 3.11 that is found"
 	@echo "make lint   ruff        make types  mypy"
 	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
 	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
@@ -23,6 +26,10 @@ demo: .venv/.cli
 test: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-system test-lowest test-matrix: test-%: .venv/.dev
+	@.ci/setup brokers
+	@.ci/elsewhere $*
 
 lint: .venv/.dev
 	@$(BIN)/ruff check

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# How long an example takes depends on what else the machine does, so it decides nothing here.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,3 +87,11 @@ def test_nothing_unpickles() -> None:
 )
 def test_imports_are_found_wherever_they_hide(statement: str, names: set[str]) -> None:
     assert {name for _, name in imports(statement, "p.q")} == names
+
+
+def test_every_dependency_declares_its_lowest_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = [Requirement(line) for group in groups for line in group]
+    without = [each.name for each in wanted if each.name != "rx-messaging" and ">=" not in str(each.specifier)]
+    assert without == []
