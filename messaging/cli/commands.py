@@ -55,6 +55,10 @@ OWN: Final[Mapping[str, Own]] = {
     "info": Own(
         "messaging.cli.info", "Show what an instance connected to URL can do; without a URL, what is installed."
     ),
+    "context": Own(
+        "messaging.cli.context",
+        "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
+    ),
     "demo": Own(
         "messaging.cli.demo", "See it work: a small show on a broker inside this process, or on the one at URL."
     ),
@@ -73,6 +77,8 @@ _ALIASES: Final[Mapping[str, str]] = {
     "rpc": "request",
     "respond": "reply",
     "serve": "reply",
+    "ctx": "context",
+    "contexts": "context",
     "version": "--version",
     "help": "--help",
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from messaging.adapter import Adapter
 
 #: bash takes these for the start of a word of its own, and replaces only what comes after the last of them
-_BASH_BREAKS: Final = "@=:"
+_BASH_BREAKS: Final = "=:"
 
 
 class Candidate(NamedTuple):
@@ -172,6 +172,8 @@ def _values(parameter: Any, command: str, words: Sequence[str]) -> Iterator[Cand
     match parameter.name:
         case "url" | "url_option":
             yield from _brokers()
+        case "context_name" | "context_names":
+            yield from (Candidate(name, url) for name, url in _contexts())
         case "extension":
             yield from _extensions(command, _adapter(words))
         case "option":
@@ -194,17 +196,31 @@ def _brokers() -> Iterator[Candidate]:
     from importlib.metadata import entry_points
 
     from messaging.adapter import ENTRY_POINT_GROUP
+    from messaging.cli.contexts import PREFIX
 
     for scheme in sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}):
         yield Candidate(f"{scheme}://")
+    for name, url in _contexts():
+        yield Candidate(PREFIX + name, url)
+
+
+def _contexts() -> Iterator[tuple[str, str]]:
+    """Yield name and URL of each saved context."""
+    from messaging.cli.contexts import load
+
+    return ((name, each.shown_url) for name, each in sorted(load().items()))
 
 
 def _adapter(words: Iterable[str]) -> type[Adapter] | None:
     """Return the adapter of the broker that the command line names, or ``None`` if it does not name one yet."""
+    from messaging.cli.contexts import PREFIX, get
     from messaging.instance import find_adapter
     from messaging.settings import URL_VARIABLE
 
-    url = next((word for word in words if "://" in word), None) or os.environ.get(URL_VARIABLE, "")
+    url = next((word for word in words if "://" in word or word.startswith(PREFIX)), None)
+    url = url or os.environ.get(URL_VARIABLE, "")
+    if url.startswith(PREFIX):
+        url = get(url.removeprefix(PREFIX)).url
     scheme, separator, _ = url.partition("://")
     return find_adapter(scheme.lower()) if separator else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import messaging
+from messaging.cli import contexts
+from messaging.cli.contexts import PREFIX
 from messaging.cli.options import pairs
 from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
 from messaging.features import Features
@@ -40,11 +43,11 @@ class Target(NamedTuple):
 
 
 def choose_target(argument: str | None, option: str | None) -> Target:
-    """Return the one broker that was given: by argument, option or environment variable.
+    """Return the one broker that was given, by argument, option or environment variable: a URL or a saved context.
 
     Raises:
-        ArgumentError: two were given.
-        ConfigurationError: none was given.
+        ArgumentError: two were given, or the name of a saved context without its ``@``.
+        ConfigurationError: none was given, or no such context is saved.
     """
     if argument is not None and option is not None:
         raise ArgumentError("two broker URLs: give one, or --url, not both")
@@ -53,6 +56,14 @@ def choose_target(argument: str | None, option: str | None) -> Target:
         url = os.environ.get(URL_VARIABLE)
     if not url:
         raise ConfigurationError(f"no broker URL: give one, such as mqtt://localhost, or set {URL_VARIABLE}")
+    if url.startswith(PREFIX):
+        name = url.removeprefix(PREFIX)
+        saved = contexts.get(name)
+        return Target(saved.url, saved.settings, name)
+    if "://" not in url:
+        with contextlib.suppress(ConfigurationError):  # of a bad file
+            if url in contexts.load():
+                raise ArgumentError(f"{url!r} is not a broker URL; did you mean the saved context {PREFIX}{url}?")
     return Target(url)
 
 

@@ -33,7 +33,9 @@ def _debug(value: bool) -> bool:
 Url = Annotated[
     str | None,
     typer.Argument(
-        metavar="URL", show_default=False, help=f"Broker, such as mqtt://localhost; or --url, or ${URL_VARIABLE}."
+        metavar="URL",
+        show_default=False,
+        help=f"Broker, such as mqtt://localhost, or a saved context, @NAME; or --url, or ${URL_VARIABLE}.",
     ),
 ]
 UrlOption = Annotated[

@@ -151,13 +151,18 @@ class Bash:
         ("messaging inf\t --j\t", ["info", "--json"]),
         ("messaging info memo\tx", ["info", "memory://x"]),
         ("messaging info memory:\tx", ["info", "memory://x"]),
+        ("messaging info @pl\t--json", ["info", "@plant", "--json"]),
         ("messaging sub -x deadL\tx", ["sub", "-x", "deadLetterChannel=x"]),
         ("messaging sub -x deadLetterChannel=a -x autoAcknowledge=t\t", [
             "sub", "-x", "deadLetterChannel=a", "-x", "autoAcknowledge=true"
         ]),
     ],
 )  # fmt: skip
-def test_bash_completes(tmp_path: Path, typed: str, arguments: list[str]) -> None:
+def test_bash_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, typed: str, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    run("context", "add", "plant", "mqtt://broker")
     bash = Bash(tmp_path)
     try:
         assert bash.run(typed) == arguments

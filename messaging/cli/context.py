@@ -1,0 +1,167 @@
+"""``messaging context``: save brokers under names, to be used as ``@NAME`` wherever a broker URL may stand."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from messaging.cli import contexts, options
+from messaging.cli.contexts import PREFIX, SavedContext
+from messaging.cli.output import ExitCode, dump, show, write
+from messaging.errors import ArgumentError
+
+logger = logging.getLogger(__name__)
+
+#: of a password that is read from stdin, characters
+_LONGEST: Final = 65_536
+
+context = typer.Typer(name="context", add_completion=False, pretty_exceptions_enable=False)
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the context is called.")]
+_Json = Annotated[bool, typer.Option("--json", help="JSON, in one line.")]
+
+
+@context.callback()
+def main() -> None:
+    """Save brokers under names: @NAME then stands for the broker's URL and settings in every command."""
+
+
+@context.command()
+def add(
+    context_name: _Name,
+    url: Annotated[str, typer.Argument(metavar="URL", show_default=False, help="Of the broker.")],
+    client_id: options.ClientId = None,
+    option: options.Settings = None,
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help="Read the password from stdin: its first line.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a context of that name.")] = False,
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """Save a broker. Nothing is connected; URL and settings are checked.
+
+    Example: messaging context add plant mqtts://joe@broker --option cafile=ca.pem --password-stdin
+    """
+    contexts.check_name(context_name)
+    settings: dict[str, str] = options.pairs(option, "--option")
+    if client_id is not None:
+        _add(settings, "client_id", client_id, "--id")
+    if password_stdin:
+        _add(settings, "password", _password(), "--password-stdin")
+    saved = _checked(url, settings)
+
+    def change(known: dict[str, SavedContext]) -> None:
+        if context_name in known and not replace:
+            raise ArgumentError(f"context {context_name!r} is saved already; --replace replaces it")
+        known[context_name] = saved
+
+    file = contexts.change(change)
+    logger.info("context %r is saved in %s; use it as %s%s", context_name, file, PREFIX, context_name)
+    return ExitCode.OK
+
+
+def _add(settings: dict[str, str], key: str, value: str, option: str) -> None:
+    if key in settings:
+        raise ArgumentError(f"--option {key} is given twice: {option} is the same")
+    settings[key] = value
+
+
+def _password() -> str:
+    if sys.stdin is None:
+        raise ArgumentError("--password-stdin: stdin is closed")
+    password = sys.stdin.readline(_LONGEST).rstrip("\r\n")
+    if not password:
+        raise ArgumentError("--password-stdin: stdin has no password in its first line")
+    return password
+
+
+def _checked(text: str, settings: Mapping[str, str]) -> SavedContext:
+    """Check a URL and its settings as connecting would.
+
+    Files are saved with absolute names, and the query of the URL as settings.
+
+    Raises:
+        MessagingError: the URL, a setting or a value is wrong.
+    """
+    from messaging.instance import find_adapter
+    from messaging.settings import load_settings
+    from messaging.url import parse_url
+
+    url = parse_url(text)
+    if url.password is not None and "password" in settings:
+        raise ArgumentError("the password is given twice: in the URL and beside it")
+    for key in settings:
+        if key in url.options:
+            raise ArgumentError(f"setting {key} is given twice: in the URL and beside it")
+    kind = find_adapter(url.scheme).settings_type
+    found = {**url.options, **settings}
+    for key, value in found.items():
+        field = kind.model_fields.get(key)
+        if field is not None and "Path" in str(field.annotation):
+            found[key] = str(Path(value).expanduser().absolute())
+    base = text.partition("?")[0]
+    load_settings(kind, parse_url(base), found)
+    return SavedContext(base, found)
+
+
+@context.command("list")
+def list_contexts(
+    json: _Json = False,
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """List the saved contexts, without passwords."""
+    known = sorted(contexts.load().items())
+    if json:
+        write(dump([{"name": name, **_shown(each)} for name, each in known]))
+    elif known:
+        width = max(len(name) for name, _ in known)
+        show(*(f"{name:{width}}  {each.shown_url}" for name, each in known))
+    return ExitCode.OK
+
+
+@context.command("show")
+def show_context(
+    context_name: _Name,
+    json: _Json = False,
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """Show a saved context, without passwords."""
+    saved = contexts.get(context_name)
+    if json:
+        write(dump({"name": context_name, **_shown(saved)}))
+    else:
+        rows = {"url": saved.shown_url, **saved.shown_settings}
+        width = max(map(len, rows))
+        show(*(f"{key:{width}}  {value}" for key, value in rows.items()))
+    return ExitCode.OK
+
+
+def _shown(saved: SavedContext) -> dict[str, object]:
+    return {"url": saved.shown_url, "settings": saved.shown_settings}
+
+
+@context.command()
+def remove(
+    context_names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", show_default=False, help="What is to be removed.")
+    ],
+    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
+    debug: options.Debug = False,  # noqa: ARG001
+) -> int:
+    """Remove saved contexts: all that are named, or none."""
+
+    def change(known: dict[str, SavedContext]) -> None:
+        for name in dict.fromkeys(context_names):
+            contexts.check_saved(name, known)
+            del known[name]
+
+    contexts.change(change)
+    return ExitCode.OK
