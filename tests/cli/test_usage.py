@@ -171,7 +171,7 @@ SUB = ("sub", "memory://usage", "-t", "a/b", "--timeout", "1")
         ((*PUB, "-x", "nonesuch=1"), "does not support 'nonesuch'"),
         ((*PUB, "-x", "timeToLive"), "--extension takes KEY=VALUE"),
         ((*PUB, "-D", "=v"), "--header takes KEY=VALUE"),
-        ((*PUB, "-D", "k=\udcff"), "lone surrogate"),
+        ((*PUB, "-D", "k=\udcff"), "U+DCFF"),
         ((*SUB, "--queue", "a/b"), "extension 'queue'"),
     ],
 )
