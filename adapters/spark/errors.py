@@ -8,6 +8,7 @@
     │   ├── JournalCorruptError        what was written is not there any more as it was
     │   ├── JournalMismatchError       it is that of another query, or of other channels
     │   ├── JournalLockedError         another query is using it now
+    │   ├── MicroBatchSkippedError     the sink skipped a micro-batch: no task has read its rows
     │   └── JournalFullError           there is no room for more messages
     ├── DataLossError                  offsets of the checkpoint are not to be had any more (``failOnDataLoss``)
     ├── InvalidColumnError (ValueError)  a column that messages have not, or of the wrong type
@@ -67,6 +68,10 @@ class JournalMismatchError(JournalError):
 
 class JournalLockedError(JournalError):
     """Another query is using the journal."""
+
+
+class MicroBatchSkippedError(JournalError):
+    """The sink skipped a micro-batch of a new query: no task has read its rows. The journal keeps them."""
 
 
 class JournalFullError(JournalError):

@@ -42,12 +42,22 @@ def feeds(options: ReadOptions, group: str, folder: Folder) -> list[Feed]:
     ]
 
 
+def sessions(options: ReadOptions, group: str) -> list[str]:
+    """Return the names of the MQTT sessions, or of the group's AMQP queues, in which the broker keeps messages."""
+    if options.required_broker.is_mqtt:
+        return [_client_id(options, group, number) for number in range(options.receivers)]
+    return [] if options.queues else [_queue(group, channel, options.channels) for channel in options.channels]
+
+
+def _client_id(options: ReadOptions, group: str, number: int) -> str:
+    return group if options.receivers == 1 else f"{group}-{number}"
+
+
 def _settings(broker: Broker, options: ReadOptions, group: str, number: int) -> dict[str, Any]:
-    name = group if options.receivers == 1 else f"{group}-{number}"
     for setting in ("client_id", "clean_start"):
         if setting in broker.settings:
             raise InvalidOptionError(setting, f"option {setting!r} is set by the query itself; use 'group' to name it")
-    own: dict[str, Any] = {"client_id": name}
+    own: dict[str, Any] = {"client_id": _client_id(options, group, number)}
     if broker.is_mqtt:
         own |= {"clean_start": False, "receive_maximum": options.prefetch}
         if broker.settings.get("version", "5") in ("5", "v5") and "session_expiry" not in broker.settings:

@@ -5,6 +5,7 @@
     journalPath/
       journal.json       whose it is: format, id, source, query
       lock               (local) held by the query that writes;  ``owner`` elsewhere: who came last
+      read-QUERY-...     left by the tasks that read the first rows of a new query, until it commits
       0/ 1/ ...          a log for each partition
         00000000000000000000.segment     frames, named by the offset of the first row
 
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -26,6 +28,8 @@ from adapters.spark.folders import Folder, open_folder
 from adapters.spark.log import META, SEGMENT_BYTES, Log, LogWriter, journal_errors
 
 FORMAT: Final = 1
+#: what the names of marks begin with
+_MARK: Final = "read-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class Meta:
     #: the query before, if it went on here though part of what it had seen was gone, and where: by partition
     before: str | None = None
     resumed: dict[str, int] = field(default_factory=dict)
+    #: under which name, and in which MQTT sessions or AMQP queues, the broker keeps messages for the journal
+    group: str | None = None
+    sessions: list[str] = field(default_factory=list)
+    #: where the query began, by partition, as long as no task is known to have read from there
+    unread: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
     def seed(self, partition: int) -> int:
@@ -77,7 +86,12 @@ class Journal(Generic[L]):
 
     @staticmethod
     def open(
-        path: str, source: Source, *, adopt: bool = False, segment_bytes: int = SEGMENT_BYTES
+        path: str,
+        source: Source,
+        *,
+        adopt: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        check: Callable[[Meta], None] | None = None,
     ) -> Journal[LogWriter]:
         """Open a journal to write, and make it if there is none.
 
@@ -86,6 +100,7 @@ class Journal(Generic[L]):
             source: what it is to be the journal of.
             adopt: whether it may be that of another source.
             segment_bytes: when a segment is closed.
+            check: raises if the journal must not be used; is called before anything is written to it.
 
         Raises:
             JournalLockedError: another query has it.
@@ -102,7 +117,9 @@ class Journal(Generic[L]):
                     raise JournalUnreadableError(path, f"there are segments, but no {META}")
                 meta = Meta(source)
                 _write_meta(folder, meta)
-            elif meta.source != source:
+            elif check is not None:
+                check(meta)
+            if meta.source != source:
                 _refuse(path, meta.source, source, adopt=adopt)
                 meta.source = source
                 _write_meta(folder, meta)
@@ -131,11 +148,12 @@ class Journal(Generic[L]):
                 log.load()
             return Journal(folder, meta, logs, contextlib.ExitStack())
 
-    def begin_query(self, *, adopt: bool) -> str:
+    def begin_query(self, *, adopt: bool, starts: Mapping[int, int] | None = None) -> str:
         """A query begins without a checkpoint: the journal is its own from here on.
 
         Args:
             adopt: whether it may be one that another query has committed to.
+            starts: offset at which the query begins, by partition, if tasks are to leave marks: see :meth:`mark`.
 
         Raises:
             JournalMismatchError: another query has committed to it.
@@ -147,13 +165,38 @@ class Journal(Generic[L]):
                 "or the checkpoint of that query; adoptJournal=true goes on with what is left in it",
             )
         query = uuid.uuid4().hex
-        self._change(query=query, committed=False, before=None, resumed={})
+        unread = {str(partition): offset for partition, offset in (starts or {}).items()}
+        self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
         return query
+
+    @property
+    def mark(self) -> str | None:
+        """What the names of the files begin with that tasks leave when they read; ``None`` if they need not."""
+        return f"{_MARK}{self.meta.query}-" if self.meta.unread else None
+
+    def is_marked(self) -> bool:
+        """Return whether a task has read rows for the query."""
+        mark = self.mark
+        with journal_errors(self.folder.path, "cannot read"):
+            return mark is not None and any(name.startswith(mark) for name in self.folder.list())
+
+    def note_read(self) -> None:
+        """Record that tasks read the rows of the query, and delete their marks."""
+        self._change(unread={})
+        with journal_errors(self.folder.path, "cannot delete"):
+            for name in self.folder.list():
+                if name.startswith(_MARK):
+                    self.folder.delete(name)
+
+    def note_group(self, group: str, sessions: Sequence[str]) -> None:
+        """Record what the broker keeps for the query: its group, and the names of its sessions or queues."""
+        if (group, list(sessions)) != (self.meta.group, self.meta.sessions):
+            self._change(group=group, sessions=list(sessions))
 
     def resume(self, offsets: Mapping[int, int]) -> None:
         """The query goes on from ``offsets``, though its checkpoint is beyond the end: with another id from now on."""
         resumed = {str(partition): offset for partition, offset in offsets.items()}
-        self._change(query=uuid.uuid4().hex, before=self.meta.query, resumed=resumed)
+        self._change(query=uuid.uuid4().hex, before=self.meta.query, resumed=resumed, unread={})
 
     def note_commit(self) -> None:
         """The query has committed: from now on nobody else takes the journal unless it says so."""
@@ -170,6 +213,20 @@ class Journal(Generic[L]):
     def close(self) -> None:
         """Let go of it. Idempotent."""
         self._lock.close()
+
+
+def leave_mark(folder: Folder, mark: str) -> None:
+    """Leave a mark that a task has read rows. Runs on executors.
+
+    Args:
+        folder: the folder of the journal.
+        mark: see :attr:`Journal.mark`.
+
+    Raises:
+        JournalError: the executor cannot write to the folder.
+    """
+    with journal_errors(folder.path, "an executor cannot write the mark that it has read the first rows"):
+        folder.write(mark + secrets.token_hex(8), [b"read"])  # each attempt of each task has its own
 
 
 def _read_meta(folder: Folder) -> Meta | None:

@@ -124,6 +124,7 @@ class ReadOptions:
     max_bytes: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
+    fail_on_skipped_batch: bool
     #: AvailableNow: silence after which everything that was there has come, and how long that may take
     quiet: float
     patience: float
@@ -190,6 +191,7 @@ class ReadOptions:
             "max_bytes": options.take("maxBytesPerBatch", None, _size),
             "min_partitions": options.take("minPartitions", None, _integer(1, 100_000)),
             "fail_on_data_loss": options.take("failOnDataLoss", True, _flag),
+            "fail_on_skipped_batch": options.take("failOnSkippedBatch", True, _flag),
             "quiet": options.take("availableNowQuiet", 1.0, _seconds),
             "patience": options.take("availableNowTimeout", 60.0, _seconds),
             "model": options.take("model", None, _text),

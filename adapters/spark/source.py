@@ -28,11 +28,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from adapters.spark.columns import MESSAGE
-from adapters.spark.errors import DataLossError, JournalMismatchError, redacted
+from adapters.spark.errors import DataLossError, JournalMismatchError, MicroBatchSkippedError, redacted
 from adapters.spark.feeds import feeds
 from adapters.spark.folders import open_folder
+from adapters.spark.group import check_sessions, join_group
 from adapters.spark.ingest import Ingest, deadline_in
-from adapters.spark.journal import Journal, Source
+from adapters.spark.journal import Journal, Source, leave_mark
 from adapters.spark.log import SEGMENT_BYTES, Log, Span, read
 from adapters.spark.options import EARLIEST, LATEST, ReadOptions
 from adapters.spark.typed import TypedColumns
@@ -115,20 +116,27 @@ def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class JournalPartition(InputPartition):
-    """What one task reads: rows of one partition of the journal."""
+    """What one task reads: rows of one partition of the journal, and the mark to leave if any."""
 
-    def __init__(self, path: str, spans: Sequence[Span]) -> None:
+    def __init__(self, path: str, spans: Sequence[Span], mark: str | None = None) -> None:
         self.path = path
         self.spans = list(spans)
+        self.mark = mark
 
 
 def read_journal(partition: JournalPartition, columns: Columns) -> Iterator[pa.RecordBatch]:
     """The rows of ``partition``, as Arrow batches."""
     folder = open_folder(partition.path)
-    return columns.convert(read(folder, partition.spans))
+    for batch in columns.convert(read(folder, partition.spans)):
+        if partition.mark is not None:
+            leave_mark(folder, partition.mark)
+            partition.mark = None
+        yield batch
 
 
-def plan(path: str, ranges: Sequence[tuple[Log, int, int]], min_partitions: int | None) -> list[JournalPartition]:
+def plan(
+    path: str, ranges: Sequence[tuple[Log, int, int]], min_partitions: int | None, mark: str | None = None
+) -> list[JournalPartition]:
     """Split offset ranges into tasks: one for each partition with rows; more if asked for, or if they are long."""
     total = sum(end - start for _, start, end in ranges)
     share = max(1, -(-total // min_partitions)) if min_partitions else total
@@ -139,7 +147,7 @@ def plan(path: str, ranges: Sequence[tuple[Log, int, int]], min_partitions: int 
         size = sum(span.length for span in log.spans(start, end))
         pieces = max(-(-(end - start) // max(share, 1)), -(-size // _TASK_BYTES))
         step = -(-(end - start) // pieces)
-        found += [JournalPartition(path, log.spans(at, min(at + step, end))) for at in range(start, end, step)]
+        found += [JournalPartition(path, log.spans(at, min(at + step, end)), mark) for at in range(start, end, step)]
     return found
 
 
@@ -150,6 +158,8 @@ class Offsets:
     journal: str
     query: str | None
     ends: Mapping[int, int]
+    #: under which name the broker keeps messages for the query; ``None`` in checkpoints of earlier versions
+    group: str | None = None
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Offsets:
@@ -160,7 +170,7 @@ class Offsets:
         """
         try:
             ends = {int(partition): int(end) for partition, end in values["offsets"].items()}
-            return cls(values["journal"], values["query"], ends)
+            return cls(values["journal"], values["query"], ends, values.get("group"))
         except (KeyError, TypeError, ValueError, AttributeError):
             raise MessagingError(
                 "option 'checkpointLocation': the checkpoint is not one of a journaled source"
@@ -169,7 +179,7 @@ class Offsets:
     def dump(self) -> dict[str, Any]:
         """For the checkpoint."""
         ends = {str(partition): end for partition, end in self.ends.items()}
-        return {"journal": self.journal, "query": self.query, "offsets": ends}
+        return {"journal": self.journal, "query": self.query, "group": self.group, "offsets": ends}
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -181,7 +191,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._journal: Journal[LogWriter] | None = None
         self._ingests: list[Ingest] = []
         self._initial: Offsets | None = None
-        #: where this run ends (AvailableNow)
+        #: whether this run ends (AvailableNow), and where
+        self._ends = False
         self._target: dict[int, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -190,8 +201,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- on the driver
 
-    def _open(self) -> Journal[LogWriter]:
-        """Open the journal and start the ingests, once."""
+    def _open(self, at: Offsets | None = None) -> Journal[LogWriter]:
+        """Open the journal and start the ingests, once.
+
+        Args:
+            at: where the checkpoint is; ``None`` for a query without one.
+        """
         if self._journal is not None:
             return self._journal
         options = self._options
@@ -204,10 +219,13 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         opened = Journal.open(
             options.required_journal, source, adopt=options.adopt_journal,
+            check=lambda meta: check_sessions(options, options.required_journal, meta),
             segment_bytes=max(2**20, min(SEGMENT_BYTES, options.journal_bytes // 4 // options.receivers)),
         )  # fmt: skip
         try:
-            group = options.group or f"spark-{opened.meta.id[:16]}"
+            # before anything is received: what it refuses has not touched the broker
+            checkpoint = None if at is None else (at.journal, at.group)
+            group = join_group(options, opened, checkpoint)
             ingests = [
                 Ingest(feed, log) for feed, log in zip(feeds(options, group, opened.folder), opened.logs, strict=True)
             ]
@@ -228,11 +246,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without checkpoint begins; called again it says the same."""
-        opened = self._open()
+        opened = self._received(None)
         if self._initial is None:
             ends = resolve(self._options.starting, "startingOffsets", opened.logs)
-            query = opened.begin_query(adopt=self._options.adopt_journal)
-            self._initial = Offsets(opened.meta.id, query, ends)
+            starts = ends if self._options.fail_on_skipped_batch else None
+            opened.begin_query(adopt=self._options.adopt_journal, starts=starts)
+            self._initial = _offsets(opened, ends)
         return self._initial.dump()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -244,12 +263,18 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Wait until what the broker holds for this query has come; the run ends there."""
-        opened = self._open()
-        until = deadline_in(self._options.patience)
-        for ingest in self._ingests:
-            ingest.wait_quiet(self._options.quiet, until)
-        self._target = {log.partition: log.end for log in opened.logs}
+        """The run ends with what the broker holds for this query now; that is received with the first offsets."""
+        self._ends = True
+
+    def _received(self, at: Offsets | None) -> Journal[LogWriter]:
+        """Open the journal; once, if the run ends, wait until what the broker holds for this query has come."""
+        opened = self._open(at)
+        if self._ends and self._target is None:
+            until = deadline_in(self._options.patience)
+            for ingest in self._ingests:
+                ingest.wait_quiet(self._options.quiet, until)
+            self._target = {log.partition: log.end for log in opened.logs}
+        return opened
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes: what is safely in the journal, within ``limit``.
@@ -257,16 +282,17 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             MessagingError: nothing is left to process, and the ingest has ended, or cannot go on.
         """
-        opened = self._open()
         offsets = Offsets.parse(start)
+        opened = self._received(offsets)
         begins = self._known(self._begins(offsets, opened), opened)
+        self._require_read(opened, begins)
         ends = {log.partition: self._end_of(log) for log in opened.logs}
         if all(ends[log.partition] <= begins[log.partition] for log in opened.logs):
             self._nothing_new(begins)
             if offsets.journal == opened.meta.id and offsets.query == opened.meta.query:
                 return start
         limited = self._limited(opened.logs, begins, ends, limit)
-        return Offsets(opened.meta.id, opened.meta.query, limited).dump()
+        return _offsets(opened, limited).dump()
 
     def _end_of(self, log: Log) -> int:
         end = log.end
@@ -312,12 +338,12 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         opened = self._journal
         if opened is None:
             return None
-        return Offsets(opened.meta.id, opened.meta.query, {log.partition: log.end for log in opened.logs}).dump()
+        return _offsets(opened, {log.partition: log.end for log in opened.logs}).dump()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""
-        opened = self._open()
         first, last = Offsets.parse(start), Offsets.parse(end)
+        opened = self._open(first)
         begins, ends = self._begins(first, opened), self._begins(last, opened)
         ranges = []
         for log in opened.logs:
@@ -325,7 +351,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not self._options.fail_on_data_loss:
                 begin, until = max(begin, log.begin), min(until, log.end)
             ranges.append((log, begin, until))
-        return plan(opened.folder.path, ranges, self._options.min_partitions)
+        return plan(opened.folder.path, ranges, self._options.min_partitions, opened.mark)
 
     def _begins(self, offsets: Offsets, opened: Journal[LogWriter]) -> dict[int, int]:
         """Where each partition is, if the journal is that of the checkpoint."""
@@ -338,12 +364,35 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "another query has made it its own since this one ran: give each query a journal of its own",
                 )
             return {log.partition: offsets.ends.get(log.partition, log.begin) for log in opened.logs}
-        if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f"option 'journalPath' ({opened.folder.path}): the checkpoint is of journal {offsets.journal}, and "
-                f"this is {opened.meta.id}; failOnDataLoss=false goes on with what is in this one"
+        return {log.partition: log.begin for log in opened.logs}  # failOnDataLoss=false: see join_group
+
+    def _require_read(self, opened: Journal[LogWriter], ends: Mapping[int, int]) -> None:
+        """Check that tasks have read the first rows of a new query before anything after them is planned or deleted.
+
+        A file sink skips micro-batches whose numbers are in the log of its output path, and the numbers of a new
+        checkpoint begin with 0. Spark then goes on as if the rows were written.
+
+        Raises:
+            MicroBatchSkippedError: no task has.
+        """
+        unread = opened.meta.unread
+        passed = [
+            f"{unread.get(str(partition), 0)} to {end} of partition {partition}"
+            for partition, end in ends.items()
+            if end > unread.get(str(partition), 0)
+        ]
+        if not unread or not passed:
+            return
+        if self._options.fail_on_skipped_batch and not opened.is_marked():
+            raise MicroBatchSkippedError(
+                opened.folder.path,
+                f"the checkpoint is beyond offsets {', '.join(passed)}, and no task has read them: the sink skipped "
+                "the micro-batch, as a file sink does if '_spark_metadata' in its output path has the number of the "
+                "micro-batch from an earlier checkpoint. The journal keeps the rows; to process them, set a new output "
+                "path, a new checkpointLocation and adoptJournal=true. If the query is meant to leave these rows "
+                "unread, set failOnSkippedBatch=false",
             )
-        return {log.partition: log.begin for log in opened.logs}
+        opened.note_read()
 
     def _known(self, begins: dict[int, int], opened: Journal[LogWriter]) -> dict[int, int]:
         """``begins``, none of which is beyond the end of the journal."""
@@ -366,10 +415,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Everything before ``end`` is processed."""
         offsets = Offsets.parse(end)
-        if offsets.journal == self._open().meta.id:
+        if offsets.journal == self._open(offsets).meta.id:
             self._commit(offsets.ends)
 
     def _commit(self, ends: Mapping[int, int]) -> None:
+        self._require_read(self._open(), ends)
         for ingest in self._ingests:
             ingest.log.commit(ends.get(ingest.log.partition, 0))
             ingest.make_room()
@@ -417,6 +467,11 @@ class JournalBatchReader(DataSourceReader):
     def read(self, partition: JournalPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The rows of one task."""
         return read_journal(partition, self._columns)
+
+
+def _offsets(opened: Journal[LogWriter], ends: Mapping[int, int]) -> Offsets:
+    """Return ``ends`` with the identity of the journal."""
+    return Offsets(opened.meta.id, opened.meta.query, ends, opened.meta.group)
 
 
 def resolve(wanted: Any, option: str, logs: Sequence[Log]) -> dict[int, int]:
