@@ -1,6 +1,7 @@
 """The batch job, over the tables that the streaming job has written; it may be running.
 
 python examples/telemetry_pipeline/batch_job.py OUTPUT [--ledger FILE]
+spark-submit --master URL ... runs it on that master; OUTPUT is then a directory that driver and executors share.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The streaming job against a broker that is there: readings in, tables and alerts out.
 
 python examples/telemetry_pipeline/streaming_job.py URL OUTPUT [--seconds S]
+spark-submit --master URL ... runs it on that master; OUTPUT is then a directory that driver and executors share.
 
 Started again with the same OUTPUT it goes on where it was, also when it was interrupted in the middle of something:
 nothing is stored twice, and nothing is left out of what the broker has kept for it in the meantime.

@@ -1,6 +1,7 @@
-"""A Spark session of our own: local, on the loopback interface, quiet on the console, and gone when we are.
+"""The Spark session of a job: the one the job was submitted with, or a local one of its own.
 
-What Java and the Python workers have to say goes to a file.
+A local session is on the loopback interface, quiet on the console, and ends with the program. The output of Java and of
+the Python workers goes to a file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ _NO_JAVA: Final = (
 )
 #: how long Spark may take to stop by itself, and its process to end, seconds
 _STOP: Final = 15.0
+#: variables of a process whose master is set from outside: by spark-submit, for a gateway of its own, Spark Connect
+_SUBMITTED: Final = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE")
+#: settings that the jobs need in any session
+_OF_THE_JOBS: Final = (
+    ("spark.sql.session.timeZone", "UTC"),
+    ("spark.sql.streaming.numRecentProgressUpdates", "1000"),
+    ("spark.sql.execution.arrow.pyspark.enabled", "true"),
+)
 _LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -43,7 +52,7 @@ class SparkFailedError(MessagingError):
 
 
 def check_installed(*modules: str) -> None:
-    """Refuse to begin without what is needed later.
+    """Refuse to begin without what is needed later. Java is running already where :func:`is_submitted`.
 
     Args:
         modules: needed beside PySpark, pyarrow, pandas and paho.
@@ -55,6 +64,8 @@ def check_installed(*modules: str) -> None:
     for module in ("pyspark", "pyarrow", "pandas", "paho", *modules):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("pipeline", f"the telemetry pipeline ({module})")
+    if is_submitted():
+        return
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=f"{home}/bin" if home else None) is None:
         raise ConfigurationError(_NO_JAVA)
@@ -118,9 +129,39 @@ class LocalSpark:
             _end(gateway)
 
 
+def is_submitted() -> bool:
+    """Return whether there is a session, or a master for one, already: from ``spark-submit``, or from a notebook."""
+    from pyspark.sql import SparkSession
+
+    return any(name in os.environ for name in _SUBMITTED) or SparkSession.getActiveSession() is not None
+
+
 @contextlib.contextmanager
 def spark_session(name: str, folder: Path) -> Iterator[SparkSession]:
-    """A :class:`LocalSpark`, started; closed when the context is left."""
+    """Provide a session with the data source registered.
+
+    A program that was submitted gets the session, or the master, it was submitted with. Any other program gets a
+    :class:`LocalSpark`. A session that was there before stays when the context is left.
+
+    Args:
+        name: of the application, where the session is made here.
+        folder: of a local session, for its log and what Spark spills.
+    """
+    from pyspark.sql import SparkSession
+
+    from adapters.spark import register
+
+    if is_submitted():
+        was_there = SparkSession.getActiveSession() is not None
+        builder = SparkSession.builder if was_there else SparkSession.builder.appName(name)
+        spark = builder.config(map=dict(_OF_THE_JOBS)).getOrCreate()
+        register(spark)
+        try:
+            yield spark
+        finally:
+            if not was_there:
+                spark.stop()
+        return
     local = LocalSpark(name, folder)
     try:
         yield local.start()
@@ -155,10 +196,8 @@ def _settings(folder: Path) -> list[tuple[str, str]]:
         ("spark.sql.warehouse.dir", str(folder.resolve() / "warehouse")),
         ("spark.ui.enabled", "false"),
         ("spark.ui.showConsoleProgress", "false"),
-        ("spark.sql.session.timeZone", "UTC"),
         ("spark.sql.shuffle.partitions", "2"),  # for a rate that one machine makes
-        ("spark.sql.streaming.numRecentProgressUpdates", "1000"),
-        ("spark.sql.execution.arrow.pyspark.enabled", "true"),
+        *_OF_THE_JOBS,
     ]
 
 
