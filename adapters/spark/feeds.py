@@ -28,6 +28,8 @@ def feeds(options: ReadOptions, group: str, folder: Folder) -> list[Feed]:
     """
     broker = options.required_broker
     linger = 0.0 if folder.appends else _LINGER
+    # another query must not consume the queues of the group; queues of the user's own may be shared
+    guard = group if not broker.is_mqtt and not options.queues else None
     return [
         Feed(
             broker.url,
@@ -37,6 +39,9 @@ def feeds(options: ReadOptions, group: str, folder: Folder) -> list[Feed]:
             journal_bytes=options.journal_bytes // options.receivers,
             linger=linger,
             deduplicate=options.deduplicate,
+            group=group,
+            guard=guard if number == 0 else None,
+            rivals=broker.is_mqtt and number == 0,
         )
         for number in range(options.receivers)
     ]

@@ -27,13 +27,16 @@ from typing import TYPE_CHECKING, Any, Final
 import messaging
 from adapters.spark.columns import Identity, batch_of, identities, identity_of
 from adapters.spark.errors import JournalFullError
+from adapters.spark.owner import QueueLock, taken_over
+from adapters.spark.rivals import RivalWatch
 from messaging import Message, MessageStream, Messaging, MessagingError
-from messaging.errors import ClosedError, InvalidOptionError, SubscriptionRefusedError
+from messaging.errors import ClosedError, InvalidOptionError, SubscriptionRefusedError, TakenOverError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from adapters.spark.log import LogWriter
+    from messaging.state import ConnectionState
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,12 @@ class Feed:
     #: how long the first write waits for more messages, seconds; for file systems where each write is a file
     linger: float = 0.0
     deduplicate: bool = True
+    #: the group of the query, for errors
+    group: str = ""
+    #: AMQP: the group whose exclusive queue this ingest holds, so that one query consumes the queues of the group
+    guard: str | None = None
+    #: MQTT: whether this ingest finds out if another query uses the session
+    rivals: bool = False
 
 
 class Ingest:
@@ -89,6 +98,8 @@ class Ingest:
         self._feed = feed
         self._instance: Messaging | None = None
         self._streams: list[MessageStream] = []
+        self._guard: QueueLock | None = None
+        self._rivals: RivalWatch | None = None
         self._changed = threading.Condition()
         # guarded by the condition
         self._pending: deque[Message] = deque()
@@ -116,6 +127,12 @@ class Ingest:
         self._instance = messaging.connect(self._feed.url, **self._feed.settings)
         try:
             self._thread.start()
+            if self._feed.rivals:
+                self._rivals = RivalWatch(self._feed.url, self._feed.settings, self._feed.group, self._fail)
+            self._instance.connection_state.subscribe(self._connection_changed)
+            if self._feed.guard is not None:
+                self._guard = QueueLock(self._instance, self._feed.guard, self._fail, self._instance_timeout())
+                self._guard.acquire()
             for subscription in self._feed.subscriptions:
                 self._streams.append(self._subscribe(self._instance, subscription))
             for stream in self._streams:
@@ -190,6 +207,12 @@ class Ingest:
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(_STOP_SECONDS)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for watch in (self._guard, self._rivals):
+            if watch is not None:
+                watch.close()
         if self._instance is not None:
             self._instance.close()
 
@@ -207,6 +230,13 @@ class Ingest:
             if self._is_idle:
                 self._is_idle = False
                 self._changed.notify_all()
+
+    def _connection_changed(self, state: ConnectionState) -> None:
+        """End when the broker has given the MQTT session to another client: reconnecting would take it back."""
+        if isinstance(state.cause, TakenOverError):
+            self._fail(taken_over(self._feed.group, "another query connected with the group later"))
+        elif self._rivals is not None:
+            self._rivals.state_changed(state)
 
     def _ended(self, error: Exception) -> None:
         """A stream ended: the broker refused the subscription, or took it away."""
@@ -229,9 +259,15 @@ class Ingest:
         except Exception as error:  # a defect: the query has to hear of it
             logger.exception("ingest of partition %d", self.log.partition)
             self._fail(MessagingError(f"ingest of partition {self.log.partition}: {type(error).__name__}: {error}"))
+        if isinstance(self._ended_by, TakenOverError):
+            self._disconnect()  # the other query has the session, or the queue
 
     def _fail(self, error: MessagingError) -> None:
         with self._changed:
+            if isinstance(error, TakenOverError) and self._stopping:
+                return
+            if isinstance(error, TakenOverError):
+                logger.error("ingest of partition %d ends: %s", self.log.partition, error)
             self._ended_by = error
             self._stopping = True  # observers must not wait for a thread that is gone
             self._changed.notify_all()

@@ -10,6 +10,7 @@ to, so that a checkpoint and a journal that do not belong together are noticed.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +30,14 @@ from pyspark.sql.streaming.datasource import (
 
 from adapters.spark.columns import MESSAGE
 from adapters.spark.errors import DataLossError, JournalMismatchError, MicroBatchSkippedError, redacted
-from adapters.spark.feeds import feeds
+from adapters.spark.feeds import feeds, sessions
 from adapters.spark.folders import open_folder
 from adapters.spark.group import check_sessions, join_group
 from adapters.spark.ingest import Ingest, deadline_in
 from adapters.spark.journal import Journal, Source, leave_mark
 from adapters.spark.log import SEGMENT_BYTES, Log, Span, read
 from adapters.spark.options import EARLIEST, LATEST, ReadOptions
+from adapters.spark.owner import lock_group
 from adapters.spark.typed import TypedColumns
 from messaging.errors import InvalidOptionError, MessagingError
 
@@ -191,6 +193,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._journal: Journal[LogWriter] | None = None
         self._ingests: list[Ingest] = []
         self._initial: Offsets | None = None
+        self._group_lock = contextlib.ExitStack()
         #: whether this run ends (AvailableNow), and where
         self._ends = False
         self._target: dict[int, int] | None = None
@@ -226,6 +229,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # before anything is received: what it refuses has not touched the broker
             checkpoint = None if at is None else (at.journal, at.group)
             group = join_group(options, opened, checkpoint)
+            if sessions(options, group):
+                self._group_lock = lock_group(source.url, group)
             ingests = [
                 Ingest(feed, log) for feed, log in zip(feeds(options, group, opened.folder), opened.logs, strict=True)
             ]
@@ -236,6 +241,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for ingest in self._ingests:
                 ingest.stop()
             self._ingests = []
+            self._group_lock.close()
             opened.close()
             raise
         self._journal = opened
@@ -430,6 +436,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for ingest in self._ingests:
             ingest.stop()
         self._ingests = []
+        self._group_lock.close()
         if self._journal is not None:
             self._journal.close()
             self._journal = None

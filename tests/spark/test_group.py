@@ -1,18 +1,26 @@
-"""What the broker keeps for a query is found again, or the query fails before it receives anything."""
+"""What the broker keeps for a query is found again, or the query fails before it receives anything; and one query has
+it."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING
+import socket
+import threading
+from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 import pytest
 
+import messaging
+from adapters.spark import owner
 from adapters.spark.errors import DataLossError, JournalMismatchError
+from adapters.spark.owner import lock_group
+from adapters.spark.rivals import is_earlier
+from messaging.errors import TakenOverError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
-from tests.spark.harness import numbers, publish
+from tests.spark.harness import numbers, publish, wait_for
 from tests.spark.readers import Driven
 
 if TYPE_CHECKING:
@@ -34,6 +42,13 @@ def channel() -> str:
 @pytest.fixture
 def group() -> str:
     return f"group-{uuid4().hex[:8]}"
+
+
+def failure(query: Driven) -> Exception | None:
+    """What the ingests of ``query`` ended with."""
+    with pytest.raises(TakenOverError) as caught:
+        wait_for(lambda: query.micro_batch() and False, "the query to fail", patience=30)
+    return caught.value
 
 
 # --- a journal that was lost
@@ -129,6 +144,190 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
     # nothing was changed by the attempt
     with Driven(mosquitto.url, journal, one.checkpoint, channel=channel, receivers="1") as again:
         assert again.start().receive(5) == numbers(5, 5)
+
+
+# --- two queries with one group
+
+
+def test_a_second_query_of_a_group_on_one_machine_ends_and_the_first_goes_on(
+    url: str, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "LOCK_SECONDS", 0.3)
+    with Driven(url, tmp_path / "one", channel=channel, group=group).start() as first:
+        with (
+            Driven(url, tmp_path / "two", channel=channel, group=group) as second,
+            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\).*on this machine"),
+        ):
+            second.start()
+        publish(url, channel, numbers(20))
+        assert first.receive(20) == numbers(20)
+    with Driven(url, tmp_path / "two", channel=channel, group=group) as second:  # it is free again
+        second.start()
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_of_two_queries_that_take_a_session_from_each_other_the_later_one_ends(
+    mosquitto: Mosquitto, channel: str, group: str, tmp_path: Path, elsewhere: None, version: str
+) -> None:
+    options = {"channel": channel, "group": group, "version": version, "reconnect_max": "0.2"}
+    with (
+        Driven(mosquitto.url, tmp_path / "one", **options).start() as first,
+        Driven(mosquitto.url, tmp_path / "two", **options).start() as second,
+    ):
+        assert f"option 'group' ({group}): a query that started earlier" in str(failure(second))
+        publish(mosquitto.url, channel, numbers(20))
+        assert set(numbers(20)) <= set(first.receive(20))
+        first.micro_batch()  # would raise
+
+
+def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
+    channel: str, group: str, tmp_path: Path
+) -> None:
+    with (
+        _Overtaker() as broker,
+        Driven(f"mqtt://127.0.0.1:{broker.port}", tmp_path / "one", channel=channel, group=group) as query,
+    ):
+        query.start()
+        broker.take_over()
+        assert f"option 'group' ({group}): another query connected" in str(failure(query))
+        wait_for(broker.is_left, "the query to leave the session alone")
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
+def test_a_query_does_not_end_for_what_is_no_earlier_query(payload: bytes) -> None:
+    assert not is_earlier(payload, (1_700_000_000.0, "a"))
+
+
+def test_the_query_that_comes_second_to_a_queue_ends(
+    rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "LOCK_SECONDS", 0.3)
+    options = {"channel": channel, "group": group, "receivers": "2"}
+    with Driven(rabbitmq.url, tmp_path / "one", **options).start() as first:
+        with (
+            Driven(rabbitmq.url, tmp_path / "two", **options) as second,
+            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\)"),
+        ):
+            second.start()
+        publish(rabbitmq.url, channel, numbers(20))
+        assert sorted(first.receive(20)) == sorted(numbers(20))
+    with Driven(rabbitmq.url, tmp_path / "two", **options) as second:  # it is free again
+        second.start()
+
+
+def test_a_query_that_loses_its_queue_to_another_while_it_is_disconnected_ends(
+    rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "REGAIN_SECONDS", 0.3)
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        options = {"channel": channel, "group": group}
+        with Driven(_through(rabbitmq.url, proxy), tmp_path / "one", reconnect_max="0.2", **options).start() as first:
+            proxy.refuse()
+            proxy.sever()
+            with Driven(rabbitmq.url, tmp_path / "two", **options).start() as second:
+                proxy.accept()
+                failure(first)
+                publish(rabbitmq.url, channel, numbers(20))
+                assert second.receive(20) == numbers(20)
+
+
+def test_a_query_that_was_disconnected_gets_its_queue_again(
+    rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None
+) -> None:
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        url = _through(rabbitmq.url, proxy)
+        with Driven(url, tmp_path / "one", channel=channel, group=group, reconnect_max="0.2").start() as query:
+            proxy.sever()
+            publish(rabbitmq.url, channel, numbers(20))
+            assert query.receive(20) == numbers(20)
+            wait_for(lambda: f"{group}.owner" in rabbitmq.ctl("list_queues", "name"), "the exclusive queue")
+            query.micro_batch()  # would raise
+
+
+def test_queries_with_a_queue_of_the_users_own_share_it(
+    rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path
+) -> None:
+    with messaging.connect(rabbitmq.url) as m:
+        made = m.subscribe(channel, queue=channel)
+        made.ready.result(10)
+        made.close().result(10)
+    options = {"queue": channel, "group": group}
+    with (
+        Driven(rabbitmq.url, tmp_path / "one", **options).start() as one,
+        Driven(rabbitmq.url, tmp_path / "two", **options).start() as two,
+    ):
+        publish(rabbitmq.url, channel, numbers(20))
+
+        def all_there() -> bool:
+            one.micro_batch()
+            two.micro_batch()
+            return sorted(one.values + two.values) == sorted(numbers(20))
+
+        wait_for(all_there, "both to share the queue", patience=30)
+
+
+def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str) -> None:
+    held = lock_group("mqtt://host", group)
+    other = lock_group("mqtt://other", group)
+    with pytest.raises(TakenOverError):
+        lock_group("mqtt://host", group, 0.0)
+    held.close()
+    lock_group("mqtt://host", group, 0.0).close()
+    other.close()
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Queries do not see the lock files of each other, as on two machines."""
+    machines = iter(range(100))
+
+    def folder() -> Path:
+        made = tmp_path / f"machine-{next(machines)}"
+        made.mkdir()
+        return made
+
+    monkeypatch.setattr(owner, "lock_folder", folder)
+
+
+class _Overtaker:
+    """An MQTT 5 broker that accepts one client, and gives its session to another one."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._subscribed = threading.Event()
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._connection: socket.socket | None = None
+
+    def _serve(self) -> None:
+        self._connection, _ = self._listening.accept()
+        self._connection.recv(4096)
+        self._connection.sendall(b"\x20\x03\x00\x00\x00")  # CONNACK
+        subscribe = self._connection.recv(4096)
+        self._connection.sendall(b"\x90\x04" + subscribe[2:4] + b"\x00\x01")  # SUBACK
+        self._subscribed.set()
+        while self._connection.recv(4096):
+            pass
+        self._left.set()
+
+    def take_over(self) -> None:
+        assert self._subscribed.wait(30)
+        assert self._connection is not None
+        self._connection.sendall(b"\xe0\x02\x8e\x00")  # DISCONNECT: session taken over
+
+    def is_left(self) -> bool:
+        return self._left.is_set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._thread.join(10)
 
 
 def _through(url: str, proxy: Proxy) -> str:
