@@ -43,7 +43,7 @@ OWN: Final[Mapping[str, Own]] = {
     "pub": Own("messaging.cli.pub", "Publish a message: text, a file, stdin, each line of stdin, or an empty one."),
     "sub": Own(
         "messaging.cli.sub",
-        "Write every message that arrives to stdout: its payload as it came and a newline, or JSON.",
+        "Write every message that arrives to stdout: its payload as it came and a newline, JSON, or in a format.",
     ),
     "request": Own(
         "messaging.cli.request",

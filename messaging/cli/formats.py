@@ -1,0 +1,236 @@
+"""``messaging sub --format``: the output formats of ``mosquitto_sub -F``, for messages of any protocol.
+
+A format is text with sequences: ``%`` and a letter for a part of the message (between them a flag ``0`` or ``-``, a
+width and, after a dot, a maximum, both in bytes), ``@`` and a letter for a part of the local time as in ``strftime``,
+and ``\\`` and a letter for a character.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.cli.output import dump, plain
+from messaging.errors import ArgumentError, MessagingError
+from messaging.features import Features
+
+if TYPE_CHECKING:
+    from messaging import Message
+
+_SEQUENCE: Final = re.compile(
+    rb"%(?P<flag>[0-]?)(?P<width>\d{0,4})(?:\.(?P<most>\d{1,4}))?(?P<letter>[^\d.-])|@(?P<time>.)|\\(?P<escape>.)",
+    re.DOTALL,
+)
+_ESCAPES: Final[Mapping[bytes, bytes]] = {
+    b"\\": b"\\",
+    b"0": b"\0",
+    b"a": b"\a",
+    b"e": b"\x1b",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+}
+#: letters of strftime that every system has
+_TIMES: Final = frozenset("aAbBcCdDeFgGhHIjklmMnprRsStTuUVwWxXyYzZ")
+
+#: asked of the subscription by a format that tells packet ids
+PACKET_ID: Final = "packetId"
+
+_Part = Callable[["Message", int], bytes]
+
+
+class UnformattableError(MessagingError):
+    """A message has no form in the format, such as one for ``%J`` that is not JSON."""
+
+
+def _text(value: object) -> bytes:
+    return b"" if value is None else str(value).encode()
+
+
+def _extension(message: Message, key: str) -> Any:
+    return message.context.extensions.get(key)
+
+
+def _seconds(message: Message) -> bytes:
+    left = _extension(message, Features.EXTENSION_TIME_TO_LIVE)
+    return b"" if left is None else b"%d" % round(left)
+
+
+def _headers(message: Message) -> Iterator[tuple[str, Any]]:
+    for name, value in (_extension(message, Features.EXTENSION_HEADERS) or {}).items():
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            yield name, each
+
+
+def _user_properties(message: Message) -> bytes:
+    return b" ".join(f"{name}:{value}".encode() for name, value in _headers(message))
+
+
+def _qos(message: Message) -> int:
+    qos = _extension(message, Features.EXTENSION_QOS)
+    return int(qos) if qos is not None else 0
+
+
+def _is_retained(message: Message) -> bool:
+    return bool(_extension(message, Features.EXTENSION_RETAIN))
+
+
+def _iso(_: Message, now: int) -> bytes:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now // 10**9)).encode()
+
+
+def _unix(_: Message, now: int) -> bytes:
+    return b"%d.%09d" % divmod(now, 10**9)
+
+
+def _parameters(message: Message, now: int) -> dict[str, Any]:
+    """What ``%j`` and ``%J`` write, up to the payload."""
+    local = time.localtime(now // 10**9)
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{now // 1000 % 10**6:06}{time.strftime('%z', local)}"
+    context = message.context
+    found: dict[str, Any] = {
+        "tst": stamp,
+        "topic": context.channel,
+        "qos": _qos(message),
+        "retain": int(_is_retained(message)),
+        "payloadlen": len(message.payload),
+    }
+    if _extension(message, PACKET_ID) is not None:
+        found["mid"] = _extension(message, PACKET_ID)
+    left = _extension(message, Features.EXTENSION_TIME_TO_LIVE)
+    properties = {
+        "content-type": context.content_type,
+        "correlation-data": context.correlation_id,
+        "message-expiry-interval": None if left is None else round(left),
+        "response-topic": context.reply_to_channel,
+        "user-properties": plain(_extension(message, Features.EXTENSION_HEADERS)) or None,
+    }
+    properties = {key: value for key, value in properties.items() if value is not None}
+    if properties:
+        found["properties"] = properties
+    return found
+
+
+def _json_text(message: Message, now: int) -> bytes:
+    found = _parameters(message, now)
+    try:
+        found["payload"] = message.payload.decode()
+    except UnicodeDecodeError:
+        found["payload_base64"] = base64.b64encode(message.payload).decode()
+    return dump(found)[:-1]
+
+
+def _json_value(message: Message, now: int) -> bytes:
+    try:
+        json.loads(message.payload)
+    except (ValueError, RecursionError):
+        raise UnformattableError(f"message on {message.context.channel!r}: %J: its payload is not JSON") from None
+    # the payload as it came: numbers keep their digits
+    return dump(_parameters(message, now))[:-2] + b',"payload":' + message.payload.strip() + b"}"
+
+
+_PARTS: Final[Mapping[str, _Part]] = {
+    "C": lambda message, _: _text(message.context.content_type),
+    "D": lambda message, _: _text(message.context.correlation_id),
+    "E": lambda message, _: _seconds(message),
+    "I": _iso,
+    "j": _json_text,
+    "J": _json_value,
+    "l": lambda message, _: b"%d" % len(message.payload),
+    "m": lambda message, _: _text(_extension(message, PACKET_ID) or 0),
+    "P": lambda message, _: _user_properties(message),
+    "p": lambda message, _: message.payload,
+    "q": lambda message, _: b"%d" % _qos(message),
+    "R": lambda message, _: _text(message.context.reply_to_channel),
+    "r": lambda message, _: b"%d" % _is_retained(message),
+    "t": lambda message, _: _text(message.context.channel),
+    "U": _unix,
+    "x": lambda message, _: message.payload.hex().encode(),
+    "X": lambda message, _: message.payload.hex().upper().encode(),
+}
+
+
+def compiled(text: str) -> tuple[Callable[[Message], bytes], frozenset[str]]:
+    """Compile a format.
+
+    Returns:
+        A function that formats a message, and the letters of the format. The function raises
+        :class:`UnformattableError` for a message that has no form.
+
+    Raises:
+        ArgumentError: a sequence is unknown or incomplete.
+    """
+    try:
+        source = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise ArgumentError("--format is not UTF-8") from None
+    parts: list[_Part] = []
+    letters: set[str] = set()
+    position = 0
+    while position < len(source):
+        found = _SEQUENCE.match(source, position)
+        if found is None:
+            if source[position] in b"%@\\":
+                rest = source[position : position + 12].decode(errors="replace")
+                raise ArgumentError(f"--format: incomplete sequence {rest!r}")
+            end = min(
+                (at for char in (b"%", b"@", b"\\") if (at := source.find(char, position)) >= 0), default=len(source)
+            )
+            parts.append(_literal(source[position:end]))
+            position = end
+            continue
+        parts.append(_part(found))
+        if found["letter"]:
+            letters.add(found["letter"].decode(errors="replace"))
+        position = found.end()
+
+    def form(message: Message) -> bytes:
+        now = time.time_ns()
+        return b"".join([part(message, now) for part in parts])
+
+    return form, frozenset(letters)
+
+
+def _literal(value: bytes) -> _Part:
+    return lambda _message, _now: value
+
+
+def _part(found: re.Match[bytes]) -> _Part:
+    if found["escape"]:
+        if found["escape"] not in _ESCAPES:
+            raise ArgumentError(f"--format: unknown escape {_shown(found)}; there are \\\\ \\0 \\a \\e \\n \\r \\t \\v")
+        return _literal(_ESCAPES[found["escape"]])
+    if found["time"]:
+        return _time(found)
+    letter = found["letter"].decode(errors="replace")
+    if letter == "%":
+        return _literal(b"%")
+    if letter not in _PARTS:
+        raise ArgumentError(f"--format: unknown sequence {_shown(found)}; there are %% %{' %'.join(_PARTS)}")
+    part, width, most = _PARTS[letter], int(found["width"] or 0), found["most"]
+    limit = None if most is None or letter not in "CIRt" else int(most)
+    if not width and limit is None:
+        return part
+    fill = b"0" if found["flag"] == b"0" and letter in "ElmxX" else b" "
+    adjust = bytes.ljust if found["flag"] == b"-" else bytes.rjust
+    return lambda message, now: adjust(part(message, now)[:limit], width, fill)
+
+
+def _time(found: re.Match[bytes]) -> _Part:
+    letter = found["time"].decode(errors="replace")
+    if letter == "@":
+        return _literal(b"@")
+    if letter == "N":
+        return lambda _, now: b"%09d" % (now % 10**9)
+    if letter not in _TIMES:
+        raise ArgumentError(f"--format: unknown sequence {_shown(found)}; a letter of strftime, @N or @@ follows '@'")
+    return lambda _, now: time.strftime(f"%{letter}", time.localtime(now // 10**9)).encode()
+
+
+def _shown(found: re.Match[bytes]) -> str:
+    return repr(found.group().decode(errors="replace"))
