@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.forking import hold_over_fork
-from messaging.message import Message, MessageContext
+from messaging.message import Message, MessageContext, rebuilt_context
 
 if TYPE_CHECKING:
     from messaging.adapter import Incoming
@@ -54,6 +54,15 @@ class AcknowledgeMessageContext(MessageContext):
     _state: AcknowledgeType
     #: set as long as the state is RECEIVED
     _settler: Settler | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # of the class of all received contexts: an adapter's own may hold its connection
+        return rebuilt_context, (AcknowledgeMessageContext, self._state_to_copy())
+
+    def _state_to_copy(self) -> dict[str, Any]:
+        state = self._state
+        copied = AcknowledgeType.UNSUPPORTED if state is AcknowledgeType.RECEIVED else state
+        return {**super()._state_to_copy(), "acknowledge_state": copied}
 
     @property
     def acknowledge_state(self) -> AcknowledgeType:

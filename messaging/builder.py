@@ -104,7 +104,7 @@ class MessageContextBuilder:
         """Set one extension; see :class:`~messaging.features.Features`. A later value for a key wins."""
         if not isinstance(key, str):
             raise ArgumentError(f"an extension key must be a str, not {type(key).__name__}")
-        self._extensions[key] = _frozen(value)
+        self._extensions[key] = frozen(value)
         return self
 
     def extensions(self, extensions: Mapping[str, Any]) -> Self:
@@ -222,7 +222,7 @@ def _callback(value: Any, what: str) -> Any:
     return value
 
 
-def _frozen(value: Any, depth: int = 0) -> Any:
+def frozen(value: Any, depth: int = 0) -> Any:
     """A copy nobody else can write to, of the containers that extensions have for values.
 
     Raises:
@@ -231,9 +231,9 @@ def _frozen(value: Any, depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
         raise ArgumentError(f"an extension value is nested more than {_MAX_DEPTH} levels deep")
     if isinstance(value, Mapping):
-        return MappingProxyType({key: _frozen(each, depth + 1) for key, each in value.items()})
+        return MappingProxyType({key: frozen(each, depth + 1) for key, each in value.items()})
     if isinstance(value, (list, tuple)):
-        return tuple(_frozen(each, depth + 1) for each in value)
+        return tuple(frozen(each, depth + 1) for each in value)
     if isinstance(value, (set, frozenset)):
         return frozenset(value)
     return bytes(value) if isinstance(value, bytearray) else value
@@ -257,4 +257,4 @@ def as_context(context: Any) -> MessageContext:
         ) from None
     # the context interface of the RFC has no getter for the routing key
     values["channel_extension"] = getattr(context, "channel_extension", None)
-    return MessageContext(**values, extensions=MappingProxyType({k: _frozen(v) for k, v in extensions.items()}))
+    return MessageContext(**values, extensions=MappingProxyType({k: frozen(v) for k, v in extensions.items()}))

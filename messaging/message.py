@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_BESIDE_CHANNEL: Final = ("content_type", "content_encoding", "correlation_id", "reply_to_channel")
+
 NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -99,6 +101,18 @@ class MessageContext:
         """Read-only mapping of extensions (:class:`~messaging.features.Features`); never ``None``."""
         return self._extensions
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt_context, (type(self), self._state_to_copy())
+
+    def _state_to_copy(self) -> dict[str, Any]:
+        return {
+            "channel": self._channel,
+            "channel_extension": self._channel_extension,
+            **dict(zip(_BESIDE_CHANNEL, self._values_beside_channel(), strict=True)),
+            "extensions": thawed(self._extensions),
+            "acknowledgement": self._acknowledgement,
+        }
+
     def _values_beside_channel(self) -> tuple[str | None, ...]:
         return (self._content_type, self._content_encoding, self._correlation_id, self._reply_to_channel)
 
@@ -128,6 +142,28 @@ class MessageContext:
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
+def thawed(value: Any) -> Any:
+    """Return extensions as containers that can be pickled."""
+    if isinstance(value, Mapping):
+        return {key: thawed(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(thawed, value))
+    return value
+
+
+def rebuilt_context(kind: type[MessageContext], state: dict[str, Any]) -> MessageContext:
+    """Unpickle or copy a context; see ``MessageContext._state_to_copy``."""
+    from messaging.builder import frozen  # it is built on this module
+
+    acknowledgement = state.pop("acknowledgement")
+    acknowledge_state = state.pop("acknowledge_state", None)
+    context = kind(**{**state, "extensions": frozen(state["extensions"])})
+    context._acknowledgement = acknowledgement
+    if acknowledge_state is not None:
+        context._state, context._settler = acknowledge_state, None  # type: ignore[attr-defined]  # it was received
+    return context
+
+
 class ForwardedContext(MessageContext):
     """A context made from that of a received message, which is passed on: see ``extensions.requested``."""
 
@@ -142,7 +178,11 @@ def kind_like(context: MessageContext) -> type[MessageContext]:
 
 
 class Message:
-    """A payload and its context (RFC 5.6.1). Immutable; may be shared between threads."""
+    """A payload and its context (RFC 5.6.1). Immutable; may be shared between threads.
+
+    It can be pickled and deep-copied, for other processes. The copy of a received message cannot be acknowledged: its
+    state is ``UNSUPPORTED``, unless the message was settled before.
+    """
 
     __slots__ = ("_context", "_model", "_payload", "_value")
 
@@ -203,6 +243,10 @@ class Message:
         """``context.acknowledge_handler.reject()``; ``False`` for a message that was not received."""
         settle = getattr(self._context, "_settle", None)
         return settle is not None and settle(False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # without the value, which may be of any type: it is decoded again when it is asked for
+        return type(self), (self._payload, self._context, self._model)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
