@@ -57,6 +57,7 @@ from messaging.errors import (
     UnknownSchemeError,
     UnroutableError,
     UnsupportedFeatureError,
+    WouldBlockError,
 )
 from messaging.features import Features
 from messaging.instance import Messaging, connect
@@ -130,5 +131,6 @@ __all__ = [
     "UnknownSchemeError",
     "UnroutableError",
     "UnsupportedFeatureError",
+    "WouldBlockError",
     "connect",
 ]

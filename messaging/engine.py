@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.promise import Promise
+from messaging.waiting import runs_loop
 
 logger = logging.getLogger(__name__)
 
@@ -109,11 +110,7 @@ def engine() -> Engine:
 
 def may_block() -> bool:
     """Whether the calling thread may wait: it runs no event loop of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return True
-    return False
+    return not runs_loop()
 
 
 def wait_for(promise: Promise[T], timeout: float, what: str) -> T:

@@ -46,6 +46,7 @@
     ├── PermissionDeniedError                a principal lacks the permission for a topic
     ├── ConversionError                      event data does not become the type that a handler asks for
     ├── StreamConsumedError                  a stream's iterator is taken already
+    ├── WouldBlockError                      a call that waits, on a thread that runs an event loop
     └── ClosedError                          the instance or the stream is closed
 
 Messages say what is wrong, where, and what would be right. None of them ever holds a password: URLs are
@@ -370,6 +371,10 @@ class ConversionError(MessagingError):
 
 class StreamConsumedError(MessagingError):
     """The stream's iterator is taken already; subscribe again for a second one."""
+
+
+class WouldBlockError(MessagingError):
+    """The call waits, and its thread runs an event loop, which would stop meanwhile; use the form with ``await``."""
 
 
 class ClosedError(MessagingError):

@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
-from messaging.waiting import wait_for
+from messaging.waiting import refuse_in_loop, wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class Promise(Generic[T]):
 
         Raises:
             DeadlineError: ``timeout`` passed. The operation goes on.
+            WouldBlockError: the outcome is not there yet, and the thread runs an event loop: ``await`` the promise.
             MessagingError: the operation failed; the same error every time.
         """
         if self._value is PENDING:
@@ -80,6 +81,8 @@ class Promise(Generic[T]):
         return self._error
 
     def _wait(self, timeout: float | None) -> None:
+        if timeout != 0:
+            refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
         arrived = threading.Event()
         self.listen(arrived.set)
         if not wait_for(arrived, timeout):

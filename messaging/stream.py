@@ -4,13 +4,13 @@ It is a ``reactivex.Observable[Message]``, an iterator, an async iterator, and a
 
 **When it emits, completes and errors.** The subscription starts at once; messages wait in the bounded buffer until
 somebody consumes them. It emits each message once, in arrival order, one at a time. It completes when it is closed or
-disposed, or when the instance is closed; messages still in the buffer are then released to the broker, not emitted.
-It errors when the broker refuses or ends the subscription, when the overflow policy is ``fail``, when a message does
+disposed, or when the instance is closed; messages still in the buffer are then released, not emitted (see
+``docs/guarantees.md``). It errors when the broker refuses or ends the subscription, when the overflow policy is ``fail``, when a message does
 not fit the model and ``on_invalid`` is ``raise``, or when the observer raises. A lost connection is none of these: the
 stream goes on after reconnecting.
 
 **Acknowledgement** (unless the context says otherwise): a message is acknowledged when the observer returned, rejected
-when it raised. An iterator acknowledges a message when the next one is asked for, or when the stream is closed;
+when it raised: the stream then ends. ``Messaging.on`` takes a handler that survives its exceptions. An iterator acknowledges a message when the next one is asked for, or when the stream is closed;
 leaving the ``with`` block by an exception rejects it.
 
 **Threads.** Observers run on worker threads, one message of a stream at a time; two streams never wait for each other.
@@ -36,6 +36,7 @@ from messaging.consumers import Pull, Push, StreamEndedError, callbacks_of, igno
 from messaging.engine import may_block, wait_for
 from messaging.errors import ClosedError, DeadlineError
 from messaging.message import Message
+from messaging.waiting import refuse_in_loop, warn_in_loop
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
@@ -148,6 +149,7 @@ class MessageStream(Observable[Message]):
         return self
 
     def __next__(self) -> Message:
+        refuse_in_loop("the next message", "iterate with `async for`")
         try:
             return self._puller().next(None)
         except (StreamEndedError, ClosedError):
@@ -168,7 +170,10 @@ class MessageStream(Observable[Message]):
         Raises:
             DeadlineError: none came in time.
             ClosedError: the stream has ended.
+            WouldBlockError: the thread runs an event loop, and ``timeout`` is not 0.
         """
+        if timeout != 0:
+            refuse_in_loop("the next message", "use `await anext(stream)`, or `async for`")
         try:
             return self._puller().next(timeout)
         except StreamEndedError:
@@ -250,6 +255,8 @@ class MessageStream(Observable[Message]):
             except BaseException:
                 self.close()
                 raise
+        elif not self.ready.done():
+            warn_in_loop("the broker has confirmed the subscription", "use `async with`")
         return self
 
     def __exit__(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
+import warnings
 from typing import Final
+
+from messaging.errors import WouldBlockError
 
 #: longest time without a look, seconds
 _STEP: Final = 0.5
@@ -28,3 +32,32 @@ def wait_for(event: threading.Event, timeout: float | None = None) -> bool:
             return True
         if left <= _STEP:
             return False
+
+
+def runs_loop() -> bool:
+    """Return whether the calling thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def refuse_in_loop(what: str, instead: str) -> None:
+    """Refuse to wait on a thread that runs an event loop.
+
+    Args:
+        what: what would be waited for.
+        instead: the form that does not block.
+
+    Raises:
+        WouldBlockError: the thread runs an event loop.
+    """
+    if runs_loop():
+        raise WouldBlockError(f"waiting for {what} would block the event loop of this thread; {instead}")
+
+
+def warn_in_loop(what: str, instead: str) -> None:
+    """Warn that a ``with`` block begins before it is ready. To be called by ``__enter__``."""
+    message = f"`with` in a running event loop begins before {what}; {instead}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
