@@ -437,6 +437,20 @@ class Adapter(abc.ABC):
         Raises nothing but ``ConnectionLostError``.
         """
 
+    def detach(self, handle: Any) -> None:
+        """End a subscription here and leave it at the broker. Only called with :attr:`keeps_session`.
+
+        What it did not settle stays unsettled; its tokens are stale from now on.
+        """
+        raise NotImplementedError
+
+    def bequeath(self, handle: Any, heir: Any) -> None:
+        """Deliver what ``handle`` has not settled to ``heir``, a subscription to the same channel that replaces it.
+
+        Called before ``handle`` is unsubscribed, only without ``can_reject``. With it the broker does this.
+        """
+        return
+
     @abc.abstractmethod
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         """Acknowledge deliveries of one subscription, given by their tokens; never blocks.

@@ -32,7 +32,7 @@ from messaging.state import ConnectionStates, StateName
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.engine import Engine
-    from messaging.subscribed import Subscribed
+    from messaging.subscribed import Source, Subscribed
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +45,6 @@ _TELL_SECONDS: Final = 5.0
 _ADAPTER_CLOSE_SECONDS: Final = 5.0
 #: sources whose delivery counts wait for the next subscription; the ones left first are forgotten first
 _LEFT_COUNTS: Final = 256
-
-
-#: channel, routing key and queue of a subscription
-_Source = tuple[str, str | None, str | None]
-
-
-def _source(subscription: Subscribed) -> _Source:
-    spec = subscription.spec
-    return spec.channel, spec.channel_extension, spec.options.queue
 
 
 class Connection:
@@ -84,8 +75,9 @@ class Connection:
         self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
         #: subscriptions on their way out: none of ``subscriptions`` any more, but not yet gone at the broker
         self._departures: dict[Subscribed, asyncio.Task[Any]] = {}
+        self._warned_of_end = False
         #: delivery counts of messages that ended subscriptions have rejected, by source
-        self._left_counts: dict[_Source, dict[object, int]] = {}
+        self._left_counts: dict[Source, dict[object, int]] = {}
         #: counts connections
         self._generation = 0
         #: loop time of the last one
@@ -374,7 +366,7 @@ class Connection:
             subscription.fail((None if self.closing else self.cause) or ClosedError(f"{self.adapter.name!r} is closed"))
             return
         self.subscriptions.add(subscription)
-        subscription.take_over(self._left_counts.pop(_source(subscription), {}))
+        subscription.take_over(self._left_counts.pop(subscription.source, {}))
         if self.states.value.is_up and not self._lost.is_set():
             await self._subscribe(subscription)
 
@@ -443,37 +435,53 @@ class Connection:
         if not failed:
             await self._silence(subscription)
         if self.state != "closed":  # else the adapter is closed too
+            await self._heir_is_ready(subscription)
             subscription.flush()
-            await self._heirs_are_ready(subscription)
             await subscription.release(self.settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
-        stays = self.closing and self.adapter.keeps_session and subscription.is_lasting
-        if handle is not None and (failed or not stays):
+        kept = self.adapter.keeps_session and subscription.is_lasting
+        if handle is None:
+            pass
+        elif kept and subscription.is_durable and not self.closing:
+            self.adapter.detach(handle)
+        elif failed or not (kept and self.closing):
+            self._warn_of_end(subscription, kept=kept)
+            heir = subscription.heir
+            if heir is not None and heir.handle is not None and not self.adapter.can_reject:
+                self.adapter.bequeath(handle, heir.handle)
             await self.unsubscribe(handle)
         subscription.complete()
 
-    def _heirs(self, subscription: Subscribed) -> list[Subscribed]:
-        """The other subscriptions to the same source."""
-        source = _source(subscription)
-        return [each for each in self.subscriptions if each is not subscription and _source(each) == source]
-
-    async def _heirs_are_ready(self, subscription: Subscribed) -> None:
-        """Let a subscription that was made in place of ``subscription`` be there before its messages are released."""
-        if self.adapter.can_reject or subscription.handle is None or self.closing or not self.states.value.is_up:
+    def _warn_of_end(self, subscription: Subscribed, *, kept: bool) -> None:
+        """Say once that a session from which the last stream is unsubscribed keeps nothing."""
+        if not kept or self._warned_of_end or not subscription.is_stream or subscription.heir is not None:
             return
-        with contextlib.suppress(TimeoutError):
+        if any(each.is_stream for each in self.subscriptions):
+            return
+        self._warned_of_end = True
+        logger.warning(
+            "%s: the subscription to %r has ended with its stream, so the broker keeps no messages for this session; "
+            "subscribe with durable=True to leave it at the broker, or close the instance rather than the stream",
+            self.adapter.name, subscription.spec.channel,
+        )  # fmt: skip
+
+    async def _heir_is_ready(self, subscription: Subscribed) -> None:
+        """Wait for the subscription that was made in place of this one, before its messages are released."""
+        heir = subscription.heir
+        if heir is None or subscription.handle is None or not self.states.value.is_up:
+            return
+        with contextlib.suppress(TimeoutError, MessagingError):
             async with asyncio.timeout(self.settings.close_timeout):
-                for heir in self._heirs(subscription):
-                    with contextlib.suppress(MessagingError):
-                        await heir.ready
+                await heir.ready
 
     def hand_on(self, subscription: Subscribed, counts: Mapping[object, int]) -> None:
         """Have the other subscriptions to the same source, or the next one, go on with these delivery counts."""
-        heirs = self._heirs(subscription)
+        source = subscription.source
+        heirs = [each for each in self.subscriptions if each is not subscription and each.source == source]
         for heir in heirs:
             heir.take_over(counts)
         if not heirs and counts:
-            self._left_counts.setdefault(_source(subscription), {}).update(counts)
+            self._left_counts.setdefault(source, {}).update(counts)
             if len(self._left_counts) > _LEFT_COUNTS:
                 self._left_counts.pop(next(iter(self._left_counts)))
 

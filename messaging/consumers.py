@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from reactivex import abc as rx
 
@@ -72,7 +72,8 @@ class Push(rx.DisposableBase):
 
     def _drain(self) -> None:
         subscription = self.subscription
-        self._thread = _in_observer.push = threading.get_ident()
+        self._thread = threading.get_ident()
+        _in_observer.push = subscription
         try:
             while True:
                 if not self._over:
@@ -160,7 +161,8 @@ class Push(rx.DisposableBase):
 
 
 class _InObserver(threading.local):
-    push: int | None = None
+    #: the subscription whose observer runs on this thread; ``True`` for a message handler
+    push: Subscription | Literal[True] | None = None
 
 
 _in_observer = _InObserver()
@@ -175,6 +177,12 @@ def in_observer() -> bool:
     return _in_observer.push is not None or (bool(HANDLER_TASKS) and _current_task() in HANDLER_TASKS)
 
 
+def observed_here() -> Subscription | None:
+    """Return the subscription whose observer the caller is a callback of."""
+    found = _in_observer.push
+    return found if found is not True else None
+
+
 def _current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
@@ -184,7 +192,7 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Call a message handler on this thread, where :func:`in_observer` is true meanwhile."""
-    outer, _in_observer.push = _in_observer.push, threading.get_ident()
+    outer, _in_observer.push = _in_observer.push, True
     try:
         return function(*arguments)
     finally:

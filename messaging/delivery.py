@@ -82,6 +82,7 @@ class Consumption:
     model: Any = None
     on_invalid: OnInvalid = "raise"
     direct: DirectAcknowledgement | None = None
+    is_durable: bool = False
 
 
 class Consumer(Protocol):
@@ -114,6 +115,7 @@ class Subscription(Subscribed):
 
     #: whether the runtime DTO shows subscriptions of this kind
     is_listed = True
+    is_stream = True
 
     def __init__(
         self,
@@ -124,6 +126,7 @@ class Subscription(Subscribed):
         consumption: Consumption,
     ) -> None:
         super().__init__(spec)
+        self.is_durable = consumption.is_durable
         self.counters = StreamCounters()
         #: verdicts that reached the loop; ``counters.delivered`` minus this is what the consumer holds
         self.settled_count = 0
@@ -590,6 +593,9 @@ class Subscription(Subscribed):
         if self._held is not None:
             unsettled += self._held.values()
             self._held.clear()
+        if not self.is_lasting:  # replies: no other consumer wants them
+            self._adapter.acknowledge([each.token for each in unsettled])
+            return
         lost = [each for each in unsettled if not self._comes_again(each, requeued)]
         left = await self._redelivery.abandon(lost, timeout)
         if left:
@@ -611,7 +617,12 @@ class Subscription(Subscribed):
 
     def _is_requeued(self) -> bool:
         """Whether what is unsettled when this subscription ends will be delivered to another one. On the loop."""
-        return self.handle is not None and self._adapter.requeues(self.spec, self.handle)
+        if self.handle is None:
+            return False
+        heir = self.heir
+        if heir is not None and heir.handle is not None and not self._adapter.can_reject:
+            return True
+        return self._adapter.requeues(self.spec, self.handle)
 
     def _comes_again(self, incoming: Incoming, requeued: bool) -> bool:
         return self._delivers_again if self._adapter.is_stale(incoming.token) else requeued

@@ -28,6 +28,7 @@ from messaging.parameters import NOT_ANNOTATED, parameter_of
 from messaging.promise import Promise
 from messaging.replyto import serving
 from messaging.replyto.exchange import Verdict
+from messaging.waiting import warn_in_loop
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
@@ -348,6 +349,8 @@ class HandlerRegistration:
             except BaseException:
                 self.close()
                 raise
+        elif not may_block() and not self.ready.done():
+            warn_in_loop("the broker has confirmed the subscription", "use `async with`")
         return self
 
     def __exit__(

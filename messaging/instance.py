@@ -70,6 +70,7 @@ from messaging.settings import URL_VARIABLE, Settings, load_settings
 from messaging.subscription import MessageSubscription
 from messaging.suggestions import did_you_mean
 from messaging.url import BrokerUrl, parse_url
+from messaging.waiting import warn_in_loop
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from messaging.replyto.requests import Request
     from messaging.state import ConnectionStates
     from messaging.stream import MessageStream
+    from messaging.subscription import Acknowledge
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -357,6 +359,7 @@ class Messaging:
                 ``content_type`` (by default ``text/plain`` for a str and ``application/json`` for anything else).
             **context: ``content_type``, ``content_encoding``, ``correlation_id``, ``reply_to``, ``channel_extension``,
                 or an extension in snake case, such as ``qos=1``, ``time_to_live=5.0``, ``headers={...}``.
+                ``None`` means unset.
 
         Returns:
             The promise of :meth:`MessagePublisher.publish <messaging.publisher.MessagePublisher.publish>`, which also
@@ -378,7 +381,7 @@ class Messaging:
             known = self._context(
                 channel, context, subscribing_only(self._adapter) - allowed, "subscribing"
             ).build_context()
-            if key is not None and "message_id" not in context:  # which is for one message
+            if key is not None and context.get("message_id") is None:  # which is for one message
                 if len(self._contexts) >= _CONTEXT_CACHE:
                     self._contexts.clear()
                 self._contexts[key] = known
@@ -494,7 +497,7 @@ class Messaging:
             raise UnsupportedFeatureError(Features.REPLY_TO, self.name, "it needs messageProperties and headers")
         typed = TypedHandler(handler, content_type, many=many)
         several = [*channel_list(channel, "the channel of a request handler")]
-        keys = {key: value for name, value in extensions.items() for key in [_camel_case(name)]}
+        keys = {_camel_case(name): value for name, value in extensions.items() if value is not None}
         for each in several:
             self.subscription.check(each, keys)
         properties: dict[str, Any] = {
@@ -527,9 +530,19 @@ class Messaging:
         return registration
 
     def subscribe(
-        self, channel: str, model: Any = None, *, on_invalid: OnInvalid = "raise", **context: Any
+        self,
+        channel: str,
+        model: Any = None,
+        *,
+        on_invalid: OnInvalid = "raise",
+        durable: bool = False,
+        acknowledge: Acknowledge = "automatic",
+        **context: Any,
     ) -> MessageStream:
         """Subscribe to ``channel``; ``context`` as in :meth:`publish`, the rest as ``MessageSubscription.subscribe``.
+
+        Entering the stream's ``with`` block, or ``async with``, waits for the broker's confirmation: what is published
+        after that is received.
 
         Example:
             ``for message in m.subscribe("sensors/+", Reading, qos=1): print(message.value().celsius)``
@@ -538,6 +551,8 @@ class Messaging:
             self._context(channel, context, publishing_only(self._adapter), "publishing").build_context(),
             model=model,
             on_invalid=on_invalid,
+            durable=durable,
+            acknowledge=acknowledge,
         )
 
     @overload
@@ -549,6 +564,7 @@ class Messaging:
         model: Any = None,
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
+        durable: bool = False,
         **context: Any,
     ) -> Callable[[F], F]: ...
     @overload
@@ -560,6 +576,7 @@ class Messaging:
         model: Any = None,
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
+        durable: bool = False,
         **context: Any,
     ) -> HandlerRegistration: ...
     def on(
@@ -570,6 +587,7 @@ class Messaging:
         model: Any = None,
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
+        durable: bool = False,
         **context: Any,
     ) -> Any:
         """Call a function with each message of ``channel``, or have the function below called.
@@ -593,6 +611,7 @@ class Messaging:
             on_invalid: what becomes of a message that does not fit: ``dead_letter`` sends it to the dead-letter
                 channel; ``skip`` acknowledges and counts it. By default the former if there is such a channel.
                 Either is logged, and the function is not called.
+            durable: as for :meth:`subscribe`.
             **context: as for :meth:`subscribe`.
 
         Returns:
@@ -613,7 +632,8 @@ class Messaging:
 
             def decorate(function: F) -> F:
                 self.on(
-                    channel, function, model=model, concurrency=concurrency, on_invalid=on_invalid, **context
+                    channel, function, model=model, concurrency=concurrency, on_invalid=on_invalid,
+                    durable=durable, **context,
                 )  # fmt: skip
                 return function
 
@@ -625,6 +645,7 @@ class Messaging:
             model,
             concurrency,
             on_invalid,
+            durable,
         )
         if may_block():
             try:
@@ -664,9 +685,10 @@ class Messaging:
         builder = MessageContextBuilder()
         builder.channel(channel, keywords.get("channel_extension"))
         for keyword, value in keywords.items():
+            if value is None:
+                continue  # unset
             if keyword in _CONTEXT_KEYWORDS:
-                if value is not None:
-                    getattr(builder, keyword)(value)
+                getattr(builder, keyword)(value)
             elif keyword != "channel_extension":
                 key = _camel_case(keyword)
                 if key in refused:
@@ -718,6 +740,8 @@ class Messaging:
 
     def __enter__(self) -> Self:
         self._refuse_closed()
+        if not may_block() and not self.ready.done():
+            warn_in_loop("the connection is there", "use `async with connect(...)`")
         return self
 
     def _refuse_closed(self) -> None:

@@ -92,6 +92,9 @@ class Redelivery:
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
         self._burials: set[Promise[None]] = set()
+        #: rejected while the subscription was leaving, and their delivery attempts
+        self._left: list[tuple[Incoming, int]] = []
+        self._is_handed_on = False
         #: rejected messages whose next delivery waits, by identity
         self._delayed: dict[int, tuple[asyncio.TimerHandle, Incoming, int, Callable[[], object]]] = {}
 
@@ -135,6 +138,9 @@ class Redelivery:
 
     def _leave(self, incoming: Incoming, deliveries: int) -> None:
         """Leave a rejected message to another consumer; dead-letter it if there will be none."""
+        if not self._adapter.can_reject and not self._is_handed_on:
+            self._left.append((incoming, deliveries))  # another subscription may be about to replace this one
+            return
         is_requeued = self._is_requeued()
         if not is_requeued and self._options.dead_letter_channel is not None:
             self.bury(incoming, REJECTED, deliveries)
@@ -162,6 +168,10 @@ class Redelivery:
             timer.cancel()
             self._leave(incoming, deliveries)
             given_back()
+        self._is_handed_on = True
+        for incoming, count in self._left:
+            self._leave(incoming, count)
+        self._left.clear()
         if self.rejections:
             self._hand_on(self.rejections)
 

@@ -3,15 +3,16 @@
 It is a ``reactivex.Observable[Message]``, an iterator, an async iterator, and a context manager of both kinds.
 
 **When it emits, completes and errors.** The subscription starts at once; messages wait in the bounded buffer until
-somebody consumes them. It emits each message once, in arrival order, one at a time. It completes when it is closed or
+a consumer takes them. It emits each message once, in arrival order, one at a time. It completes when it is closed or
 disposed, or when the instance is closed; messages still in the buffer are then released, not emitted (see
-``docs/guarantees.md``). It errors when the broker refuses or ends the subscription, when the overflow policy is ``fail``, when a message does
-not fit the model and ``on_invalid`` is ``raise``, or when the observer raises. A lost connection is none of these: the
-stream goes on after reconnecting.
+``docs/guarantees.md``). It errors when the broker refuses or ends the subscription, when the overflow policy is
+``fail``, when a message does not fit the model and ``on_invalid`` is ``raise``, or when the observer raises. A lost
+connection is none of these: the stream goes on after reconnecting.
 
 **Acknowledgement** (unless the context says otherwise): a message is acknowledged when the observer returned, rejected
-when it raised: the stream then ends. ``Messaging.on`` takes a handler that survives its exceptions. An iterator acknowledges a message when the next one is asked for, or when the stream is closed;
-leaving the ``with`` block by an exception rejects it.
+when it raised, which ends the stream; ``Messaging.on`` takes a handler that survives its exceptions. An iterator
+acknowledges a message when the next one is asked for, or when the stream is closed; leaving the ``with`` block by an
+exception rejects it.
 
 **Threads.** Observers run on worker threads, one message of a stream at a time; two streams never wait for each other.
 Iterators run where they are called.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from messaging.promise import Promise
 
 if TYPE_CHECKING:
     from messaging.adapter import Incoming, SubscriptionSpec
     from messaging.errors import MessagingError
+
+
+#: channel, routing key and queue
+Source: TypeAlias = tuple[str, str | None, str | None]
 
 
 class Subscribed(abc.ABC):
@@ -24,9 +28,13 @@ class Subscribed(abc.ABC):
         paused: whether the adapter is asked to send nothing, once it is subscribed.
         leaving: nothing is taken in any more; then, the end.
         ended: that.
+        is_durable: whether it also stays there when it is closed alone.
+        heir: a subscription to the same source that its observer made, as ``ops.retry`` does when the stream fails.
     """
 
     is_lasting: ClassVar[bool] = True
+    #: whether an application consumes it as a stream, or by a message handler
+    is_stream: ClassVar[bool] = False
 
     def __init__(self, spec: SubscriptionSpec) -> None:
         self.spec = spec
@@ -35,6 +43,13 @@ class Subscribed(abc.ABC):
         self.paused = False
         self.leaving = False
         self.ended = False
+        self.is_durable = False
+        self.heir: Subscribed | None = None
+
+    @property
+    def source(self) -> Source:
+        """What it receives from: equal for subscriptions that can replace each other."""
+        return self.spec.channel, self.spec.channel_extension, self.spec.options.queue
 
     # --- from the adapter
 

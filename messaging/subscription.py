@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging import channels
+from messaging.acknowledge import DirectAcknowledgement
 from messaging.adapter import SubscriptionSpec
 from messaging.builder import as_context
 from messaging.codecs import check_model
+from messaging.consumers import observed_here
 from messaging.delivery import Consumption, OnInvalid, Subscription
 from messaging.errors import (
     ArgumentError,
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from messaging.publisher import MessagePublisher
     from messaging.services import ServiceRegistry
 
+#: how the messages of a stream are acknowledged
+Acknowledge = Literal["automatic", "manual"]
+
 #: requests a responder takes in advance, unless it is told otherwise
 _REQUESTS: Final = 128
 
@@ -51,6 +56,8 @@ class MessageSubscription:
         *,
         model: Any = None,
         on_invalid: OnInvalid = "raise",
+        durable: bool = False,
+        acknowledge: Acknowledge = "automatic",
     ) -> MessageStream:
         """Subscribe to a channel or pattern.
 
@@ -61,6 +68,10 @@ class MessageSubscription:
             on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the
                 ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends
                 its original bytes to the dead-letter channel.
+            durable: whether closing the stream leaves the subscription at the broker, which keeps messages for the
+                next consumer: an MQTT session that the broker keeps, or a ``queue``. It asks for acknowledgement.
+            acknowledge: ``automatic``, or ``manual``: the consumer calls ``Message.acknowledge()`` or ``reject()``, at
+                any time and on any thread.
 
         Returns:
             The stream; its broker subscription is under way: see ``MessageStream.ready``. Until it is there, and
@@ -70,27 +81,57 @@ class MessageSubscription:
             InvalidChannelError: no channel, or a malformed pattern.
             InvalidExtensionError: an extension has the wrong type or range.
             UnsupportedFeatureError: something the instance does not announce.
-            ArgumentError: ``model`` is no type pydantic can validate.
+            ArgumentError: ``model`` is no type pydantic can validate, or the broker keeps nothing for ``durable``.
             ClosedError: the instance is closed.
         """
         if isinstance(channel_or_context, str):
             context = MessageContext(channel_or_context)
         else:
             context = as_context(channel_or_context)
-        spec = self._check(context)
+        spec, direct = self._consumed(context, durable, acknowledge)
         check_model(model)
         if on_invalid not in ("raise", "skip", "dead_letter"):
             raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
-        consumption = Consumption(model, on_invalid, context._acknowledgement)
+        consumption = Consumption(model, on_invalid, direct, durable)
 
         def open_subscription() -> Subscription:
             subscription = Subscription(self._connection, self._services, self._publisher, spec, consumption)
+            observed = observed_here()
+            if observed is not None and observed.source == subscription.source:
+                observed.heir = subscription
             self._connection.engine.call(self._connection.start_subscription, subscription)
             return subscription
 
         return MessageStream(self._connection, open_subscription)
+
+    def _consumed(
+        self, context: MessageContext, durable: bool, acknowledge: Acknowledge
+    ) -> tuple[SubscriptionSpec, DirectAcknowledgement | None]:
+        """Check how a subscription is consumed; return what is subscribed to, and how it is acknowledged."""
+        adapter = self._connection.adapter
+        direct = context._acknowledgement
+        if acknowledge not in get_args(Acknowledge):
+            raise ArgumentError(f"acknowledge must be 'automatic' or 'manual', not {acknowledge!r}")
+        if not isinstance(durable, bool):
+            raise ArgumentError(f"durable must be a bool, not {type(durable).__name__}")
+        if acknowledge == "manual":
+            if direct is not None:
+                raise ArgumentError("acknowledge='manual' is for contexts without acknowledgement of their own")
+            direct = DirectAcknowledgement()
+        if durable and adapter.acknowledging_qos is not None and Features.EXTENSION_QOS not in context._extensions:
+            extensions = MappingProxyType({**context._extensions, Features.EXTENSION_QOS: adapter.acknowledging_qos})
+            context = MessageContext(context._channel, context._channel_extension, extensions=extensions)
+        spec = self._check(context, acknowledging=direct is not None)
+        if durable and spec.options.qos == "0":
+            raise ArgumentError("durable=True needs acknowledgement: leave qos out, or set it to 1 or more")
+        if durable and not (adapter.keeps_session or adapter.redelivers(spec)):
+            raise ArgumentError(
+                f"durable=True: the broker of {adapter.name!r} keeps nothing for this subscription; give it a queue, "
+                f"or with MQTT connect with a client_id and session_expiry (version 5) or clean_start=false (3.1.1)"
+            )
+        return spec, direct
 
     def open_handler(
         self,
@@ -99,15 +140,18 @@ class MessageSubscription:
         model: Any,
         concurrency: int,
         on_invalid: HandlerOnInvalid | None,
+        durable: bool,
     ) -> HandlerRegistration:
         """Subscribe, and have ``handler`` called with each message; see ``Messaging.on``."""
-        spec = self._check(context)
+        spec, _ = self._consumed(context, durable, "automatic")
         check_model(model)
         if on_invalid is not None and on_invalid not in ON_INVALID:
             raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
-        subscription = Subscription(self._connection, self._services, self._publisher, spec, Consumption())
+        subscription = Subscription(
+            self._connection, self._services, self._publisher, spec, Consumption(is_durable=durable)
+        )
         registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
         self._handlers[registration] = None
         registration.closed.listen(lambda: self._handlers.pop(registration, None))
@@ -149,7 +193,7 @@ class MessageSubscription:
         spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
         return kind(self._connection, self._services, self._publisher, spec, Consumption())
 
-    def _check(self, context: MessageContext) -> SubscriptionSpec:
+    def _check(self, context: MessageContext, *, acknowledging: bool = False) -> SubscriptionSpec:
         adapter = self._connection.adapter
         if context._channel is None:
             raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
@@ -160,9 +204,8 @@ class MessageSubscription:
             if Features.ROUTING_KEY not in adapter.features:
                 raise UnsupportedFeatureError(Features.ROUTING_KEY, adapter.name)
             check_text("channel_extension", context._channel_extension)
-        if context._acknowledgement is not None and Features.ACKNOWLEDGE not in adapter.features:
+        if acknowledging and Features.ACKNOWLEDGE not in adapter.features:
             raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
-        acknowledging = context._acknowledgement is not None
         options = subscribe_options(requested(context, adapter), adapter, acknowledging=acknowledging)
         spec = SubscriptionSpec(context._channel, context._channel_extension, options)
         dead = options.dead_letter_channel

@@ -271,6 +271,10 @@ class AmqpAdapter(Adapter):
         gone = custom.get(extensions.EXCLUSIVE, False) or custom.get(extensions.AUTO_DELETE, False)
         return super().redelivers(spec) and not gone
 
+    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:  # noqa: ARG002  # it depends on the queue alone
+        """Unless the queue ends with its last consumer."""
+        return spec.options.queue is not None and not spec.options.custom.get(extensions.AUTO_DELETE, False)
+
     def reply_address(self, token: str) -> ReplyAddress:  # noqa: ARG002  # the broker has better ones
         """Direct reply-to."""
         return ReplyAddress(names.DIRECT_CHANNEL, names.DIRECT_CHANNEL)

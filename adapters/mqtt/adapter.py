@@ -488,13 +488,36 @@ class MqttAdapter(Adapter):
         """See ``Adapter.unsubscribe``."""
         if handle.ended:
             return
-        self._inbound.release(handle)
+        route = handle.route
+        others = [stream for stream in route.streams if stream is not handle and stream.settles]
+        if route.is_shared and others:
+            self._inbound.bequeath(handle, others[0])
+        elif self.settings.persistent:
+            self._inbound.leave(handle)
+        else:
+            self._inbound.release(handle)
         if not self._router.remove(handle):
             return
         if self._link is not None:
             await self._link.unsubscribe(handle.route.filter)
         else:
             self._router.orphans.add(handle.route.filter)
+
+    def detach(self, handle: Stream) -> None:
+        """See ``Adapter.detach``."""
+        if not handle.ended:
+            self._inbound.leave(handle)
+            self._router.detach(handle)
+
+    def requeues(self, spec: SubscriptionSpec, handle: Stream) -> bool:  # noqa: ARG002
+        """See ``Adapter.requeues``."""
+        route = handle.route
+        return self.settings.persistent or (route.is_shared and any(each is not handle for each in route.streams))
+
+    def bequeath(self, handle: Stream, heir: Stream) -> None:
+        """See ``Adapter.bequeath``."""
+        if not handle.ended and not heir.ended and heir.settles:
+            self._inbound.bequeath(handle, heir)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         """See ``Adapter.acknowledge``."""

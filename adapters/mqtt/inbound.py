@@ -25,6 +25,10 @@ those that follow may be settled already. With MQTT 5 that is within the credit.
 is unknown, and mosquitto lets new messages overtake its queue where a message beyond its limit is answered before
 others. So what it sends again is answered in the order in which it does, unless one is not settled for a while.
 
+**Ended streams.** What a stream had not settled when it ended stays unanswered where the broker keeps the session: the
+next stream of the same filter gets it, or the session's next connection. If such messages fill the window while other
+streams wait for theirs, they are acknowledged and dropped after a while, and a warning says so.
+
 **Nobody's messages.** A resumed session may hold messages for subscriptions of an earlier process. They are kept,
 unacknowledged, for those who subscribe within a while, then acknowledged and dropped.
 """
@@ -61,6 +65,8 @@ _PACE: Final = 0.01
 _MOSQUITTOS_WINDOW: Final = 20
 #: how long a message that was sent again may keep others like it from being answered, seconds
 _ORDER_PATIENCE: Final = 1.0
+#: how long messages of ended streams may fill the whole window, seconds
+LEFT_PATIENCE: Final = 30.0
 
 _number = operator.attrgetter("number")
 
@@ -68,13 +74,12 @@ _number = operator.attrgetter("number")
 class Receipt:
     """A QoS 1 or 2 message that the broker has not been answered, or (``recorded``) only in part."""
 
-    __slots__ = ("copies", "id", "number", "payload", "qos", "recorded", "session", "topic", "waits")
+    __slots__ = ("copies", "id", "number", "publish", "qos", "recorded", "session", "waits")
 
     def __init__(self, publish: Publish, session: int, number: int) -> None:
         self.id = publish.id
         self.qos = publish.qos
-        self.topic = publish.topic
-        self.payload = publish.payload
+        self.publish = publish
         self.session = session
         #: those not settled yet
         self.copies = 1
@@ -133,6 +138,9 @@ class Inbound:
         self._impatience: asyncio.TimerHandle | None = None
         #: streams with a batch
         self._touched: list[Stream] = []
+        #: copies of streams that have ended, kept unanswered for the next stream of the same filter
+        self._left: dict[Token, None] = {}
+        self._left_timer: asyncio.TimerHandle | None = None
         #: by packet id, messages that no stream has claimed yet; ``None`` once streams are not waited for
         self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
 
@@ -165,6 +173,7 @@ class Inbound:
         self._behind.clear()
         self._due.clear()
         self._forget_order()
+        self._left.clear()
         self._unclaimed = None
 
     # --- packets
@@ -232,12 +241,13 @@ class Inbound:
         receipt = self._find(publish.id)
         if receipt is None:
             return False
-        if not receipt.recorded and (receipt.topic != publish.topic or receipt.payload != publish.payload):
+        known = receipt.publish
+        if not receipt.recorded and (known.topic != publish.topic or known.payload != publish.payload):
             # a broker that lost part of its memory gave the id to another message
             return False
         if self._held.pop(receipt.id, None) is not None:
             if receipt.recorded:  # the answer was lost
-                receipt.recorded, receipt.payload = False, publish.payload
+                receipt.recorded, receipt.publish = False, publish
             receipt.number = next(self._numbers)
             self._line_up(receipt)
             self._keep_order(receipt)
@@ -261,6 +271,12 @@ class Inbound:
         if receipt is not None and self._unclaimed is not None and not publish.retain:
             self._unclaimed.pop(receipt.id, None)  # given to another message by the broker
             self._unclaimed[receipt.id] = publish, receipt
+            return
+        kept = self._router.kept(publish.topic) if receipt is not None else ()
+        if receipt is not None and kept:
+            receipt.copies = len(kept)
+            self._left |= {Token(receipt, stream): None for stream in kept}
+            self._watch_left()
             return
         logger.debug("message on %r matches no stream and is dropped", publish.topic)
         self._settled(receipt)
@@ -305,7 +321,14 @@ class Inbound:
 
     def claim(self, stream: Stream) -> None:
         """Give a new stream what was kept for it: to one that settles, since it is answered for all."""
-        if not self._unclaimed or not stream.settles:
+        stream.since = next(self._numbers)
+        if not stream.settles:
+            return
+        for token in [each for each in self._left if each.stream.route.filter == stream.route.filter]:
+            del self._left[token]
+            self._hand_on(token.receipt, stream)
+        self.hand_over()
+        if not self._unclaimed:
             return
         kept = {}
         for publish, receipt in self._unclaimed.values():
@@ -335,6 +358,61 @@ class Inbound:
         """A stream has ended: what it did not settle is settled."""
         for token in [*stream.unsettled]:  # in the order of their arrival
             self.settle(token)
+
+    def leave(self, stream: Stream) -> None:
+        """Keep what an ended stream did not settle unanswered: the session delivers it to its next consumer."""
+        for token in [*stream.unsettled]:
+            del stream.unsettled[token]
+            self._left[token] = None
+        self._watch_left()
+
+    def bequeath(self, stream: Stream, heir: Stream) -> None:
+        """Deliver what an ended stream did not settle to ``heir``, unless that has had a copy of its own."""
+        for token in [*stream.unsettled]:
+            if token.receipt.number < heir.since or heir.route.is_shared:
+                del stream.unsettled[token]
+                self._hand_on(token.receipt, heir)
+            else:
+                self.settle(token)
+        self.hand_over()
+
+    def _hand_on(self, receipt: Receipt, stream: Stream) -> None:
+        """Deliver a message again, in place of an unsettled copy of it."""
+        if self._find(receipt.id) is not receipt:
+            return
+        receipt.publish.dup = True
+        decoded = self._codec.decode(receipt.publish)
+        copies = receipt.copies
+        if decoded is None:  # expired meanwhile
+            receipt.copies = copies - 1
+            if not receipt.copies:
+                self._settled(receipt)
+            return
+        self._deliver(receipt.publish.topic, decoded, receipt, (stream,))
+        receipt.copies = copies
+
+    def _watch_left(self) -> None:
+        """Look in a while whether messages of ended streams fill the window, so that nothing else can arrive."""
+        self._left = {each: None for each in self._left if self._find(each.receipt.id) is each.receipt}
+        if self._left_timer is None and len(self._left) >= self._window:
+            self._left_timer = asyncio.get_running_loop().call_later(LEFT_PATIENCE, self._drop_left)
+
+    def _drop_left(self) -> None:
+        self._left_timer = None
+        kept = sum(not token.stream.route.streams and token.stream.route.is_kept for token in self._left)
+        if len(self._left) < self._window or not self._router.settles:
+            self._watch_left()
+            return
+        logger.warning(
+            "unacknowledged messages of closed streams fill the window of %d messages: %d are acknowledged and lost, "
+            "%d of durable subscriptions are kept; subscribe to their channels again, or close the instance",
+            self._window, len(self._left) - kept, kept,
+        )  # fmt: skip
+        for token in [*self._left]:
+            if token.stream.route.streams or not token.stream.route.is_kept:
+                del self._left[token]
+                token.stream.unsettled[token] = None
+                self.settle(token)
 
     # --- verdicts
 
@@ -468,7 +546,7 @@ class Inbound:
                 self._move_up()
         else:
             receipt.recorded = True
-            receipt.payload = b""
+            receipt.publish.payload = b""
             self._send(packets.PUBREC, receipt.id)
 
     def _send(self, kind: int, packet_id: int) -> None:

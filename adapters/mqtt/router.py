@@ -48,7 +48,7 @@ _MATCHED_LENGTH: Final = 1024
 class Stream:
     """A subscription of the core: its handle."""
 
-    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "sink", "tells_id", "unsettled")
+    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "since", "sink", "tells_id", "unsettled")
 
     def __init__(self, route: Route, sink: Sink, number: int, settles: bool, tells_id: bool) -> None:
         self.route = route
@@ -59,6 +59,8 @@ class Stream:
         self.sink = sink
         #: grows with each stream
         self.number = number
+        #: messages with a lower number arrived before this stream was there
+        self.since = 0
         #: what arrived since the sink was last called
         self.batch: list[Incoming] = []
         #: in the order of their arrival
@@ -75,8 +77,10 @@ class Route:
         "_turn",
         "as_published",
         "confirmed",
+        "detached",
         "filter",
         "identifiers",
+        "is_kept",
         "is_shared",
         "matches",
         "no_local",
@@ -98,6 +102,9 @@ class Route:
         #: whether the broker has confirmed it, with that QoS
         self.confirmed = False
         self.streams: list[Stream] = []
+        #: the last stream was detached: the subscription stays at the broker
+        self.is_kept = False
+        self.detached: Stream | None = None
         self.identifiers: deque[int] = deque()
         self._turn = 0
 
@@ -198,6 +205,22 @@ class Router:
         for identifier in route.identifiers:
             del self._identified[identifier]
         return True
+
+    def detach(self, stream: Stream) -> None:
+        """Remove a stream, and keep its route: the broker keeps the subscription."""
+        stream.ended = True
+        route = stream.route
+        route.streams.remove(stream)
+        route.is_kept, route.detached = True, stream
+
+    def kept(self, topic: str) -> list[Stream]:
+        """The last streams of the routes that match a channel and are kept without any."""
+        return [route.detached for route in self._matching(topic) if route.detached is not None and not route.streams]
+
+    @property
+    def settles(self) -> bool:
+        """Whether there are streams that wait for messages to settle."""
+        return any(stream.settles for route in self._routes.values() for stream in route.streams)
 
     def contradicting(self, route: Route) -> list[Route]:
         """Routes a message for ``route`` may be for as well, of which one is acknowledged and the other is not.

@@ -52,6 +52,7 @@ class ReplySubscription(Subscription):
 
     is_listed = False
     is_lasting = False
+    is_stream = False
 
     def __init__(
         self,

@@ -91,6 +91,7 @@ class RequestSubscription(Subscription):
     """The subscription to the requests of one channel."""
 
     is_listed = False
+    is_stream = False
 
 
 class Route:

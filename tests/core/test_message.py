@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from messaging import AcknowledgeMessageContext, Message, MessageContext
+import messaging
+from messaging import AcknowledgeMessageContext, AcknowledgeType, Message, MessageContext
 from messaging.adapter import Incoming
 from messaging.errors import DecodeError, UnknownContentEncodingError, UnknownContentTypeError
 from tests.core.fake import PATIENCE
@@ -131,3 +135,72 @@ def test_an_incoming_message_is_its_own_context() -> None:
     assert (incoming.payload, incoming.token, incoming.delivery_count) == (b"1", "token", 2)
     assert "token" not in repr(incoming)
     assert Incoming(b"", "a").extensions == {}
+
+
+# --- copies for other processes
+
+
+COPIES: list[Callable[[Message], Message]] = [
+    lambda message: pickle.loads(pickle.dumps(message)),  # its own
+    copy.deepcopy,
+]
+
+
+@pytest.mark.parametrize("made", COPIES)
+def test_a_received_message_is_pickled_and_copied_without_its_handler(made: Callable[[Message], Message]) -> None:
+    with messaging.connect("memory://copies") as m:
+        stream = m.subscribe("a", Reading, acknowledge="manual", qos=1)
+        with stream:
+            m.publish("a", {"celsius": 1}, headers={"k": "v"}, correlation_id="c").result(10)
+            message = stream.receive(10)
+            copied = made(message)
+            assert copied == message
+            assert copied.value() == Reading(celsius=1)
+            context = copied.context
+            assert isinstance(context, AcknowledgeMessageContext)
+            assert context.acknowledge_state is AcknowledgeType.UNSUPPORTED
+            assert context.acknowledge_handler.acknowledge() is False
+            assert copied.acknowledge() is copied.reject() is False
+            with pytest.raises(TypeError):
+                context.extensions["headers"]["k"] = "w"
+            assert message.acknowledge()
+            settled = made(message).context
+            assert isinstance(settled, AcknowledgeMessageContext)
+            assert settled.acknowledge_state is AcknowledgeType.ACKNOWLEDGED
+
+
+@pytest.mark.parametrize("made", COPIES)
+def test_a_message_that_was_built_is_pickled_and_copied(made: Callable[[Message], Message]) -> None:
+    builder = messaging.MessageContextBuilder().channel("a", "b").content({"x": [1]}).reply_to("r")
+    message = builder.extension_entry("headers", {"k": ("v", "w")}).build_message()
+    copied = made(message)
+    assert copied == message
+    assert type(copied.context) is type(message.context)
+    with messaging.connect("memory://copies") as m, m.subscribe("a") as stream:
+        m.publish("a", b"x", content_type="text/plain").result(10)
+        passed_on = made(stream.receive(10))
+        m.publisher.publish(passed_on).result(10)
+        assert stream.receive(10).payload == b"x"
+
+
+def test_a_message_id_of_none_is_unset() -> None:
+    with messaging.connect("memory://ids") as m, m.subscribe("a") as stream:
+        m.publish("a", b"1", message_id=None, correlation_id=None, time_to_live=None, headers=None).result(10)
+        made = stream.receive(10).context.extensions.get("messageId")
+        assert made is None or isinstance(made, str)
+
+
+def test_messages_are_acknowledged_later_with_acknowledge_manual() -> None:
+    with messaging.connect("memory://manual") as m, m.subscribe("a", acknowledge="manual", qos=1) as stream:
+        for payload in (b"1", b"2"):
+            m.publish("a", payload, qos=1).result(10)
+        first, second = stream.receive(10), stream.receive(10)
+        assert stream.counters.acknowledged == 0
+        assert second.acknowledge()
+        assert first.reject()
+        assert stream.receive(10).payload == b"1"
+        with pytest.raises(messaging.ArgumentError, match="acknowledge"):
+            m.subscribe("b", acknowledge="later")  # type: ignore[arg-type]
+        context = m.acknowledge_context_builder().post_acknowledge(print).message_context_builder()
+        with pytest.raises(messaging.ArgumentError, match="manual"):
+            m.subscription.subscribe(context.channel("c").build_context(), acknowledge="manual")

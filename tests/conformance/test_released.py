@@ -1,0 +1,185 @@
+"""What becomes of unsettled messages when their stream ends: requeued, dead-lettered, or counted as dropped."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from reactivex import operators as ops
+
+from messaging import ArgumentError, Features, Message, MessageStream, Messaging
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, eventually, feature, publish, receive
+
+
+class Failing:
+    """An observer that raises at a payload."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self.seen: list[bytes] = []
+        self.error: Exception | None = None
+        self.over = threading.Event()
+
+    def on_next(self, message: Message) -> None:
+        self.seen.append(message.payload)
+        if message.payload == self._payload:
+            raise ValueError("this one")
+
+    def on_error(self, error: Exception) -> None:
+        self.error = error
+        self.over.set()
+
+    def on_completed(self) -> None:
+        self.over.set()
+
+
+def reason(letter: Message, m: Messaging) -> str | None:
+    if Features.EXTENSION_HEADERS not in m.features:
+        return None
+    headers: dict[str, str] = letter.context.extensions["headers"]
+    return headers["x-dead-letter-reason"]
+
+
+# --- no other consumer receives them
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_the_message_of_an_observer_that_raises_is_dead_lettered_where_no_other_consumer_receives_it(
+    backend: Backend,
+) -> None:
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    with m.subscribe(dead, **backend.reliable) as letters:
+        failing = Failing(b"1")
+        stream = m.subscribe(channel, max_deliveries=3, dead_letter_channel=dead)
+        stream.subscribe(failing)
+        publish(m, channel, [b"1"], **backend.reliable)
+        letter = letters.receive(PATIENCE)
+        assert letter.payload == b"1"
+        assert reason(letter, m) in ("rejected", None)
+        assert failing.over.wait(PATIENCE)
+        eventually(lambda: stream.counters.dead_lettered == 1, "counted")
+        assert stream.counters.dropped == 0
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_a_message_that_is_lost_with_its_stream_is_counted_and_logged(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    stream = m.subscribe(channel, **backend.reliable)
+    stream.subscribe(Failing(b"1"))
+    publish(m, channel, [b"1"], **backend.reliable)
+    eventually(lambda: stream.counters.dropped == 1, "counted")
+    assert stream.counters.rejected == 1
+    eventually(lambda: any("is lost" in record.getMessage() for record in caplog.records), "logged")
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_messages_in_the_buffer_of_a_stream_that_closes_are_dead_lettered(backend: Backend) -> None:
+    m, other = backend.connect(), backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    with other.subscribe(dead, **backend.reliable) as letters:
+        with m.subscribe(channel, dead_letter_channel=dead) as stream:
+            publish(other, channel, [b"1", b"2", b"3"], **backend.reliable)
+            assert stream.receive(PATIENCE).payload == b"1"
+            eventually(lambda: stream.counters.received == 3, "all there")
+        found = [letters.receive(PATIENCE) for _ in range(2)]
+        assert [letter.payload for letter in found] == [b"2", b"3"]
+        assert {reason(letter, m) for letter in found} <= {"closed", None}
+        assert stream.counters.acknowledged == 1
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_messages_in_the_buffer_of_a_stream_that_closes_are_counted_as_dropped(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, **backend.reliable) as stream:
+        publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
+        stream.receive(PATIENCE)
+        eventually(lambda: stream.counters.received == 3, "all there")
+    assert stream.counters.dropped == 2
+
+
+# --- another consumer does
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
+def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) -> None:
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    failing = Failing(b"1")
+    stream = m.subscribe(channel, queue=queue, dead_letter_channel=backend.channel("dead"), max_deliveries=3)
+    stream.subscribe(failing)
+    publish(m, channel, [b"1", b"2"], **backend.reliable)
+    assert failing.over.wait(PATIENCE)
+    with other.subscribe(channel, queue=queue, **backend.reliable) as rest:
+        assert sorted(receive(rest, 2)) == [b"1", b"2"]
+    assert stream.counters.dropped == 0
+    assert stream.counters.dead_lettered == 0
+
+
+def retried(stream: MessageStream, failing: list[bytes]) -> list[bytes]:
+    """Observe ``stream`` by an observer that fails at each of ``failing``, and is retried."""
+    seen: list[bytes] = []
+
+    def fail(message: Message) -> Message:
+        seen.append(message.payload)
+        if message.payload in failing:
+            failing.remove(message.payload)
+            raise ValueError("this one")
+        return message
+
+    stream.pipe(ops.map(fail), ops.retry()).subscribe()
+    return seen
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE)
+def test_retry_gets_the_message_of_a_queue_again(backend: Backend) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    seen = retried(m.subscribe(channel, queue=backend.queue(), **backend.reliable), [b"2"])
+    publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
+    eventually(lambda: sorted(seen) == [b"1", b"2", b"2", b"3"], "all, and the one again")
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+@pytest.mark.feature(Features.EXTENSION_QUEUE)
+def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend) -> None:
+    m = backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    with m.subscribe(dead, **backend.reliable) as letters:
+        stream = m.subscribe(channel, queue=backend.queue(), max_deliveries=3, dead_letter_channel=dead)
+        seen = retried(stream, [b"1"] * 5)
+        publish(m, channel, [b"1"], **backend.reliable)
+        letter = letters.receive(PATIENCE)
+        assert seen == [b"1"] * 3
+        assert reason(letter, m) in ("maxDeliveries", None)
+
+
+# --- durable subscriptions
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.QUEUE_RETENTION)
+def test_a_durable_subscription_stays_when_its_stream_is_closed(backend: Backend) -> None:
+    channel = backend.channel()
+    queue = backend.queue()
+    other = backend.connect()
+    with backend.connect() as m, m.subscribe(channel, durable=True, queue=queue) as stream:
+        publish(other, channel, [b"1"], **backend.reliable)
+        assert stream.receive(PATIENCE).payload == b"1"
+    publish(other, channel, [b"2", b"3"], **backend.reliable)
+    with backend.connect() as m, m.subscribe(channel, durable=True, queue=queue) as stream:
+        assert receive(stream, 2) == [b"2", b"3"]
+
+
+def test_durable_is_refused_where_the_broker_keeps_nothing(backend: Backend) -> None:
+    m = backend.connect()
+    with pytest.raises(ArgumentError, match="durable"):
+        m.subscribe(backend.channel(), durable=True)
+    with pytest.raises(ArgumentError, match="durable"):
+        m.on(backend.channel(), print, durable=True)
+    with pytest.raises(ArgumentError, match="durable"):
+        m.subscribe(backend.channel(), durable="yes")  # type: ignore[arg-type]
