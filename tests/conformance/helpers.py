@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
+from reactivex import operators as ops
 
 from messaging import (
     AcknowledgeMessageContext,
@@ -220,3 +221,40 @@ def laden(backend: Backend, m: Messaging) -> dict[str, Any]:
     if Features.EXTENSION_PRIORITY in m.features:
         context["priority"] = 4
     return context
+
+
+class Failing:
+    """An observer that raises at a payload."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self.seen: list[bytes] = []
+        self.error: Exception | None = None
+        self.over = threading.Event()
+
+    def on_next(self, message: Message) -> None:
+        self.seen.append(message.payload)
+        if message.payload == self._payload:
+            raise ValueError("this one")
+
+    def on_error(self, error: Exception) -> None:
+        self.error = error
+        self.over.set()
+
+    def on_completed(self) -> None:
+        self.over.set()
+
+
+def retried(stream: MessageStream, failing: list[bytes]) -> list[bytes]:
+    """Observe ``stream`` by an observer that fails at each of ``failing``, and is retried."""
+    seen: list[bytes] = []
+
+    def fail(message: Message) -> Message:
+        seen.append(message.payload)
+        if message.payload in failing:
+            failing.remove(message.payload)
+            raise ValueError("this one")
+        return message
+
+    stream.pipe(ops.map(fail), ops.retry()).subscribe()
+    return seen

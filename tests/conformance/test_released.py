@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-from reactivex import operators as ops
 
-from messaging import ArgumentError, Features, Message, MessageStream, Messaging
+from messaging import ArgumentError, Features, Message, Messaging
 from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, eventually, feature, publish, receive
-
-
-class Failing:
-    """An observer that raises at a payload."""
-
-    def __init__(self, payload: bytes) -> None:
-        self._payload = payload
-        self.seen: list[bytes] = []
-        self.error: Exception | None = None
-        self.over = threading.Event()
-
-    def on_next(self, message: Message) -> None:
-        self.seen.append(message.payload)
-        if message.payload == self._payload:
-            raise ValueError("this one")
-
-    def on_error(self, error: Exception) -> None:
-        self.error = error
-        self.over.set()
-
-    def on_completed(self) -> None:
-        self.over.set()
+from tests.conformance.helpers import PATIENCE, Failing, eventually, feature, publish, receive, retried
 
 
 def reason(letter: Message, m: Messaging) -> str | None:
@@ -119,21 +94,6 @@ def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) ->
         assert sorted(receive(rest, 2)) == [b"1", b"2"]
     assert stream.counters.dropped == 0
     assert stream.counters.dead_lettered == 0
-
-
-def retried(stream: MessageStream, failing: list[bytes]) -> list[bytes]:
-    """Observe ``stream`` by an observer that fails at each of ``failing``, and is retried."""
-    seen: list[bytes] = []
-
-    def fail(message: Message) -> Message:
-        seen.append(message.payload)
-        if message.payload in failing:
-            failing.remove(message.payload)
-            raise ValueError("this one")
-        return message
-
-    stream.pipe(ops.map(fail), ops.retry()).subscribe()
-    return seen
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE)

@@ -11,8 +11,7 @@ import pytest
 from adapters.mqtt import inbound
 from messaging import DecodeError
 from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, eventually, publish, receive
-from tests.conformance.test_released import Failing, retried
+from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
 
 
