@@ -17,6 +17,7 @@ from here. Whatever such a queue holds is delivered, also what other bindings or
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from weakref import WeakKeyDictionary
@@ -25,7 +26,7 @@ from pydantic import Field, SecretStr
 
 from adapters.amqp import declarations, extensions, names, properties
 from adapters.amqp.streams import StreamPosition
-from adapters.amqp.target import Target, Tls
+from adapters.amqp.target import Target
 from messaging import channels
 from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
 from messaging.errors import (
@@ -39,6 +40,7 @@ from messaging.errors import (
 )
 from messaging.features import Features
 from messaging.settings import Settings, TlsSettings
+from messaging.tls import client_context
 
 if TYPE_CHECKING:
     import ssl
@@ -151,12 +153,6 @@ class AmqpAdapter(Adapter):
             raise InvalidOptionError(
                 "sasl", "'external' lets the client's certificate say who it is: it needs amqps:// and 'certfile'"
             )
-        tls = Tls(
-            cafile=settings.cafile,
-            certfile=settings.certfile,
-            keyfile=settings.keyfile,
-            insecure=settings.allow_insecure,
-        )
         return Target(
             host=url.host,
             port=url.port or (DEFAULT_TLS_PORT if secure else DEFAULT_PORT),
@@ -166,7 +162,7 @@ class AmqpAdapter(Adapter):
             heartbeat=settings.heartbeat,
             name=settings.client_id or self.name,
             timeout=settings.connect_timeout,
-            tls=tls if secure else None,
+            tls=functools.partial(client_context, settings) if secure else None,
         )
 
     def _credentials(self) -> tuple[str | None, SecretStr | None]:
@@ -298,7 +294,7 @@ class AmqpAdapter(Adapter):
         context: ssl.SSLContext | None = None
         if target.tls is not None:
             # each time anew: certificates are renewed while programs run
-            context = await asyncio.get_running_loop().run_in_executor(None, target.tls.context)
+            context = await asyncio.get_running_loop().run_in_executor(None, target.tls)
         wire = await self._connection.connect(target, "publishing", context)
         self._link = self._link_type(
             target,

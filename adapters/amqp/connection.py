@@ -20,9 +20,10 @@ from aiormq import spec
 from yarl import URL
 
 from adapters.amqp import frames
-from adapters.amqp.protocol import TLS_ALERT, FrameProtocol
+from adapters.amqp.protocol import FrameProtocol
 from adapters.amqp.target import failure
 from adapters.amqp.transport import cut
+from messaging import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -299,8 +300,9 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     protocol = FrameProtocol(loop)
     try:
         transport, _ = await loop.create_connection(lambda: protocol, target.host, target.port, ssl=context)
-    except (OSError, ssl.SSLError, UnicodeError) as error:
-        raise ConnectFailedError(f"cannot connect to {target}: {describe(error)}") from error
+    except (OSError, UnicodeError) as error:
+        reason = tls.explain(error, "amqps", "amqp") if context is not None and isinstance(error, OSError) else None
+        raise ConnectFailedError(f"cannot connect to {target}: {reason or describe(error)}") from error
     writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)
     url = URL.build(
         scheme="amqp",
@@ -355,8 +357,9 @@ def _connect_error(target: Target, protocol: FrameProtocol, error: BaseException
     if isinstance(error, aiormq.AuthenticationError):
         how = "client certificate (SASL EXTERNAL)" if target.username is None else "user name and password (SASL PLAIN)"
         return AuthenticationError(f"{target} takes no {how}")
-    if protocol.greeting.startswith(TLS_ALERT):
-        return ConnectFailedError(f"{target} speaks TLS: use amqps:// instead of amqp://")
+    hint = tls.wants_tls(protocol.greeting, "amqps", "amqp")
+    if hint is not None:
+        return ConnectFailedError(f"cannot connect to {target}: {hint}")
     if not protocol.speaks_amqp or isinstance(error, (aiormq.ProtocolSyntaxError, aiormq.IncompatibleProtocolError)):
         return ConnectFailedError(f"{target} does not speak AMQP 0-9-1")
     return ConnectFailedError(f"cannot connect to {target}: {describe(error)}")

@@ -40,8 +40,6 @@ _ANSWERS: Final = frozenset(
     )
 )
 _CLOSE_OK: Final = pamqp.frame.marshal(spec.Connection.CloseOk(), 0)
-#: the first bytes of a TLS alert, which is how a TLS port answers to plain text
-TLS_ALERT: Final = b"\x15\x03"
 
 
 class Lane(Protocol):

@@ -7,10 +7,10 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from messaging.errors import ConnectFailedError
+from messaging.tls import explain
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from pydantic import SecretStr
 
@@ -31,8 +31,8 @@ class Target:
     name: str
     #: deadline of the second connection, and of any single request to the broker, seconds
     timeout: float
-    #: ``None`` without TLS
-    tls: Tls | None = None
+    #: makes the TLS context; ``None`` for no TLS
+    tls: Callable[[], ssl.SSLContext] | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -43,46 +43,10 @@ class Target:
         return "the client certificate" if self.username is None else f"the credentials of {self.username!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """What TLS needs to know: paths of PEM files, and whether the broker's certificate is left unverified."""
-
-    cafile: Path | None
-    certfile: Path | None
-    keyfile: Path | None
-    insecure: bool
-
-    def context(self) -> ssl.SSLContext:
-        """Make the context; reads files.
-
-        Raises:
-            ConnectFailedError: one of the files cannot be used.
-        """
-        try:
-            context = ssl.create_default_context(cafile=self.cafile)
-            if self.certfile is not None:
-                # without a password callback OpenSSL would ask at the terminal
-                context.load_cert_chain(self.certfile, self.keyfile, password="")
-        except (OSError, ssl.SSLError) as error:
-            shown = ", ".join(str(path) for path in (self.cafile, self.certfile, self.keyfile) if path is not None)
-            raise ConnectFailedError(f"cannot use the TLS files {shown}: {error}") from error
-        if self.insecure:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-
-
 def failure(error: BaseException) -> str | None:
     """What the system or OpenSSL has against a connection, in words; ``None`` for errors of other origin."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {error.verify_message or error.reason}"
     if isinstance(error, ssl.SSLError):
-        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST"):
-            return "it does not speak TLS there: use the broker's TLS port, or amqp:// instead of amqps://"
-        if "ALERT" in (error.reason or ""):
-            # what the broker says of our certificate comes after the handshake, in TLS 1.3
-            return f"the broker ended TLS: {(error.reason or '').lower().replace('_', ' ')}"
-        return f"TLS failed: {error.reason or error}"
+        return explain(error, "amqps", "amqp")
     if isinstance(error, OSError):
         # the numbers of the resolver are negative; asyncio puts a sentence of its own into the others
         return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error) or None

@@ -32,6 +32,7 @@ from messaging.errors import (
 )
 from messaging.extensions import boolean, integer, seconds
 from messaging.features import Features
+from messaging.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +146,7 @@ class MqttAdapter(Adapter):
         self._target = handshake.Target(
             host=url.host,
             port=url.port or options.PORTS[url.scheme],
-            tls=functools.partial(options.tls_context, settings) if url.scheme in options.SECURE else None,
+            tls=functools.partial(client_context, settings) if url.scheme in options.SECURE else None,
             v5=v5,
             client_id=options.client_id(settings, name),
             username=username,

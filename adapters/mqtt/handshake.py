@@ -63,6 +63,11 @@ class Target:
     #: makes the WebSocket; ``None`` for none
     web: Callable[[], WebSocket] | None = None
 
+    @property
+    def schemes(self) -> tuple[str, str]:
+        """The URL schemes of this transport: with TLS, and without."""
+        return ("mqtts", "mqtt") if self.web is None else ("wss", "ws")
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

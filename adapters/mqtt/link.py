@@ -30,6 +30,7 @@ from paho.mqtt.packettypes import PacketTypes
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.packets import LimitExceededError, ProtocolError
 from adapters.mqtt.wire import READ_SIZE, Dialer, Wire
+from messaging import tls
 from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError, TakenOverError
 from messaging.pacing import ReadPacer
 
@@ -151,8 +152,13 @@ class Link:
         try:
             try:
                 await self._loop.run_in_executor(None, dial)
+            except ConnectFailedError as error:
+                raise ConnectFailedError(f"cannot connect to {target}: {error}") from error.__cause__
             except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                explained = None
+                if target.tls is not None and isinstance(error, OSError):
+                    explained = tls.explain(error, *target.schemes)
+                reason = explained or getattr(error, "strerror", None) or str(error) or type(error).__name__
                 raise ConnectFailedError(f"cannot connect to {target}: {reason}") from error
             wire = self._wire = dialer.wire
             assert wire is not None  # noqa: S101  # paho connected, so it has its socket
@@ -252,10 +258,14 @@ class Link:
             if not self._greeted:
                 # at once: what another protocol answers may look like the beginning of a long packet
                 if data[0] & 0xF0 != packets.CONNACK:
-                    raise ProtocolError("its first packet is not CONNACK")
+                    hint = tls.wants_tls(data, *self._target.schemes) if self._target.tls is None else None
+                    if hint is not None:
+                        self._end(ConnectFailedError(f"cannot connect to {self._target}: {hint}"))
+                        return
+                    raise ProtocolError("its first packet is not CONNACK: it may be no port for MQTT")
                 self._greeted = True
         except OSError as error:
-            self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
+            self._broke(error)
         except ProtocolError as error:
             self._broken(wire, error)
         else:
@@ -303,8 +313,26 @@ class Link:
         if self._is_up:
             self._end(ConnectionLostError(f"connection to {self._target} lost: closed by the broker"))
         else:
-            hint = "; it may not speak MQTT 5: try version=3.1.1" if self._target.v5 else ""
-            self._end(ConnectFailedError(f"{self._target} closed the connection without an answer{hint}"))
+            self._end(self._unanswered())
+
+    def _broke(self, error: OSError) -> None:
+        """The socket failed."""
+        reason = error.strerror or str(error)
+        if self._greeted:
+            self._end(ConnectionLostError(f"connection to {self._target} lost: {reason}"), error)
+        else:
+            self._end(self._unanswered(f" ({reason})"), error)
+
+    def _unanswered(self, reason: str = "") -> ConnectFailedError:
+        """The connection ended before the broker said anything: what it may want instead."""
+        hints = []
+        if self._target.v5:
+            hints.append("not speak MQTT 5: try version=3.1.1")
+        if self._target.tls is None:
+            secure, plain = self._target.schemes
+            hints.append(f"want TLS: try {secure}:// instead of {plain}://")
+        hint = f"; it may {', or '.join(hints)}" if hints else ""
+        return ConnectFailedError(f"{self._target} closed the connection without an answer{reason}{hint}")
 
     def _broken(self, wire: Wire, error: ProtocolError) -> None:
         """End the connection to a broker that broke the protocol; tell it why, if it can be told (MQTT 5, 4.13)."""
@@ -425,7 +453,7 @@ class Link:
         except OSError as error:
             # what the broker sent before it closed may say why
             self._on_readable()
-            self._end(ConnectionLostError(f"connection to {self._target} lost: {error.strerror or error}"), error)
+            self._broke(error)
             return
         if self._is_up:
             self._events.written(self)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-import ssl
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from messaging.errors import ConnectFailedError, InvalidOptionError, InvalidUrlError
+from messaging.errors import InvalidOptionError, InvalidUrlError
 from messaging.settings import TlsSettings
 
 if TYPE_CHECKING:
@@ -127,25 +126,3 @@ def client_id(settings: MqttSettings, name: str) -> str:
     if settings.client_id is not None:
         return settings.client_id
     return re.sub(r"[^0-9A-Za-z]", "", name)[:11] + secrets.token_hex(6)
-
-
-def tls_context(settings: MqttSettings) -> ssl.SSLContext:
-    """Make the TLS context. Reads files, so it is for a thread that may block.
-
-    Raises:
-        ConnectFailedError: a file cannot be read or used, naming the option.
-    """
-    option = "cafile"
-    try:
-        context = ssl.create_default_context(cafile=settings.cafile)
-        if settings.certfile is not None:
-            option = "certfile"
-            # without a password OpenSSL would ask for one on the terminal, and wait
-            context.load_cert_chain(settings.certfile, settings.keyfile, password="")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConnectFailedError(f"option {option!r}: cannot load {getattr(settings, option)}: {reason}") from error
-    if settings.allow_insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

