@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.forking import hold_over_fork
 from messaging.message import Message, MessageContext, rebuilt_context
+from messaging.reprs import tolerant
 
 if TYPE_CHECKING:
     from messaging.adapter import Incoming
@@ -112,6 +113,7 @@ class AcknowledgeHandler:
         """
         return self._context._settle(False)
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<AcknowledgeHandler {self._context._state.value}>"
 

@@ -28,6 +28,7 @@ from messaging.parameters import NOT_ANNOTATED, parameter_of
 from messaging.promise import Promise
 from messaging.replyto import serving
 from messaging.replyto.exchange import Verdict
+from messaging.reprs import tolerant
 from messaging.waiting import warn_in_loop
 
 if TYPE_CHECKING:
@@ -379,5 +380,6 @@ class HandlerRegistration:
         if not in_observer():
             await closing
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<HandlerRegistration of {self._name} for {self.channel!r}>"

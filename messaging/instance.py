@@ -56,6 +56,7 @@ from messaging.replyto.publisher import ReplyToPublisher
 from messaging.replyto.requests import Requests
 from messaging.replyto.typed import TypedHandler
 from messaging.replyto.whiteboard import ReplyToWhiteboard, channel_list
+from messaging.reprs import tolerant
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
     SERVICE_RANKING,
@@ -770,6 +771,7 @@ class Messaging:
     ) -> None:
         await self.aclose()
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<Messaging {self.name!r} {self._connection.state} at {self._adapter.url}>"
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
 
+from messaging.reprs import tolerant
+
 if TYPE_CHECKING:
     from messaging.acknowledge import DirectAcknowledgement
 
@@ -131,6 +133,7 @@ class MessageContext:
 
     __hash__ = None  # type: ignore[assignment]  # extensions may hold unhashable values
 
+    @tolerant
     def __repr__(self) -> str:
         names = ("channel", "channel_extension", "content_type", "content_encoding", "correlation_id")
         shown = [f"{name}={value!r}" for name in names if (value := getattr(self, "_" + name)) is not None]
@@ -255,5 +258,6 @@ class Message:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @tolerant
     def __repr__(self) -> str:
         return f"Message({len(self._payload)} bytes, {self._context!r})"

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
+from messaging.reprs import tolerant
 from messaging.waiting import refuse_in_loop, wait_for
 
 logger = logging.getLogger(__name__)
@@ -200,6 +201,7 @@ class Promise(Generic[T]):
         if getattr(self, "_error", None) is not None and not self._looked_at:
             logger.error("%s failed and nobody looked: %s: %s", self.what, type(self._error).__name__, self._error)
 
+    @tolerant
     def __repr__(self) -> str:
         if self._value is PENDING:
             state = "pending"

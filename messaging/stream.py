@@ -37,6 +37,7 @@ from messaging.consumers import Pull, Push, StreamEndedError, callbacks_of, igno
 from messaging.engine import may_block, wait_for
 from messaging.errors import ClosedError, DeadlineError
 from messaging.message import Message
+from messaging.reprs import tolerant
 from messaging.waiting import refuse_in_loop, warn_in_loop
 
 if TYPE_CHECKING:
@@ -283,6 +284,7 @@ class MessageStream(Observable[Message]):
         if not in_observer():
             await closing
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<MessageStream of {self._primary.spec.channel!r}>"
 

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from messaging.channels import forbidden_character
 from messaging.errors import InvalidUrlError
+from messaging.reprs import tolerant
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
@@ -72,6 +73,7 @@ class BrokerUrl:
             )
         return text
 
+    @tolerant
     def __repr__(self) -> str:
         return f"BrokerUrl({str(self)!r})"
 

@@ -37,6 +37,7 @@ from messaging.errors import ArgumentError, ClosedError, DeadlineError, Messagin
 from messaging.features import Features
 from messaging.instance import Messaging
 from messaging.promise import Promise
+from messaging.reprs import tolerant
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
 from messaging.workers import start_thread, workers
 
@@ -438,5 +439,6 @@ class EventRecorder:
         if self._closing is not None:
             raise ClosedError(f"the recorder {self.recorder} is closed")
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<EventRecorder {self.recorder} to {self.channel!r}, {'open' if self._closing is None else 'closed'}>"

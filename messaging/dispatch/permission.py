@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
+from messaging.reprs import tolerant
 
 logger = EventLog(__name__)
 
@@ -71,6 +72,7 @@ class TopicPermission:
     def __hash__(self) -> int:
         return hash((self._filter, self._actions))
 
+    @tolerant
     def __repr__(self) -> str:
         return f"TopicPermission({self.name!r}, {self.actions!r})"
 

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import InvalidTopicError, NullEventError
+from messaging.reprs import tolerant
 
 T = TypeVar("T")
 
@@ -140,6 +141,7 @@ class TopicFilter:
     def __hash__(self) -> int:
         return hash(self.text)
 
+    @tolerant
     def __repr__(self) -> str:
         return f"TopicFilter({self.text!r})"
 

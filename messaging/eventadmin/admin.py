@@ -43,6 +43,7 @@ from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.receiver import QUIET, AdminHandler, AdminTerms, read_terms, straggles, too_long, within
 from messaging.promise import Promise
+from messaging.reprs import tolerant
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.waiting import wait_for
@@ -436,5 +437,6 @@ class EventAdmin(EventService):
     def _closed(self) -> None:
         self._queue.close()
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<EventAdmin {self.name!r}{'' if self._is_open else ', closed'}>"

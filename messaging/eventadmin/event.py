@@ -10,6 +10,7 @@ from typing import Any, Final
 from messaging.dispatch.topics import check_topic
 from messaging.errors import InvalidEventError, InvalidFilterError
 from messaging.eventadmin.constants import EventConstants
+from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
 
 #: what subclasses must not override (6.3)
@@ -121,6 +122,7 @@ class Event:
         # values may have no hash; equal events have equal names
         return hash((self._topic, frozenset(self._properties)))
 
+    @tolerant
     def __repr__(self) -> str:
         # values may be secrets of the application: names only
         return f"<{type(self).__name__} {self._topic!r}: {', '.join(self.get_property_names())}>"

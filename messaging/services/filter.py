@@ -42,6 +42,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from messaging.errors import InvalidFilterError
+from messaging.reprs import tolerant
 from messaging.services.properties import ServiceProperties
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,7 @@ class LdapFilter:
     def __str__(self) -> str:
         return self._text
 
+    @tolerant
     def __repr__(self) -> str:
         return f"LdapFilter({self._text!r}{', case_sensitive=True' if self._case_sensitive else ''})"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from messaging.errors import ArgumentError
+from messaging.reprs import tolerant
 
 
 class ServiceProperties(Mapping[str, Any]):
@@ -49,6 +50,7 @@ class ServiceProperties(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._written)
 
+    @tolerant
     def __repr__(self) -> str:
         # values may be secrets of the application: names only
         return f"<ServiceProperties {', '.join(self._written)}>"

@@ -30,6 +30,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError
 from messaging.forking import hold_over_fork
+from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.properties import ServiceProperties
 
@@ -93,6 +94,7 @@ class ServiceReference:
         names: tuple[str, ...] = self._properties[OBJECT_CLASS]
         return names
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<ServiceReference {self.id}: {', '.join(self.interfaces)}>"
 
@@ -220,6 +222,7 @@ class ServiceRegistration:
     def __exit__(self, *_: object) -> None:
         self.unregister()
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<ServiceRegistration of {self._reference!r}>"
 

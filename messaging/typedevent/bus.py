@@ -30,6 +30,7 @@ from messaging.dispatch.permission import Principal, TopicPermission, TopicPolic
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
+from messaging.reprs import tolerant
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
@@ -555,6 +556,7 @@ class TypedEventBus(EventService):
             missed=self.monitor.missed,
         )
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.errors import ClosedError
+from messaging.reprs import tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
@@ -74,5 +75,6 @@ class TypedEventPublisher(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<TypedEventPublisher for {self._topic!r}, {'open' if self._is_open else 'closed'}>"

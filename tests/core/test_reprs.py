@@ -1,0 +1,53 @@
+"""``repr`` answers for every object, also for one whose constructor has failed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import adapters
+import messaging
+from messaging.errors import InvalidOptionError
+from messaging.services import ServiceRegistry
+
+
+def classes() -> Iterator[type[Any]]:
+    """The classes with a ``__repr__`` that was written rather than generated."""
+    for package in (messaging, adapters):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if module.name.endswith("__main__") or ".telemetry" in module.name:
+                continue
+            imported = importlib.import_module(module.name)
+            for found in vars(imported).values():
+                if isinstance(found, type) and found.__module__ == module.name and "__repr__" in vars(found):
+                    code = getattr(inspect.unwrap(vars(found)["__repr__"]), "__code__", None)
+                    if code is not None and code.co_filename == imported.__file__:
+                        yield found
+
+
+WRITTEN = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in classes()}
+
+
+def test_the_search_finds_classes() -> None:
+    assert "messaging.instance.Messaging" in WRITTEN
+    assert "messaging.promise.Promise" in WRITTEN
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_object_whose_constructor_never_ran_has_a_repr(name: str) -> None:
+    kind = WRITTEN[name]
+    assert kind.__name__ in repr(kind.__new__(kind))
+
+
+def test_a_report_with_locals_shows_an_instance_whose_constructor_failed() -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        messaging.connect("memory://x", services=ServiceRegistry(), timeout="soon")
+    report = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    assert "<Messaging, whose constructor failed>" in report
+    assert "repr() failed" not in report
