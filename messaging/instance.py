@@ -70,7 +70,7 @@ from messaging.services import (
 from messaging.settings import URL_VARIABLE, Settings, load_settings
 from messaging.subscription import MessageSubscription
 from messaging.suggestions import did_you_mean
-from messaging.url import BrokerUrl, parse_url
+from messaging.url import BrokerUrl, concealed, parse_url
 from messaging.waiting import warn_in_loop
 from messaging.workers import workers
 
@@ -123,13 +123,17 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
         ConnectFailedError: no connection within ``connect_timeout``; ``AuthenticationError`` if the broker refused
             the credentials. Not raised here on a thread that runs an event loop, but when the result is awaited.
     """
+    settings = concealed(settings)
     if url is None:
         url = os.environ.get(URL_VARIABLE)
         if not url:
             raise ConfigurationError(f"no broker URL: give one to connect(), or set {URL_VARIABLE}")
+    try:
+        parsed = parse_url(url)
+    finally:
+        url = None  # a report that shows the variables of this frame must not show the password
     if services is not None and not isinstance(services, ServiceRegistry):
         raise ArgumentError(f"services must be a ServiceRegistry, not {type(services).__name__}")
-    parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
     instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
     if may_block():

@@ -20,6 +20,7 @@ from messaging.channels import MAX_BYTES, forbidden_character
 from messaging.errors import InvalidOptionError
 from messaging.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
 from messaging.suggestions import did_you_mean
+from messaging.url import concealed
 
 if TYPE_CHECKING:
     from messaging.url import BrokerUrl
@@ -115,8 +116,8 @@ class _SecretFiles(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name, field in self.settings_cls.model_fields.items():
-            if "SecretStr" not in str(field.annotation):
+        for name in self.settings_cls.model_fields:
+            if not _is_secret(self.settings_cls, name):
                 continue
             variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
             path = os.environ.get(variable)
@@ -140,23 +141,28 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
         InvalidOptionError: naming the option that is unknown (with the nearest known name) or whose value does
             not fit. Values are not repeated: any of them may be a secret.
     """
-    given: dict[str, Any] = {**url.options, **keywords}
+    given = concealed({**url.options, **keywords})
     for option in given:
         if option not in kind.model_fields:
             hint = did_you_mean(option, kind.model_fields) or f"known: {', '.join(sorted(kind.model_fields))}"
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
+        if isinstance(given[option], SecretStr) and not _is_secret(kind, option):
+            given[option] = given[option].get_secret_value()  # text to its adapter, whatever it is called
     try:
         return kind(**given)
     except ValidationError as error:
         first = error.errors(include_input=False, include_context=False, include_url=False)[0]
         option = str(first["loc"][0]) if first["loc"] else "?"
         source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
-        raise InvalidOptionError(
-            option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
+        failure = InvalidOptionError(option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}")
     except SettingsError as error:  # names the field, but not the variable; its cause holds the value
         named = re.search(r'field "(\w+)"', str(error))
         option = named.group(1) if named else "?"
-        raise InvalidOptionError(
+        failure = InvalidOptionError(
             option, f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
-        ) from None
+        )
+    raise failure  # out here, so that it has no context: that would hold the values
+
+
+def _is_secret(kind: type[BaseSettings], option: str) -> bool:
+    return "SecretStr" in str(kind.model_fields[option].annotation)

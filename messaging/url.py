@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import SecretStr
@@ -83,13 +83,31 @@ def is_secret_option(name: str) -> bool:
     return _SECRET_OPTION.search(name) is not None
 
 
+def concealed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with each secret as a ``SecretStr``, so that no report that shows variables shows it."""
+    return {
+        name: SecretStr(value) if isinstance(value, str) and is_secret_option(name) else value
+        for name, value in options.items()
+    }
+
+
 def parse_url(text: str) -> BrokerUrl:
     """Parse a broker URL.
 
     Raises:
         InvalidUrlError: says which part is wrong and what would be right. The message never repeats the part
-            that may hold a password.
+            that may hold a password, and no frame of its traceback has it in a local variable.
     """
+    try:
+        return _parsed(text)
+    except InvalidUrlError as error:
+        failure = error.with_traceback(None)
+        failure.__context__ = None  # a decoder's error holds what it could not decode
+    del text
+    raise failure
+
+
+def _parsed(text: str) -> BrokerUrl:
     if not isinstance(text, str):
         raise InvalidUrlError(f"a broker URL must be a str, not {type(text).__name__}")
     if len(text) > _MAX_LENGTH:
