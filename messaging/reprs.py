@@ -1,4 +1,4 @@
-"""``__repr__`` for objects whose constructor may have failed."""
+"""What error reporters show beside an error's text: objects whose constructor failed, and variables of frames."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 S = TypeVar("S")
+E = TypeVar("E", bound=BaseException)
+
+
+def without_frames(error: E) -> E:
+    """Return ``error`` without its traceback, and those of the errors behind it without theirs.
+
+    For errors of a library that was given a password: its frames hold it in their variables.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            pending += [each.__cause__, each.__context__]
+    return error
 
 
 def tolerant(method: Callable[[S], str]) -> Callable[[S], str]:

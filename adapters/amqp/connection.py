@@ -25,6 +25,7 @@ from adapters.amqp.target import failure
 from adapters.amqp.transport import cut
 from messaging import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
+from messaging.reprs import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -304,7 +305,34 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         reason = tls.explain(error, "amqps", "amqp") if context is not None and isinstance(error, OSError) else None
         raise ConnectFailedError(f"cannot connect to {target}: {reason or describe(error)}") from error
     writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)
-    url = URL.build(
+    # the URL holds the password: it is never in a variable of a frame that a report of an error may show
+    connection = _Connection(_url(target, purpose), transport_factory=_Transport(protocol.reader, writer))
+    # not by the URL: aiormq reads some percent signs in it twice
+    connection.vhost = target.vhost
+    try:
+        await connection.connect({"product": PRODUCT})
+    except (Exception, asyncio.CancelledError) as error:
+        cut(transport)
+        # it may have been cancelled in the moment it was through
+        await connection.close(aiormq.ConnectionClosed(200, "closed"))
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            raise
+        raise _connect_error(target, protocol, error) from without_frames(error)
+    finally:
+        # needed for the log-in only
+        connection.url = connection.url.with_password(None)
+    if connection.connection_tune.frame_max < frames.FRAME_MIN_SIZE:
+        cut(transport)
+        await connection.close(aiormq.ConnectionClosed(200, "closed"))
+        limit = connection.connection_tune.frame_max
+        raise ConnectFailedError(
+            f"cannot connect to {target}: it takes frames of {limit} bytes; AMQP 0-9-1 asks for {frames.FRAME_MIN_SIZE}"
+        )
+    return Wire(target, connection, protocol, writer)
+
+
+def _url(target: Target, purpose: str) -> URL:
+    return URL.build(
         scheme="amqp",
         host=target.host,
         port=target.port,
@@ -317,29 +345,6 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
             "auth": "external" if target.username is None else "plain",
         },
     )
-    connection = _Connection(url, transport_factory=_Transport(protocol.reader, writer))
-    # not by the URL: aiormq reads some percent signs in it twice
-    connection.vhost = target.vhost
-    try:
-        await connection.connect({"product": PRODUCT})
-    except (Exception, asyncio.CancelledError) as error:
-        cut(transport)
-        # it may have been cancelled in the moment it was through
-        await connection.close(aiormq.ConnectionClosed(200, "closed"))
-        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-            raise
-        raise _connect_error(target, protocol, error) from error
-    finally:
-        # needed for the log-in only
-        connection.url = connection.url.with_password(None)
-    if connection.connection_tune.frame_max < frames.FRAME_MIN_SIZE:
-        cut(transport)
-        await connection.close(aiormq.ConnectionClosed(200, "closed"))
-        limit = connection.connection_tune.frame_max
-        raise ConnectFailedError(
-            f"cannot connect to {target}: it takes frames of {limit} bytes; AMQP 0-9-1 asks for {frames.FRAME_MIN_SIZE}"
-        )
-    return Wire(target, connection, protocol, writer)
 
 
 def _is_cancelled() -> bool:

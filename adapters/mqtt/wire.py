@@ -62,6 +62,8 @@ class Wire:
         #: WebSocket: frames on their way, and how many bytes of packets are in them
         self._framed = bytearray()
         self._in_frames = 0
+        #: what goes to the socket next
+        self._outgoing = self._out if web is None else self._framed
         #: bytes of packets handed to the real socket so far
         self.sent = 0
         #: when something last arrived, and when the socket last took something; monotonic seconds
@@ -232,26 +234,31 @@ class Wire:
         if self._web is not None:
             self._flush_frames(self._web)
         else:
-            self.sent += self._write(self._out)
+            self.sent += self._write()
 
     def _flush_frames(self, web: WebSocket) -> None:
         self._in_frames += len(self._out)
         self._framed += web.encode(self._out)
         self._out.clear()
-        self._write(self._framed)
+        self._write()
         if not self._framed:
             self.sent += self._in_frames
             self._in_frames = 0
 
-    def _write(self, out: bytearray) -> int:
-        """Hand over what the socket takes of ``out``, and how much that was."""
-        before = len(out)
+    def _write(self) -> int:
+        """Hand over what the socket takes, and how much that was.
+
+        No variable of a frame holds the bytes, CONNECT and its password among them: a report of an error may show it.
+        """
+        before = len(self._outgoing)
         try:
-            while out:
-                del out[: self._sock.send(out)]
+            while self._outgoing:
+                del self._outgoing[: self._sock.send(self._outgoing)]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
-        written = before - len(out)
+        except OSError as error:
+            raise error.with_traceback(None) from None  # of a TLS socket, the frames hold the bytes
+        written = before - len(self._outgoing)
         if written:
             self.sent_at = time.monotonic()
         return written
@@ -261,7 +268,7 @@ class Wire:
         with contextlib.suppress(OSError):
             if self._web is not None:
                 self._framed += self._web.close()
-                self._write(self._framed)
+                self._write()
             self._sock.shutdown(socket.SHUT_WR)
 
     def interrupt(self) -> None:

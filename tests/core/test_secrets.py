@@ -7,17 +7,23 @@ import dataclasses
 import gc
 import json
 import logging
+import socket
+import struct
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pamqp.commands import Connection
+from pamqp.frame import marshal
 
 import messaging
 from messaging.errors import AuthenticationError, ConnectFailedError, MessagingError
 from messaging.services import ServiceRegistry
-from tests.brokers import free_port
+from tests.brokers import RabbitMQ, free_port
 from tests.core.fake import PATIENCE, FakeBroker, brokers, until
 
 SECRET = "hunter2-pl4nted"
@@ -215,6 +221,54 @@ def test_a_closed_port_shows_nothing(watch: Watch, way: Arguments, scheme: str) 
         messaging.connect(url, services=ServiceRegistry(), connect_timeout=5.0, **settings)
     check(watch, told(caught.value))
     assert "127.0.0.1" in str(caught.value)
+
+
+@contextmanager
+def ending(greeting: bytes) -> Iterator[int]:
+    """A port that sends ``greeting``, reads what it is sent, and resets the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer = listening.accept()[0]
+                except OSError:  # the test is over
+                    return
+                with peer, suppress(OSError):
+                    peer.settimeout(PATIENCE)
+                    peer.sendall(greeting)
+                    while SECRET.encode() not in peer.recv(65_536):
+                        pass
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
+
+
+START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
+
+
+@pytest.mark.parametrize(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
+def test_a_connection_that_ends_while_logging_in_shows_nothing(
+    watch: Watch, way: Arguments, scheme: str, greeting: bytes
+) -> None:
+    with ending(greeting) as port:
+        url, settings = way(scheme, f"127.0.0.1:{port}")
+        with pytest.raises(ConnectFailedError) as caught:
+            messaging.connect(url, services=ServiceRegistry(), **settings)
+    check(watch, told(caught.value))
+
+
+def test_a_refused_password_shows_nothing(watch: Watch, way: Arguments, rabbitmq: RabbitMQ) -> None:
+    url, settings = way("amqp", f"127.0.0.1:{rabbitmq.port}")
+    with pytest.raises(AuthenticationError) as caught:
+        messaging.connect(url, services=ServiceRegistry(), **settings)
+    check(watch, told(caught.value))
 
 
 def test_the_asyncio_face_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:

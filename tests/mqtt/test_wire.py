@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
+import traceback
 from collections.abc import Iterator
 
 import pytest
@@ -144,3 +146,20 @@ def test_a_dialer_closes_its_wire_whoever_is_first(dialed_first: bool) -> None:
             step()
         assert wire.fileno() == -1
         dialer.cancel()
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_an_error_while_writing_keeps_no_bytes_in_the_variables_of_its_frames(secure: bool) -> None:
+    """CONNECT holds the password, and a report with locals shows variables."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    context = ssl.create_default_context()
+    sock = context.wrap_socket(ours, server_hostname="h", do_handshake_on_connect=False) if secure else ours
+    wire = Wire(sock)
+    wire.send(b"hunter2")
+    with pytest.raises(OSError) as caught:  # which one, the system decides
+        wire.flush()
+    wire.dispose()
+    below = [*traceback.walk_tb(caught.value.__traceback__)][1:]
+    assert below
+    assert "hunter2" not in str([frame.f_locals for frame, _ in below])
