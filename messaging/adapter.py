@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
+from messaging import channels
 from messaging.acknowledge import AcknowledgeMessageContext
 from messaging.errors import ConnectionLostError, UnsupportedFeatureError
 from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
@@ -356,6 +357,14 @@ class Adapter(abc.ABC):
             At least one; each but the last is given up for the next if nobody listens there.
         """
         return (ReplyRoute(channel, mandatory=Features.EXTENSION_MANDATORY in self.features),)
+
+    def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
+        """Return whether what is published to an address arrives at a subscription, as far as both tell.
+
+        Called on any thread; the channel is a name. A reply that would arrive at a request handler is refused by it.
+        """
+        same_kind = (spec.channel_extension is None) == (channel_extension is None)
+        return same_kind and channels.matches(spec.channel, channel)
 
     # --- connection
 

@@ -55,7 +55,8 @@ from messaging.replyto.many import ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher
 from messaging.replyto.requests import Requests
 from messaging.replyto.typed import TypedHandler
-from messaging.replyto.whiteboard import ReplyToWhiteboard, channel_list
+from messaging.replyto.wanted import channel_list
+from messaging.replyto.whiteboard import ReplyToWhiteboard
 from messaging.reprs import tolerant
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from weakref import WeakKeyDictionary
 
@@ -282,6 +283,18 @@ class AmqpAdapter(Adapter):
         queue = names.routing_key(channel)
         return ReplyRoute(channel, mandatory=True), ReplyRoute(declarations.DEFAULT_EXCHANGE, queue, mandatory=True)
 
+    def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
+        """See ``Adapter.reaches``: by the exchange and its routing key, or to the queue by its name."""
+        source = _compiled(spec, self.settings.exchange, self.settings.max_priority)
+        if channel_extension is None:
+            return source.exchange.name == self.settings.exchange and any(
+                channels.matches(pattern, channel) for pattern in source.patterns
+            )
+        if channel == declarations.DEFAULT_EXCHANGE:
+            return channel_extension == source.queue.name
+        key = names.channel_name(channel_extension)
+        return channel == source.exchange.name and any(channels.matches(pattern, key) for pattern in source.patterns)
+
     # --- connection
 
     async def open(self, lost: Callable[[MessagingError], None]) -> bool:
@@ -369,6 +382,10 @@ class AmqpAdapter(Adapter):
     def is_stale(self, token: Any) -> bool:
         """Whether the delivery's AMQP channel is gone."""
         return not token[0].is_open
+
+
+#: the subscriptions of request handlers are looked at again for each reply that names its channel
+_compiled = lru_cache(maxsize=1024)(declarations.source)
 
 
 def _check_names(channel: str, extension: str | None, key: str) -> None:

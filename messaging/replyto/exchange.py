@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from messaging.errors import (
     ClosedError,
     ConnectionLostError,
     DeadlineError,
+    InvalidChannelError,
     MessagingError,
     OutboxFullError,
     UnroutableError,
@@ -36,11 +37,12 @@ from messaging.replyto.marks import Mark
 from messaging.workers import workers
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter, ReplyRoute
+    from messaging.adapter import Adapter, ReplyRoute, SubscriptionSpec
     from messaging.connection import Connection
     from messaging.extensions import PublishOptions
     from messaging.outbox import Publication
     from messaging.publisher import MessagePublisher
+    from messaging.replyto.copies import Claim
     from messaging.replyto.requests import Inbox, Requests
 
 logger = logging.getLogger(__name__)
@@ -100,8 +102,8 @@ class Replies:
         self._publisher = publisher
         self.best_qos = self.adapter.default_qos
         self._allowed = self._matcher(connection.settings.reply_channels)
-        #: what is subscribed to here, and so is no place for replies
-        self.served: tuple[Callable[[str], bool], ...] = ()
+        #: what requests are taken from here: no place for replies
+        self._served: tuple[SubscriptionSpec, ...] = ()
         self._routes: dict[str, tuple[ReplyRoute, ...]] = {}
         self._contexts: dict[tuple[Any, ...], tuple[MessageContext, PublishOptions]] = {}
         self._options: dict[tuple[Any, ...], PublishOptions] = {}
@@ -124,28 +126,61 @@ class Replies:
         return tuple(channels.matcher(channels.check_pattern(each.strip())) for each in patterns.split(","))
 
     def is_allowed(self, channel: str) -> bool:
-        """Whether replies may go to a channel that somebody else has named."""
+        """Return whether replies may go to a channel that a request names."""
+        if channel in self._routes:
+            return True
         if self._allowed is not None:
-            return any(matches(channel) for matches in self._allowed)
-        if channel.startswith("$"):
+            if not any(matches(channel) for matches in self._allowed):
+                return False
+        elif channel.startswith("$"):
             return False
-        return not any(matches(channel) for matches in self.served)
+        return not self._is_served(channel, None)
 
     # --- ways
 
+    def serve(self, specs: Sequence[SubscriptionSpec]) -> None:
+        """Learn what requests are taken from: no reply goes there from now on. On the loop."""
+        self._served = tuple(specs)
+        self._routes.clear()
+
+    def _is_served(self, channel: str, extension: str | None) -> bool:
+        reaches = self.adapter.reaches
+        return any(reaches(spec, channel, extension) for spec in self._served)
+
+    def refuse_served(self, channel: str, extension: str | None) -> None:
+        """Refuse a channel of a reply that handlers of this instance take requests from.
+
+        Raises:
+            InvalidChannelError: it is one: the reply would be their next request, and so on.
+        """
+        if self._is_served(channel, extension):
+            shown = repr(channel) if extension is None else f"{channel!r} with the extension {extension!r}"
+            raise InvalidChannelError(
+                f"a reply to {shown} is not sent: request handlers of {self.adapter.name!r} take requests from there; "
+                f"leave the channel as the response builder has it, or name one that no handler here serves"
+            )
+
     def routes(self, channel: str) -> tuple[ReplyRoute, ...]:
-        """How replies get to a channel, best first."""
+        """Return how replies get to a channel, best first.
+
+        Raises:
+            InvalidChannelError: handlers of this instance take requests from there.
+        """
         found = self._routes.get(channel)
         if found is None:
+            self.refuse_served(channel, None)
+            ways = self.adapter.reply_routes(channel)
+            found = ways[:1] + tuple(way for way in ways[1:] if not self._is_served(way.channel, way.channel_extension))
             if len(self._routes) >= _CONTEXTS:
                 self._routes.clear()
-            found = self._routes[channel] = self.adapter.reply_routes(channel)
+            self._routes[channel] = found
         return found
 
     def prefer(self, channel: str, route: ReplyRoute) -> None:
         """A reply has got there that way; begin with it the next time."""
-        others = (each for each in self.adapter.reply_routes(channel) if each != route)
-        self._routes[channel] = (route, *others)
+        known = self._routes.get(channel)
+        if known is not None:
+            self._routes[channel] = (route, *(each for each in known if each != route))
 
     def publish(
         self, payload: bytes, made: tuple[MessageContext, PublishOptions], correlation_id: str | None, *, on_loop: bool
@@ -247,6 +282,7 @@ class Exchange:
         "_replies",
         "_stopper",
         "after",
+        "claim",
         "correlation_id",
         "is_ending",
         "is_over",
@@ -261,6 +297,8 @@ class Exchange:
     def __init__(self, replies: Replies, request: Message, origin: Origin) -> None:
         self.request = request
         self.origin = origin
+        #: where other subscriptions put their copies of it; ``None`` if it has none
+        self.claim: Claim | None = None
         incoming: Incoming = request._context  # type: ignore[assignment]  # it was received
         mark = marks.read(incoming)
         self.wants_many = mark is not None and mark.kind == marks.MANY
@@ -508,6 +546,7 @@ class Exchange:
             headers = extensions.get(Features.EXTENSION_HEADERS)
             extensions = {Features.EXTENSION_HEADERS: carried_headers(headers)} if headers else _NONE
         elif own._channel is not None and own._channel != self.reply_to:
+            replies.refuse_served(own._channel, own._channel_extension)
             route = route._replace(channel=own._channel, channel_extension=own._channel_extension)
         if mark is not None and not _NOT_OF_ITEMS.isdisjoint(extensions):
             extensions = {key: value for key, value in extensions.items() if key not in _NOT_OF_ITEMS}

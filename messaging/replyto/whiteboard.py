@@ -1,9 +1,10 @@
 """ReplyToWhiteboard (RFC 5.7.3): finds request handlers in the service registry, and gives them the requests.
 
-Handlers come, change and go at any time; which channels are subscribed to follows. For each channel there is one
-subscription, whose requests go to the preferred handler there (``service.ranking``, then the one registered first) of
-those that are meant: one with ``replyChannel`` is meant by the requests that name that channel. So each request is
-handled once by each whiteboard. Requests that mean no handler are acknowledged, and dropped.
+Handlers come, change and go at any time; the subscriptions follow. There is one subscription for each channel and set
+of extensions: a :class:`~messaging.replyto.route.Route`. Each request goes to one handler of the whiteboard, the
+preferred one (``service.ranking``, then the order of registration) of those that are meant by it, whichever route it
+arrived on: their channel matches, and so does their ``replyChannel`` if they have one. A request that means no handler
+is acknowledged and dropped.
 
 **Threads.** What the registry tells is evaluated where it tells it; the bindings belong to the engine's loop.
 """
@@ -12,17 +13,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging import channels
 from messaging.coroutines import running_loop
-from messaging.delivery import Subscription
-from messaging.errors import ArgumentError, MessagingError
-from messaging.promise import Promise
+from messaging.errors import MessagingError
 from messaging.replyto import handlers, serving
-from messaging.replyto.exchange import Exchange, Replies, Verdict
+from messaging.replyto.route import RETRY_FIRST, RequestSubscription, Route
+from messaging.replyto.wanted import Wanted, mistaken_key, read_terms
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
@@ -30,7 +28,9 @@ from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.message import Message
+    from messaging.promise import Promise
+    from messaging.replyto.exchange import Exchange, Replies
+    from messaging.replyto.route import Binding
     from messaging.replyto.serving import Handler, Runner
     from messaging.services import ServiceReference, ServiceRegistry
     from messaging.subscription import MessageSubscription
@@ -42,169 +42,10 @@ _INTERFACES: Final = {
     interface_name(handlers.ReplyToSingleSubscriptionHandler): serving.SINGLE,
     interface_name(handlers.ReplyToManySubscriptionHandler): serving.MANY,
 }
-#: when a subscription that failed is tried again, at first and at most, seconds
-_RETRY_FIRST: Final = 1.0
+#: when a subscription that failed is tried again, at most, seconds
 _RETRY_LAST: Final = 60.0
 #: complaints that are remembered
 _COMPLAINTS: Final = 1024
-#: keys of an example in the RFC, which its table does not have
-_MISTAKEN: Final = ("osgi.messaging.replyTo.channel", "messaging.name")
-
-
-def channel_list(value: object, what: str) -> tuple[str, ...]:
-    """Return the channels that ``value``, a str or an iterable of them, names: each once, in order.
-
-    Raises:
-        ArgumentError: it is neither, or names no channel. ``what`` is what the error calls it.
-        InvalidChannelError: one of them is malformed.
-    """
-    if isinstance(value, str):
-        several: tuple[object, ...] = (value,)
-    elif isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, memoryview, Mapping)):
-        several = tuple(value)
-    else:
-        raise ArgumentError(f"{what} must be a channel (str) or a list of channels, not {type(value).__name__}")
-    if not several:
-        raise ArgumentError(f"{what} is empty: name at least one channel to take requests from")
-    return tuple(dict.fromkeys(channels.check_pattern(each) for each in several))  # type: ignore[arg-type]  # it checks
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the properties of a handler ask for."""
-
-    reference: ServiceReference
-    handler: Handler
-    channels: tuple[str, ...]
-    reply_channel: str | None
-    concurrency: int | None
-    extensions: Mapping[str, Any]
-    ranking: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """The preferred first."""
-        return -self.ranking, self.reference.id
-
-
-class RequestSubscription(Subscription):
-    """The subscription to the requests of one channel."""
-
-    is_listed = False
-    is_stream = False
-
-
-class Route:
-    """A channel with handlers: the consumer of its subscription. On the loop, but for what says otherwise."""
-
-    def __init__(self, whiteboard: ReplyToWhiteboard, key: tuple[str, str], retry_after: float) -> None:
-        self.key = key
-        #: if its subscription fails, seconds
-        self.retry_after = retry_after
-        self.channel = key[0]
-        self.subscription: Subscription
-        #: the preferred first
-        self.bindings: list[tuple[Wanted, Runner]] = []
-        self._whiteboard = whiteboard
-        self._replies = whiteboard.replies
-        #: requests in the hands of handlers, or waiting for them
-        self._exchanges: set[Exchange] = set()
-        #: how many there may be: the protocol's credit does not bound those without acknowledgement
-        self._limit = 1
-        self._is_full = False
-        self._has_failed = False
-        self._is_stopping = False
-        self._quiet: Promise[None] = Promise(f"the handlers of {self.channel!r}")
-
-    def open(self, subscription: Subscription) -> None:
-        """Take the requests of ``subscription``."""
-        self.subscription = subscription
-        self._limit = min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size)
-        subscription.consumer = self
-        subscription.ready.listen(self._confirmed)
-
-    def _confirmed(self) -> None:
-        if not self.subscription.ended:
-            self.retry_after = _RETRY_FIRST
-
-    def wake(self) -> None:
-        """Give what has arrived to the handlers; see ``Consumer``."""
-        subscription, exchanges = self.subscription, self._exchanges
-        if self._is_stopping:
-            return
-        while len(exchanges) < self._limit:
-            message = subscription.take()
-            if message is None:
-                if subscription.error is not None and not self._has_failed:
-                    self._has_failed = True
-                    self._whiteboard.failed(self, subscription.error)
-                return
-            exchange = Exchange(self._replies, message, self)
-            exchanges.add(exchange)
-            self.dispatch(exchange)
-        self._is_full = True
-
-    def dispatch(self, exchange: Exchange) -> None:
-        """Give a request to the handler that is meant."""
-        if self._is_stopping:
-            self._leave(exchange)
-            return
-        if exchange.has_begun:
-            workers().submit(exchange.give_back)
-            return
-        # if the broker has ended this subscription, there may be another for the channel by now, or none
-        route = self._whiteboard.route(self.key)
-        if route is None:
-            self._leave(exchange)
-            return
-        named = exchange.request._context._reply_to_channel
-        for wanted, runner in route.bindings:
-            if wanted.reply_channel is None or wanted.reply_channel == named:
-                runner.submit(exchange)
-                return
-        logger.debug("a request on %r means no handler", self.channel)
-        exchange.done()
-
-    def _leave(self, exchange: Exchange) -> None:
-        """Let a request go that was not begun: back to the broker, if it delivers it to another one."""
-        if exchange.request._context.token is not None and self._replies.adapter.redelivers(self.subscription.spec):  # type: ignore[attr-defined]
-            exchange.finish(Verdict.LEAVE)
-        else:
-            workers().submit(exchange.give_back)
-
-    def finished(self, exchange: Exchange, verdict: Verdict) -> None:
-        """See ``exchange.Origin``."""
-        self._exchanges.discard(exchange)
-        if verdict is Verdict.ACCEPT:
-            self.subscription.accept(exchange.request)
-        elif verdict is Verdict.REFUSE:
-            self.subscription.refuse(exchange.request)
-        if self._is_stopping:
-            if not self._exchanges:
-                self._quiet.resolve(None)
-        elif self._is_full:
-            self._is_full = False
-            self.wake()
-
-    def is_void(self, request: Message) -> bool:
-        """See ``exchange.Origin``."""
-        return self.subscription.is_void(request)
-
-    def stop(self) -> Promise[None]:
-        """Take no more, and let the handlers finish; see ``Consumer``. From any thread."""
-        self._is_stopping = True
-        self._replies.connection.engine.call(self._stop)
-        return self._quiet
-
-    def _stop(self) -> None:
-        waiting = [each for _, runner in self.bindings for each in runner.withdraw(lambda each: each.origin is self)]
-        for exchange in waiting:
-            self._leave(exchange)
-        for exchange in self._exchanges.copy():
-            if exchange.wants_many:
-                exchange.stop("the handler was stopped")
-        if not self._exchanges:
-            self._quiet.resolve(None)
 
 
 class ReplyToWhiteboard:
@@ -227,7 +68,7 @@ class ReplyToWhiteboard:
         # --- on the loop
         self._version = 0
         self._routes: dict[tuple[str, str], Route] = {}
-        self._runners: dict[ServiceReference, tuple[Wanted, Runner]] = {}
+        self._runners: dict[ServiceReference, Binding] = {}
         self._watches: list[Any] = []
         #: what was complained about, so that it is only once
         self._complaints: set[tuple[int, str]] = set()
@@ -283,38 +124,12 @@ class ReplyToWhiteboard:
             logger.log(level, "%s: the request handler %r: %s", self._connection.adapter.name, reference, what)
 
     def _read(self, reference: ServiceReference, kind: str) -> Wanted | None:
-        properties = reference.properties
-        named = properties.get(handlers.CHANNEL)
-        mistaken = [key for key in _MISTAKEN if key in properties]
-        hint = f"{mistaken[0]!r} means nothing" if mistaken else ""
-        if named is None:
-            raise ValueError(f"it has no {handlers.CHANNEL}" + (f"; {hint}" if hint else ""))
-        if hint:
-            self._complain(logging.WARNING, reference, hint)
-        several = channel_list(named, handlers.CHANNEL)
-        reply_channel = properties.get(handlers.REPLY_CHANNEL)
-        if reply_channel is not None:
-            channels.check_name(reply_channel)
-        concurrency = properties.get(handlers.CONCURRENCY)
-        if concurrency is not None and (
-            isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
-        ):
-            raise ValueError(f"{handlers.CONCURRENCY} must be an int of at least 1, not {concurrency!r}")
-        extensions = properties.get(handlers.EXTENSIONS)
-        if extensions is not None and not isinstance(extensions, Mapping):
-            raise ArgumentError(f"{handlers.EXTENSIONS} must be a mapping, not {type(extensions).__name__}")
+        terms = read_terms(reference.properties)
+        mistaken = mistaken_key(reference.properties)
+        if mistaken is not None:
+            self._complain(logging.WARNING, reference, f"{mistaken!r} means nothing")
         handler = self._handler(reference, kind)
-        if handler is None:
-            return None
-        return Wanted(
-            reference,
-            handler,
-            several,
-            reply_channel,
-            concurrency,
-            dict(extensions or {}),
-            reference.ranking,
-        )
+        return None if handler is None else Wanted(reference, handler, terms, reference.ranking)
 
     def _handler(self, reference: ServiceReference, kind: str) -> Handler | None:
         known = self._handlers.get(reference.id)
@@ -338,31 +153,33 @@ class ReplyToWhiteboard:
         if version < self._version or self._connection.closing or self._connection.state == "closed":
             return
         self._version = version
-        runners: dict[ServiceReference, tuple[Wanted, Runner]] = {}
-        routes: dict[tuple[str, str], list[tuple[Wanted, Runner]]] = {}
+        runners: dict[ServiceReference, Binding] = {}
+        routes: dict[tuple[str, str], list[Binding]] = {}
         for each in sorted(wanted, key=lambda each: each.order):
             known = self._runners.get(each.reference)
-            same = known is not None and known[0].concurrency == each.concurrency and known[0].handler is each.handler
+            same = (
+                known is not None
+                and known[0].terms.concurrency == each.terms.concurrency
+                and known[0].handler is each.handler
+            )
             runner = known[1] if same and known is not None else self._runner(each)
             runners[each.reference] = each, runner
-            for channel in each.channels:
-                routes.setdefault((channel, repr(sorted(map(repr, each.extensions.items())))), []).append(
-                    (each, runner)
-                )
+            extensions = repr(sorted(map(repr, each.terms.extensions.items())))
+            for channel in each.terms.channels:
+                routes.setdefault((channel, extensions), []).append((each, runner))
         self._runners, before = runners, self._runners
         replaced = [
             runner
             for reference, (_, runner) in before.items()
             if reference not in runners or runners[reference][1] is not runner
         ]
-        for key in [*self._routes.keys() - routes.keys()]:
-            self._end(self._routes.pop(key))
+        for key in self._routes.keys() & routes.keys():
+            self._routes[key].bindings = routes[key]
+        self._end([*self._routes.keys() - routes.keys()])
         for key, bindings in routes.items():
-            route = self._routes.get(key)
-            if route is not None:
-                route.bindings = bindings
-            else:
+            if key not in self._routes:
                 self._open(key, bindings)
+        self._tell_served()
         for runner in replaced:
             runner.is_retired = True
             for exchange in runner.withdraw(lambda _: True):
@@ -370,48 +187,59 @@ class ReplyToWhiteboard:
         if any(each.handler.kind == serving.MANY for each in wanted):
             # where their replies are cancelled, to be there before the first request; not made on the loop
             workers().submit(self.replies.requests.own_inbox)
-        self.replies.served = tuple(channels.matcher(channel) for channel, _ in self._routes)
 
-    def _end(self, route: Route) -> None:
-        route.stop()  # at once: what its handlers give back is not to be dispatched again
-        self._connection.end_subscription(route.subscription)
+    def _end(self, keys: Sequence[tuple[str, str]]) -> None:
+        for route in [self._remove(key) for key in keys]:
+            route.stop()  # at once: what its handlers give back is not to be dispatched again
+            self._connection.end_subscription(route.subscription)
+
+    def _remove(self, key: tuple[str, str]) -> Route:
+        route = self._routes.pop(key)
+        for other in route.rivals:
+            other.rivals.remove(route)
+        return route
+
+    def _tell_served(self) -> None:
+        self.replies.serve([route.subscription.spec for route in self._routes.values()])
 
     def _runner(self, wanted: Wanted) -> Runner:
         handler = wanted.handler
-        limit = wanted.concurrency if wanted.concurrency is not None else serving.CONCURRENCY[handler.is_async]
+        asked = wanted.terms.concurrency
+        limit = asked if asked is not None else serving.CONCURRENCY[handler.is_async]
         if handler.is_async:
             return serving.LoopRunner(handler, limit, self._orphaned)
         return serving.ThreadRunner(handler, limit)
 
     def _orphaned(self, runner: Runner, exchanges: Sequence[Exchange]) -> None:
         """The loop of a handler was closed, with these in its hands."""
-        for key, route in [*self._routes.items()]:
+        for route in self._routes.values():
             route.bindings = [(wanted, each) for wanted, each in route.bindings if each is not runner]
-            if not route.bindings:
-                del self._routes[key]
-                self._end(route)
+        self._end([key for key, route in self._routes.items() if not route.bindings])
+        self._tell_served()
         for exchange in exchanges:
             exchange.origin.dispatch(exchange)
         workers().submit(self.refresh)
 
-    def _open(
-        self, key: tuple[str, str], bindings: list[tuple[Wanted, Runner]], retry_after: float = _RETRY_FIRST
-    ) -> None:
-        route = Route(self, key, retry_after)
+    def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
+        wanted = bindings[0][0]
+        route = Route(self, key, wanted.queue, retry_after)
         route.bindings = bindings
         try:
             subscription = self._subscriptions.open_requests(
-                route.channel, bindings[0][0].extensions, RequestSubscription
+                route.channel, wanted.terms.extensions, RequestSubscription
             )
         except MessagingError as error:
             logger.error("%s: no requests are taken on %r: %s", self._connection.adapter.name, route.channel, error)
             return
         route.open(subscription)
+        route.rivals = [other for other in self._routes.values() if route.is_rival(other)]
+        for other in route.rivals:
+            other.rivals.append(route)
         self._routes[key] = route
         self._connection.start_subscription(subscription)
 
     def route(self, key: tuple[str, str]) -> Route | None:
-        """The one that takes the requests of a channel now."""
+        """Return the route that takes the requests of a channel now."""
         return self._routes.get(key)
 
     def failed(self, route: Route, error: MessagingError) -> None:
@@ -426,8 +254,9 @@ class ReplyToWhiteboard:
 
     def _retry(self, route: Route) -> None:
         if self._routes.get(route.key) is route and not self._connection.closing:
-            del self._routes[route.key]
+            self._remove(route.key)
             self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
+            self._tell_served()
 
     def ready(self, reference: ServiceReference | None = None) -> Promise[None]:
         """Resolves when the channels of all handlers that are registered now are subscribed to. From any thread.

@@ -417,6 +417,63 @@ def test_replies_never_go_to_channels_of_requests(backend: Backend) -> None:
     assert calls == [b"x", b"y"]
 
 
+@reply_to
+@pytest.mark.parametrize(
+    "way", ["context of the request", "own channel", "channel of another handler", "pattern of another handler"]
+)
+@pytest.mark.parametrize("kind", [ReplyToSingleSubscriptionHandler, ReplyToManySubscriptionHandler])
+def test_a_reply_to_a_channel_that_the_whiteboard_serves_is_an_error_of_its_handler(
+    backend: Backend, way: str, kind: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be the next request: the handler is called once, the requester is told, and the log says it."""
+    m, responder = backend.connect(), backend.connect()
+    channel, other = backend.channel(), backend.channel("other")
+    calls: list[bytes] = []
+
+    def handler(request: Message, builder: MessageContextBuilder) -> Any:
+        calls.append(request.payload)
+        if way == "context of the request":
+            builder = builder.with_context(request.context)
+        else:
+            builder = builder.channel({"own channel": channel, "channel of another handler": other}.get(way, other))
+        reply = builder.content(b"again").reply_to(channel).build_message()
+        return reply if kind is ReplyToSingleSubscriptionHandler else iter([reply])
+
+    register(responder, handler, channel, kind)
+    wildcard = way.startswith("pattern") and Features.WILDCARDS in responder.features
+    register(responder, handler, f"{other.rpartition('/')[0]}/+" if wildcard else other, kind, concurrency=1)
+    with caplog.at_level(logging.ERROR), pytest.raises(ReplyError, match="take requests from there") as caught:
+        m.request(channel, b"x", qos=1).result(PATIENCE)
+    assert caught.value.kind == "InvalidChannelError"
+    assert "take requests from there" in caplog.text
+    # whatever had gone to a served channel would be there before this one
+    for each in (channel, other):
+        with pytest.raises(ReplyError):
+            m.request(each, b"end", qos=1).result(PATIENCE)
+    assert calls == [b"x", b"end", b"end"]
+
+
+@reply_to
+def test_the_setting_reply_channels_does_not_open_channels_that_are_served(backend: Backend) -> None:
+    """Neither to a request nor to a handler: the way round in circles stays closed."""
+    m, responder = backend.connect(), backend.connect(reply_channels="#")
+    channel = backend.channel()
+    calls: list[bytes] = []
+
+    def handler(request: Message, builder: MessageContextBuilder) -> Message:
+        calls.append(request.payload)
+        if request.payload == b"y":
+            builder = builder.channel(channel)
+        return builder.content(b"again").reply_to(channel).build_message()
+
+    register(responder, handler, channel)
+    m.publish(channel, b"x", qos=1, reply_to=channel, correlation_id="c").result(PATIENCE)
+    with pytest.raises(ReplyError, match="take requests from there"):
+        m.request(channel, b"y", qos=1).result(PATIENCE)
+    assert m.request(channel, b"z", qos=1).result(PATIENCE).payload == b"again"
+    assert calls == [b"x", b"y", b"z"]
+
+
 # --- acknowledgement and bounds
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from messaging import Messaging
-from messaging.replyto.whiteboard import Route
+from messaging.replyto.route import Route
 from tests.conformance.backends import Backend, MemoryBackend
 from tests.conformance.helpers import eventually
 

@@ -1,0 +1,112 @@
+"""What the properties of a request handler ask for (RFC 5.7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging import channels
+from messaging.errors import ArgumentError
+from messaging.features import Features
+from messaging.replyto import handlers, serving
+
+if TYPE_CHECKING:
+    from messaging.replyto.serving import Handler
+    from messaging.services import ServiceReference
+
+#: keys of an example in the RFC, which its table does not have
+_MISTAKEN: Final = ("osgi.messaging.replyTo.channel", "messaging.name")
+
+
+def channel_list(value: object, what: str) -> tuple[str, ...]:
+    """Return the channels that ``value``, a str or an iterable of them, names: each once, in order.
+
+    Raises:
+        ArgumentError: it is neither, or names no channel. ``what`` is what the error calls it.
+        InvalidChannelError: one of them is malformed.
+    """
+    if isinstance(value, str):
+        several: tuple[object, ...] = (value,)
+    elif isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, memoryview, Mapping)):
+        several = tuple(value)
+    else:
+        raise ArgumentError(f"{what} must be a channel (str) or a list of channels, not {type(value).__name__}")
+    if not several:
+        raise ArgumentError(f"{what} is empty: name at least one channel to take requests from")
+    return tuple(dict.fromkeys(channels.check_pattern(each) for each in several))  # type: ignore[arg-type]  # it checks
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The properties of a handler, checked."""
+
+    channels: tuple[str, ...]
+    reply_channel: str | None
+    concurrency: int | None
+    extensions: Mapping[str, Any]
+
+
+def mistaken_key(properties: Mapping[str, Any]) -> str | None:
+    """Return a key of the RFC's example that its table does not have, if it is among the properties."""
+    return next((key for key in _MISTAKEN if key in properties), None)
+
+
+def read_terms(properties: Mapping[str, Any]) -> Terms:
+    """Check the properties of a handler.
+
+    Raises:
+        ArgumentError: a channel is missing, or a value is not what it has to be.
+        InvalidChannelError: a channel is malformed.
+    """
+    named = properties.get(handlers.CHANNEL)
+    if named is None:
+        mistaken = mistaken_key(properties)
+        raise ArgumentError(f"it has no {handlers.CHANNEL}" + (f"; {mistaken!r} means nothing" if mistaken else ""))
+    several = channel_list(named, handlers.CHANNEL)
+    reply_channel = properties.get(handlers.REPLY_CHANNEL)
+    if reply_channel is not None:
+        channels.check_name(reply_channel)
+    concurrency = properties.get(handlers.CONCURRENCY)
+    if concurrency is not None and (
+        isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
+    ):
+        raise ArgumentError(f"{handlers.CONCURRENCY} must be an int of at least 1, not {concurrency!r}")
+    extensions = properties.get(handlers.EXTENSIONS)
+    if extensions is not None and not isinstance(extensions, Mapping):
+        raise ArgumentError(f"{handlers.EXTENSIONS} must be a mapping, not {type(extensions).__name__}")
+    return Terms(several, reply_channel, concurrency, dict(extensions or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A handler of the registry, and what its properties ask for."""
+
+    reference: ServiceReference
+    handler: Handler
+    terms: Terms
+    ranking: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key: the preferred handler first."""
+        return -self.ranking, self.reference.id
+
+    @property
+    def answers(self) -> bool:
+        """Whether the handler answers its requests."""
+        return self.handler.kind != serving.PLAIN
+
+    @property
+    def reply_channel(self) -> str | None:
+        """The reply channel that requests have to name; ``None`` if any will do."""
+        return self.terms.reply_channel
+
+    @property
+    def queue(self) -> str | None:
+        """The queue that the requests come from, if they come from a queue."""
+        return self.terms.extensions.get(Features.EXTENSION_QUEUE)
+
+    def preference(self, named: str | None) -> tuple[bool, int, int]:
+        """Sort key for requests that name this reply channel, or none: the preferred handler first."""
+        return named is not None and not self.answers, *self.order

@@ -1,0 +1,64 @@
+"""Where replies may go on AMQP: by exchange and routing key, or to a queue by its name."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import messaging
+from messaging import ReplyError
+from messaging.services import ServiceRegistry
+
+if TYPE_CHECKING:
+    from tests.brokers import RabbitMQ
+
+PATIENCE = 10.0
+
+
+@pytest.mark.parametrize("way", ["exchange and routing key", "name of the queue", "unserved queue"])
+def test_a_reply_never_gets_into_the_queue_of_a_handler(rabbitmq: RabbitMQ, way: str) -> None:
+    """Whatever address leads there: the handler is called once, and the requester is told."""
+    token = secrets.token_hex(4)
+    channel, queue = f"served/{token}", f"served-queue-{token}"
+    calls: list[bytes] = []
+
+    def handler(request: messaging.Message) -> messaging.Message:
+        calls.append(request.payload)
+        address = {
+            "exchange and routing key": ("amq.topic", f"served.{token}"),
+            "name of the queue": ("amq.default", queue),
+            "unserved queue": ("amq.default", f"not-{queue}"),
+        }[way]
+        return messaging.MessageContextBuilder().channel(*address).content(b"!").reply_to(channel).build_message()
+
+    with messaging.connect(rabbitmq.url, services=ServiceRegistry(), timeout=PATIENCE) as m:
+        m.reply(channel, handler, queue=queue, auto_delete=True)
+        options: dict[str, Any] = {} if way != "unserved queue" else {"timeout": 0.2}
+        with pytest.raises(messaging.MessagingError) as caught:
+            m.request(channel, b"?", **options).result(PATIENCE)
+        if way == "unserved queue":
+            assert isinstance(caught.value, messaging.OutcomeUnknownError)  # sent, to a queue that is not there
+        else:
+            assert isinstance(caught.value, ReplyError)
+            assert caught.value.kind == "InvalidChannelError"
+        assert calls == [b"?"]
+
+
+def test_a_request_that_names_the_queue_of_a_handler_for_its_reply_gets_none_there(rabbitmq: RabbitMQ) -> None:
+    """By AMQP's custom a reply channel is the name of a queue: that of the handler itself is left out."""
+    token = secrets.token_hex(4)
+    channel, queue = f"served/{token}", f"served-queue-{token}"
+    calls: list[bytes] = []
+
+    def handler(request: bytes) -> bytes:
+        calls.append(request)
+        return b"!"
+
+    with messaging.connect(rabbitmq.url, services=ServiceRegistry(), timeout=PATIENCE) as m:
+        m.reply(channel, handler, queue=queue, auto_delete=True, concurrency=1)
+        m.publish(channel, b"1", reply_to=queue, correlation_id="c").result(PATIENCE)
+        assert m.request(channel, b"2").result(PATIENCE).payload == b"!"
+        assert m.request(channel, b"3").result(PATIENCE).payload == b"!"
+        assert calls == [b"1", b"2", b"3"]

@@ -1,0 +1,239 @@
+"""One request, one handler (RFC 5.7.3): channels that overlap, extensions that differ, kinds that differ."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from messaging import Features, Message, MessageContextBuilder, Messaging
+from messaging.replyto import (
+    CHANNEL,
+    EXTENSIONS,
+    TARGET,
+    ReplyToSingleSubscriptionHandler,
+    ReplyToSubscriptionHandler,
+)
+from messaging.services import SERVICE_RANKING, ServiceRegistration
+from tests.conformance.backends import Backend
+from tests.conformance.helpers import PATIENCE, eventually, feature
+
+reply_to = feature(Features.REPLY_TO)
+
+#: requests of one test: enough for copies to arrive in another order than their requests
+COUNT = 20
+
+
+class Calls:
+    """Which handler was called with which request."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, bytes]] = []
+        self._changed = threading.Condition()
+
+    def handler(self, name: str) -> Callable[[Message, MessageContextBuilder], Message]:
+        """Make a handler that answers with its name."""
+
+        def handle(request: Message, builder: MessageContextBuilder) -> Message:
+            self._note(name, request)
+            return builder.content(name.encode()).build_message()
+
+        return handle
+
+    def plain(self, name: str) -> Callable[[Message], None]:
+        """Make a handler that answers nothing."""
+        return lambda request: self._note(name, request)
+
+    def _note(self, name: str, request: Message) -> None:
+        with self._changed:
+            self._calls.append((name, request.payload))
+            self._changed.notify_all()
+
+    @property
+    def all(self) -> list[tuple[str, bytes]]:
+        with self._changed:
+            return self._calls.copy()
+
+    def wait(self, name: str, payload: bytes) -> None:
+        """Wait until a handler was called with a payload."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: (name, payload) in self._calls, PATIENCE), self._calls
+
+
+def register(
+    m: Messaging,
+    handler: Any,
+    channel: Any,
+    ranking: int = 0,
+    kind: type = ReplyToSingleSubscriptionHandler,
+    **keys: Any,
+) -> ServiceRegistration:
+    """Register a handler for ``m`` alone, and wait until it is subscribed."""
+    registration = m.services.register(
+        kind,
+        handler,
+        {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: channel, SERVICE_RANKING: ranking, EXTENSIONS: keys},
+    )
+    m.whiteboard.ready().result(PATIENCE)
+    return registration
+
+
+def ask(m: Messaging, channel: str, count: int = COUNT) -> set[bytes]:
+    """Send requests, all before the first reply is awaited; the replies, each once."""
+    promises = [m.request(channel, b"%d" % number, qos=1) for number in range(count)]
+    return {promise.result(PATIENCE).payload for promise in promises}
+
+
+def settled(m: Messaging, channel: str, calls: Calls, name: str) -> None:
+    """Wait until no copy of an earlier request is left: its handlers take those of a channel in order."""
+    for number in range(3):
+        m.request(channel, b"last %d" % number, qos=1).result(PATIENCE)
+        calls.wait(name, b"last %d" % number)
+
+
+@reply_to
+@pytest.mark.parametrize("preferred_first", [True, False])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        ({}, {"prefetch": 5}),
+        ({"prefetch": 5}, {}),
+        ({"qos": "0"}, {}),
+        ({}, {"bufferSize": 50, "autoAcknowledge": True}),
+        ({"queue": "shared"}, {}),
+        ({}, {"queue": "shared"}),
+        ({"queue": "shared"}, {"queue": "shared", "prefetch": 5}),
+        ({"queue": "one"}, {"queue": "two"}),
+    ],
+)
+def test_one_channel_with_different_extensions_is_served_by_the_highest_ranking(
+    backend: Backend, low: dict[str, Any], high: dict[str, Any], preferred_first: bool
+) -> None:
+    """Each request once, by the preferred handler, whichever subscription brings its first copy."""
+    m, responder = backend.connect(), backend.connect()
+    if {*low, *high} - responder.features:
+        pytest.skip("the instance does not announce all of these extensions")
+    names = {queue: backend.queue() for queue in ("shared", "one", "two")}
+    low, high = ({key: names.get(value, value) for key, value in each.items()} for each in (low, high))
+    channel, calls = backend.channel(), Calls()
+    for name, ranking, keys in [("high", 3, high), ("low", 0, low)][:: 1 if preferred_first else -1]:
+        register(responder, calls.handler(name), channel, ranking, **keys)
+    assert ask(m, channel) == {b"high"}
+    settled(m, channel, calls, "high")
+    assert sorted(calls.all) == sorted({*calls.all})
+    assert {name for name, _ in calls.all} == {"high"}
+
+
+@feature(Features.REPLY_TO, Features.WILDCARDS)
+@pytest.mark.parametrize("preferred_first", [True, False])
+@pytest.mark.parametrize(("low", "high"), [("d/+", "d/x"), ("d/x", "d/+"), ("d/#", "d/+"), ("d/+", "+/x")])
+def test_overlapping_channels_are_served_by_the_highest_ranking(
+    backend: Backend, low: str, high: str, preferred_first: bool
+) -> None:
+    """Requests on both channels go to the preferred handler, once; those on one of them to its handler."""
+    m, responder = backend.connect(), backend.connect()
+    root = backend.channel()
+    calls = Calls()
+    for name, ranking, channel in [("high", 3, high), ("low", 0, low)][:: 1 if preferred_first else -1]:
+        register(responder, calls.handler(name), f"{root}/{channel}", ranking)
+    assert ask(m, f"{root}/d/x") == {b"high"}
+    settled(m, f"{root}/d/x", calls, "high")
+    assert sorted(calls.all) == sorted({*calls.all})
+    if low != "d/x":
+        expected = b"low" if high in ("d/x", "+/x") else b"high"
+        assert ask(m, f"{root}/d/y") == {expected}
+
+
+@feature(Features.REPLY_TO, Features.WILDCARDS)
+@pytest.mark.parametrize("keys", [{}, {"queue": "shared"}])
+def test_a_handler_with_overlapping_channels_gets_each_request_once(backend: Backend, keys: dict[str, Any]) -> None:
+    m, responder = backend.connect(), backend.connect()
+    if keys:
+        keys = {"queue": backend.queue()}
+    root, calls = backend.channel(), Calls()
+    register(responder, calls.handler("only"), [f"{root}/+", f"{root}/b", f"{root}/#"], **keys)
+    assert ask(m, f"{root}/b") == {b"only"}
+    settled(m, f"{root}/b", calls, "only")
+    assert sorted(calls.all) == sorted({*calls.all})
+
+
+@feature(Features.REPLY_TO, Features.WILDCARDS)
+def test_equal_requests_without_reply_channel_are_handled_as_often_as_they_were_sent(backend: Backend) -> None:
+    """Nothing tells such requests apart: they are counted."""
+    m, responder = backend.connect(), backend.connect()
+    root, calls = backend.channel(), Calls()
+    register(responder, calls.plain("low"), f"{root}/+", kind=ReplyToSubscriptionHandler)
+    register(responder, calls.plain("high"), f"{root}/x", 1, kind=ReplyToSubscriptionHandler)
+    for promise in [m.publish(f"{root}/x", b"same", qos=1) for _ in range(COUNT)]:
+        promise.result(PATIENCE)
+    m.publish(f"{root}/x", b"end", qos=1).result(PATIENCE)
+    calls.wait("high", b"end")
+    m.publish(f"{root}/x", b"end of all", qos=1).result(PATIENCE)
+    calls.wait("high", b"end of all")
+    assert eventually(lambda: calls.all.count(("high", b"same")) >= COUNT, "all are handled")
+    assert calls.all.count(("high", b"same")) == COUNT
+    assert not [each for each in calls.all if each[0] == "low"]
+
+
+@reply_to
+def test_channels_that_share_a_queue_keep_their_handlers(backend: Backend) -> None:
+    """Where the broker has one queue for both channels, a request may arrive on either subscription."""
+    m, responder = backend.connect(), backend.connect()
+    if Features.EXTENSION_QUEUE not in responder.features:
+        pytest.skip("no queues")
+    queue, calls = backend.queue(), Calls()
+    channels = [backend.channel(name) for name in ("x", "y")]
+    for channel in channels:
+        register(responder, calls.handler(channel), channel, queue=queue)
+    for channel in channels:
+        assert ask(m, channel) == {channel.encode()}
+
+
+@feature(Features.REPLY_TO, Features.WILDCARDS)
+def test_no_request_is_lost_or_handled_twice_while_an_overlapping_handler_comes_and_goes(backend: Backend) -> None:
+    m, responder = backend.connect(), backend.connect()
+    root, calls = backend.channel(), Calls()
+    register(responder, calls.handler("low"), f"{root}/+")
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            registration = register(responder, calls.handler("high"), f"{root}/x", 1)
+            registration.unregister()
+
+    restless = threading.Thread(target=come_and_go)
+    restless.start()
+    try:
+        for start in range(0, 200, 20):
+            promises = [m.request(f"{root}/x", b"%d" % number, qos=1) for number in range(start, start + 20)]
+            assert {promise.result(PATIENCE).payload for promise in promises} <= {b"low", b"high"}
+    finally:
+        over.set()
+        restless.join(PATIENCE)
+    settled(m, f"{root}/y", calls, "low")
+    handled = [payload for _, payload in calls.all if not payload.startswith(b"last")]
+    assert sorted(handled, key=int) == [b"%d" % number for number in range(200)]
+
+
+@reply_to
+@pytest.mark.parametrize("plain_first", [True, False])
+@pytest.mark.parametrize("ranking", [0, 7])
+def test_a_plain_handler_does_not_hide_one_that_answers(backend: Backend, plain_first: bool, ranking: int) -> None:
+    """RFC 5.7.4: a request that names a reply channel goes to a handler that answers, whatever the rankings."""
+    m, responder = backend.connect(), backend.connect()
+    channel, calls = backend.channel(), Calls()
+
+    def register_plain() -> None:
+        register(responder, calls.plain("plain"), channel, ranking, kind=ReplyToSubscriptionHandler)
+
+    if plain_first:
+        register_plain()
+    register(responder, calls.handler("single"), channel)
+    if not plain_first:
+        register_plain()
+    assert ask(m, channel) == {b"single"}
+    assert {name for name, _ in calls.all} == {"single"}
+    m.publish(channel, b"tell", qos=1).result(PATIENCE)
+    calls.wait("plain" if plain_first or ranking else "single", b"tell")
