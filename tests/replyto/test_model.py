@@ -13,9 +13,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 import messaging
 from messaging import MessageContextBuilder, OutcomeUnknownError, UnroutableError
 from messaging.adapter import Incoming
+from messaging.channels import matches
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
+    EXTENSIONS,
     REPLY_CHANNEL,
     TARGET,
     ReplyToSingleSubscriptionHandler,
@@ -25,7 +27,9 @@ from messaging.services import SERVICE_RANKING, ServiceRegistration, ServiceRegi
 from tests.conformance.helpers import PATIENCE, eventually
 from tests.replyto.conftest import in_hand, routes
 
-CHANNELS = st.sets(st.sampled_from(["a", "b", "c/d"]), min_size=1)
+CHANNELS = st.sets(st.sampled_from(["x/a", "x/b", "x/c/d", "x/+", "x/c/+", "x/#"]), min_size=1, max_size=3)
+#: what makes another subscription of the same channel
+EXTENSIONS_OF = st.sampled_from([{}, {}, {"prefetch": 3}, {"qos": "0"}, {"autoAcknowledge": True}])
 
 
 class Registered:
@@ -41,11 +45,18 @@ class Registered:
 
     def takes(self, channel: str, reply_to: str | None) -> bool:
         named = self.properties.get(REPLY_CHANNEL)
-        return channel in self.properties[CHANNEL] and named in (None, reply_to)
+        return self.hears(channel) and named in (None, reply_to)
+
+    def hears(self, channel: str) -> bool:
+        return any(matches(pattern, channel) for pattern in self.properties[CHANNEL])
+
+    @property
+    def subscriptions(self) -> set[tuple[str, str]]:
+        return {(pattern, repr(self.properties[EXTENSIONS])) for pattern in self.properties[CHANNEL]}
 
 
 class WhiteboardMachine(RuleBasedStateMachine):
-    """Handlers come, change and go; every request is answered by the preferred one of those that are meant."""
+    """Handlers come, change and go; every request is handled once, by the preferred one of those that are meant."""
 
     handlers = Bundle("handlers")
 
@@ -55,17 +66,23 @@ class WhiteboardMachine(RuleBasedStateMachine):
         self.m = messaging.connect("memory://whiteboard-model", services=registry, timeout=PATIENCE)
         self.requester = messaging.connect("memory://whiteboard-model", services=registry, timeout=PATIENCE)
         self.there: list[Registered] = []
+        self.asked = 0
+        #: the payloads of requests, as they were handled
+        self.handled: list[bytes] = []
 
     def teardown(self) -> None:
         self.requester.close()
         self.m.close()
 
-    def properties(self, channels: set[str], ranking: int, reply_to: str | None, concurrency: int) -> dict[str, Any]:
+    def properties(
+        self, channels: set[str], ranking: int, reply_to: str | None, concurrency: int, extensions: dict[str, Any]
+    ) -> dict[str, Any]:
         found: dict[str, Any] = {
             TARGET: f"(osgi.messaging.name={self.m.name})",
             CHANNEL: sorted(channels),
             SERVICE_RANKING: ranking,
             CONCURRENCY: concurrency,
+            EXTENSIONS: extensions,
         }
         return found if reply_to is None else {**found, REPLY_CHANNEL: reply_to}
 
@@ -75,14 +92,22 @@ class WhiteboardMachine(RuleBasedStateMachine):
         ranking=st.integers(-1, 1),
         reply_to=st.sampled_from([None, None, "r"]),
         concurrency=st.integers(1, 2),
+        extensions=EXTENSIONS_OF,
         is_async=st.booleans(),
     )
     def register(
-        self, channels: set[str], ranking: int, reply_to: str | None, concurrency: int, is_async: bool
+        self,
+        channels: set[str],
+        ranking: int,
+        reply_to: str | None,
+        concurrency: int,
+        extensions: dict[str, Any],
+        is_async: bool,
     ) -> Registered:
-        properties = self.properties(channels, ranking, reply_to, concurrency)
+        properties = self.properties(channels, ranking, reply_to, concurrency, extensions)
 
-        def say_who(_: Any, builder: MessageContextBuilder) -> Any:
+        def say_who(request: Any, builder: MessageContextBuilder) -> Any:
+            self.handled.append(request.payload)
             return builder.content(str(registration.reference.id)).build_message()
 
         async def say_who_later(request: Any, builder: MessageContextBuilder) -> Any:
@@ -100,20 +125,29 @@ class WhiteboardMachine(RuleBasedStateMachine):
         handler.registration.unregister()
         self.there.remove(handler)
 
-    @rule(handler=handlers, channels=CHANNELS, ranking=st.integers(-1, 1), concurrency=st.integers(1, 2))
-    def update(self, handler: Registered, channels: set[str], ranking: int, concurrency: int) -> None:
+    @rule(
+        handler=handlers,
+        channels=CHANNELS,
+        ranking=st.integers(-1, 1),
+        concurrency=st.integers(1, 2),
+        extensions=EXTENSIONS_OF,
+    )
+    def update(
+        self, handler: Registered, channels: set[str], ranking: int, concurrency: int, extensions: dict[str, Any]
+    ) -> None:
         named = handler.properties.get(REPLY_CHANNEL)
-        handler.properties = self.properties(channels, ranking, named, concurrency)
+        handler.properties = self.properties(channels, ranking, named, concurrency, extensions)
         handler.registration.update(handler.properties)
         self.m.whiteboard.ready().result(PATIENCE)
 
-    @rule(channel=st.sampled_from(["a", "b", "c/d"]), reply_to=st.sampled_from([None, "r"]))
+    @rule(channel=st.sampled_from(["x/a", "x/b", "x/c/d"]), reply_to=st.sampled_from([None, "r"]))
     def request(self, channel: str, reply_to: str | None) -> None:
         eventually(self.is_settled, "subscribed to what is asked for")
         meant = sorted((each for each in self.there if each.takes(channel, reply_to)), key=lambda each: each.order)
-        heard = any(channel in each.properties[CHANNEL] for each in self.there)
+        heard = any(each.hears(channel) for each in self.there)
         timeout = PATIENCE if meant or not heard else 0.02
-        promise = self.requester.request(channel, reply_to=reply_to, qos=1, timeout=timeout)
+        self.asked += 1
+        promise = self.requester.request(channel, b"%d" % self.asked, reply_to=reply_to, qos=1, timeout=timeout)
         if meant:
             assert promise.result(PATIENCE).payload == str(meant[0].registration.reference.id).encode()
         else:
@@ -122,10 +156,10 @@ class WhiteboardMachine(RuleBasedStateMachine):
 
     def is_settled(self) -> bool:
         """Whether what is subscribed to is what the model knows."""
-        wanted = {channel for each in self.there for channel in each.properties[CHANNEL]}
+        wanted = {subscription for each in self.there for subscription in each.subscriptions}
         connection = self.m._connection
         return (
-            {route.channel for route in routes(self.m)} == wanted
+            sorted(route.channel for route in routes(self.m)) == sorted(channel for channel, _ in wanted)
             and all(route.subscription.handle is not None for route in routes(self.m))
             and not connection._departures
             and len(connection.subscriptions) - (self.m._requests.own is not None) == len(wanted)
@@ -134,6 +168,7 @@ class WhiteboardMachine(RuleBasedStateMachine):
     @invariant()
     def everything_is_listed_and_nothing_is_left(self) -> None:
         eventually(lambda: in_hand(self.m) == 0, "nothing is in hand")
+        assert len(self.handled) == len({*self.handled}), "a request was handled twice"
         expected = sorted(
             (each.registration.reference.id, name) for each in self.there for name in each.properties[CHANNEL]
         )
