@@ -36,18 +36,17 @@ def by_filter(m: Messaging) -> None:
 
 
 def by_hand(m: Messaging) -> None:
-    # Neither filter nor handler: the consumer decides, whenever it likes. After three deliveries in vain a message is
-    # a dead letter.
-    context = (
-        m.acknowledge_context_builder()
-        .message_context_builder()
-        .channel("examples/parcels")
-        .extension_entry(Features.EXTENSION_QOS, "1")
-        .extension_entry(Features.EXTENSION_MAX_DELIVERIES, 3)
-        .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, "examples/returned")
-        .build_context()
-    )
-    with m.subscribe("examples/returned", qos=1) as returned, m.subscription.subscribe(context) as parcels:
+    # The consumer decides, whenever it likes. After three deliveries in vain a message is a dead letter.
+    with (
+        m.subscribe("examples/returned", qos=1) as returned,
+        m.subscribe(
+            "examples/parcels",
+            acknowledge="manual",
+            max_deliveries=3,
+            dead_letter_channel="examples/returned",
+            qos=1,
+        ) as parcels,
+    ):
         m.publish("examples/parcels", "a parcel nobody takes", qos=1)
         for attempt in (1, 2, 3):
             parcel = parcels.receive(TIMEOUT)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 import messaging
-from messaging import Message
 
 JOBS = 12
 
@@ -18,18 +17,19 @@ JOBS = 12
 def main(url: str) -> None:
     done: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
 
-    def worker(name: str) -> Callable[[Message], None]:
-        def work(message: Message) -> None:
-            time.sleep(0.02)  # the work. If it raised, the job would be rejected, and given to somebody else.
-            done.put((name, message.value(int)))
+    def worker(name: str) -> Callable[[int], None]:
+        def work(number: int) -> None:
+            time.sleep(0.02)  # the work. If it raised, the job would be rejected, and given to a worker again.
+            done.put((name, number))
 
         return work
 
     with messaging.connect(url) as m:
-        # Subscriptions that name the same queue compete. prefetch=1: no job waits behind one in progress while another
-        # worker is free. Here the workers are two streams; they may as well be two programs on two machines.
+        # Handlers that name the same queue compete. prefetch=1: no job waits behind one in progress while another
+        # worker is free. Here both workers are in this program; they may as well be two programs on two machines.
+        # m.on() returns once the broker has confirmed. A job is acknowledged when the handler returns.
         for name in ("Ada", "Grace"):
-            m.subscribe("examples/jobs", queue="examples-jobs", prefetch=1, qos=1).subscribe(worker(name))
+            m.on("examples/jobs", worker(name), queue="examples-jobs", prefetch=1, qos=1)
         for number in range(JOBS):
             m.publish("examples/jobs", number, qos=1)
         finished = [done.get(timeout=20) for _ in range(JOBS)]

@@ -1,12 +1,22 @@
 """One messaging API over MQTT, AMQP and memory: the OSGi Messaging RFC in Python, over RxPY observables.
 
+A handler is called with each message; the message is acknowledged when it returns, and rejected when it raises:
+
+>>> import queue
 >>> import messaging
->>> with messaging.connect("memory://demo") as m:
-...     stream = m.subscribe("greetings/+")
+>>> greeted = queue.SimpleQueue()
+>>> with messaging.connect("memory://demo") as m:  # or mqtt://localhost, amqp://user:password@host/vhost
+...     registration = m.on("greetings/+", greeted.put, model=str)  # returns once the broker has confirmed
 ...     promise = m.publish("greetings/world", "hello")
-...     print(stream.receive(timeout=5).value())
-...     stream.close().result()
+...     print(greeted.get(timeout=5))
 hello
+
+A stream is iterated, or observed. Entering its ``with`` block waits for the broker's confirmation:
+
+>>> with messaging.connect("memory://demo") as m, m.subscribe("greetings/+") as stream:
+...     promise = m.publish("greetings/world", "hello again")
+...     print(stream.receive(timeout=5).value(str))
+hello again
 """
 
 from messaging.acknowledge import (
@@ -60,6 +70,7 @@ from messaging.errors import (
     WouldBlockError,
 )
 from messaging.features import Features
+from messaging.handling import HandlerRegistration
 from messaging.instance import Messaging, connect
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
@@ -93,6 +104,7 @@ __all__ = [
     "DuplicateNameError",
     "EncodeError",
     "Features",
+    "HandlerRegistration",
     "InvalidChannelError",
     "InvalidContentError",
     "InvalidExtensionError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import messaging
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,12 +47,14 @@ SAMPLES = samples(ROOT / "README.md")
 SAMPLES_OF_EVENTS = samples(ROOT / "docs" / "events.md")
 
 
-def run_sample(sample: str) -> None:
+def run_sample(sample: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", sample], capture_output=True, text=True, timeout=60, check=False
-    )
+        [sys.executable, "-X", "utf8", "-W", "error", "-c", sample],
+        capture_output=True, encoding="utf-8", timeout=60, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert not result.stderr
+    return result.stdout
 
 
 def named_tests(page: Path) -> list[tuple[str, str]]:
@@ -60,9 +65,45 @@ def named_tests(page: Path) -> list[tuple[str, str]]:
     return named
 
 
+#: what the samples of the README print, in their order
+PRINTED = [
+    "21.5 °C\n",
+    "sensors/attic {'celsius': 21.5}\n",
+    "{'celsius': 21.5}\n",
+    "21.5\n",
+    "6\n",
+    "",
+    "attic is warm\n",
+]
+
+
+def test_the_first_sample_of_the_readme_is_a_handler() -> None:
+    assert "@m.on(" in SAMPLES[0]
+    assert len(SAMPLES) == len(PRINTED)
+
+
 @pytest.mark.parametrize("number", range(len(SAMPLES)))
-def test_sample_of_the_readme_runs(number: int) -> None:
-    run_sample(SAMPLES[number])
+@pytest.mark.parametrize("broker", ["memory", "mosquitto", "rabbitmq"])
+def test_sample_of_the_readme_runs(request: pytest.FixtureRequest, broker: str, number: int) -> None:
+    sample = SAMPLES[number]
+    if broker != "memory":
+        if "memory://" not in sample:
+            pytest.skip("needs no broker")
+        sample = sample.replace("memory://readme", request.getfixturevalue(broker).url)
+    assert run_sample(sample) == PRINTED[number]
+
+
+@pytest.mark.parametrize("broker", ["memory", "mosquitto", "rabbitmq"])
+def test_the_examples_of_the_package_run(request: pytest.FixtureRequest, broker: str) -> None:
+    text = messaging.__doc__ or ""
+    if broker != "memory":
+        text = text.replace("memory://demo", request.getfixturevalue(broker).url)
+    example = doctest.DocTestParser().get_doctest(text, {}, f"messaging on {broker}", None, None)
+    assert len(example.examples) > 3
+    told: list[str] = []
+    for _ in range(5):  # an example that depends on luck fails in one of them
+        failed, _ = doctest.DocTestRunner().run(example, out=told.append, clear_globs=False)
+        assert not failed, "".join(told)
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLES_OF_EVENTS)))

@@ -21,6 +21,7 @@ from messaging import (
     AcknowledgeHandler,
     AcknowledgeMessageContext,
     Features,
+    HandlerRegistration,
     Message,
     MessageContextBuilder,
     Messaging,
@@ -142,9 +143,8 @@ def jobs(stage: Stage) -> None:
     numbers = range(1, 21)
     done: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
 
-    def worker(name: str) -> Callable[[Message], None]:
-        def work(message: Message) -> None:
-            job: Job = message.value()
+    def worker(name: str) -> Callable[[Job], None]:
+        def work(job: Job) -> None:
             if job.run == stage.run:  # others are left over from a run that was interrupted
                 time.sleep(0.01)  # the work itself
                 done.put((name, job.number))
@@ -152,11 +152,10 @@ def jobs(stage: Stage) -> None:
         return work
 
     def hire(name: str) -> None:
-        stream = m.subscribe(_JOBS, Job, on_invalid="skip", queue=_QUEUE, prefetch=1, **stage.reliable)
-        # returns when the broker has confirmed; acknowledges each job when the worker is through with it
-        workers.append(stream.subscribe(worker(name)))
+        # returns when the broker has confirmed; acknowledges each job when the worker returns
+        workers.append(m.on(_JOBS, worker(name), queue=_QUEUE, prefetch=1, **stage.reliable))
 
-    workers: list[Any] = []
+    workers: list[HandlerRegistration] = []
     try:
         hire("Anna")
         hire("Ben")
@@ -164,8 +163,8 @@ def jobs(stage: Stage) -> None:
             m.publish(_JOBS, Job(run=stage.run, number=number), **stage.reliable).result()
         finished = [done.get(timeout=PATIENCE) for _ in numbers]
     finally:
-        for disposable in workers:
-            disposable.dispose()
+        for registration in workers:
+            registration.close().result()
     for name in ("Anna", "Ben"):
         own = [str(number) for who, number in finished if who == name]
         stage.say(f"{name} did {len(own)} jobs: {' '.join(own)}")
