@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
-from messaging import channels
+from messaging import channels, headers
 from messaging.acknowledge import AcknowledgeMessageContext
 from messaging.errors import ConnectionLostError, UnsupportedFeatureError
 from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
@@ -296,6 +296,11 @@ class Adapter(abc.ABC):
     def default_qos(self) -> str:
         """The level of a message or subscription that names none and asks for no guarantee."""
         return self.qos_levels[0] if self.qos_levels else "0"
+
+    @property
+    def header_types(self) -> frozenset[type]:
+        """Types of header values that the protocol carries, see :mod:`messaging.headers`; others are refused."""
+        return headers.TEXT
 
     @property
     def max_message_size(self) -> int | None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic_core import from_json, to_json
 
 from messaging.features import Features
+from messaging.headers import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,8 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
     if context._reply_to_channel is not None:
         header["replyTo"] = context._reply_to_channel
     if options.headers:
-        header["headers"] = options.headers
+        # its format has no other values, and what reads it knows no other
+        header["headers"] = {name: as_text(value) for name, value in options.headers.items()}
     if options.time_to_live and expires:
         header["expires"] = time.time() + options.time_to_live
     if options.message_id is not None or (header and options.qos != "0"):

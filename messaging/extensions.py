@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from messaging import channels
+from messaging import channels, headers
 from messaging.errors import (
     ArgumentError,
     InvalidChannelError,
@@ -38,8 +38,8 @@ MAX_SECONDS: Final = 1e9
 #: what an AMQP prefetch count or an MQTT Receive Maximum can hold
 MAX_PREFETCH: Final = 65_535
 #: user headers: bounds every protocol here can carry
-MAX_HEADERS: Final = 256
-MAX_HEADER_BYTES: Final = 32_768
+MAX_HEADERS: Final = headers.MAX_HEADERS
+MAX_HEADER_BYTES: Final = headers.MAX_HEADER_BYTES
 #: bytes of a message id: a short string of AMQP
 MAX_MESSAGE_ID: Final = 255
 
@@ -60,7 +60,8 @@ class PublishOptions:
     retain: bool = False
     time_to_live: float | None = None
     priority: int | None = None
-    headers: Mapping[str, str] = field(default_factory=_empty)
+    #: checked, see :mod:`messaging.headers`
+    headers: Mapping[str, Any] = field(default_factory=_empty)
     #: fail with ``UnroutableError`` if nobody gets it
     mandatory: bool = False
     #: publish deadline, or ``None`` for the instance's
@@ -174,28 +175,6 @@ def _channel(value: Any) -> str:
         raise ValueError(str(error)) from None
 
 
-def _headers(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"must be a mapping of str to str, not {type(value).__name__}")
-    if len(value) > MAX_HEADERS:
-        raise ValueError(f"{len(value)} headers are too many; at most {MAX_HEADERS}")
-    total = 0
-    for name, text in value.items():
-        for part, what in ((name, "name"), (text, f"value of {_shown(name)}")):
-            # values are never shown: they may be tokens of the application
-            if not isinstance(part, str):
-                raise ValueError(f"header {what} must be a str, not {type(part).__name__}")
-            bad = channels.forbidden_character(part)
-            if bad is not None:
-                raise ValueError(f"header {what} holds {bad}")
-            total += len(part.encode())
-        if not name:
-            raise ValueError("a header name is empty")
-    if total > MAX_HEADER_BYTES:
-        raise ValueError(f"headers of {total} bytes are too large; at most {MAX_HEADER_BYTES}")
-    return MappingProxyType(dict(value))
-
-
 def _message_id(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"must be a str, not {type(value).__name__}")
@@ -220,7 +199,7 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         Features.EXTENSION_RETAIN: boolean,
         Features.EXTENSION_TIME_TO_LIVE: seconds,
         Features.EXTENSION_PRIORITY: integer(0, 9),
-        Features.EXTENSION_HEADERS: _headers,
+        Features.EXTENSION_HEADERS: headers.check,
         Features.EXTENSION_MANDATORY: boolean,
         Features.EXTENSION_TIMEOUT: seconds,
         Features.EXTENSION_MESSAGE_ID: _message_id,
@@ -273,7 +252,7 @@ SUBSCRIBE_ONLY: Final = frozenset(
 
 #: what received messages carry: ignored unless the adapter takes it for a request to this side, so that a message can
 #: be passed on as it is. For ``messageId``, which anybody may ask for, see :func:`requested`.
-RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset", "packetId"})
+RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset", "packetId", "type", "appId", "userId"})
 
 #: asking for what is so anyway asks for nothing, and needs no feature
 _BY_DEFAULT: Final = {
@@ -315,10 +294,24 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter, *, publish
         checked[key] = _checked(key, check, value)
         if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
             raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))
+    _check_header_types(checked.get(Features.EXTENSION_HEADERS, EMPTY), adapter)
     qos = checked.get(Features.EXTENSION_QOS)
     if qos is not None and qos not in adapter.qos_levels:
         raise UnsupportedFeatureError(f"qos={qos}", adapter.name, f"qos levels here: {', '.join(adapter.qos_levels)}")
     return checked
+
+
+def _check_header_types(given: Mapping[str, Any], adapter: Adapter) -> None:
+    """Refuse header values that the protocol of ``adapter`` cannot carry."""
+    if headers.uncarried(given, headers.TEXT) is None:  # nearly always
+        return
+    name = headers.uncarried(given, adapter.header_types)
+    if name is not None:
+        raise InvalidHeaderError(
+            Features.EXTENSION_HEADERS,
+            f"the value of {name[:60]!r} is a {type(given[name]).__name__}; {adapter.name} carries "
+            f"{headers.described(adapter.header_types)}: make it a str",
+        )
 
 
 def _is_told(key: str, value: Any) -> bool:
@@ -336,19 +329,10 @@ def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
         raise kind(key, text) from None
 
 
-def carried_headers(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return received headers as they can be published: characters that are refused from applications are escaped.
-
-    Another program may have put a line feed there, and its message is passed on, or dead-lettered, nevertheless.
-    """
-    texts = (text for item in headers.items() for text in item if isinstance(text, str))
-    if not any(map(channels.forbidden_character, texts)):
-        return headers
-    return MappingProxyType({_escaped(name): _escaped(value) for name, value in headers.items()})
-
-
-def _escaped(value: Any) -> Any:
-    return channels.escape_forbidden(value) if isinstance(value, str) else value
+def carried_headers(received: Mapping[str, Any], adapter: Adapter) -> Mapping[str, Any]:
+    """Return received headers as ``adapter`` can publish them, see :func:`messaging.headers.carried`."""
+    is_text = headers.uncarried(received, headers.TEXT) is None  # nearly always
+    return headers.carried(received, headers.TEXT if is_text else adapter.header_types)
 
 
 def requested(context: MessageContext, adapter: Adapter) -> Mapping[str, Any]:
@@ -360,8 +344,8 @@ def requested(context: MessageContext, adapter: Adapter) -> Mapping[str, Any]:
     extensions = context._extensions
     if not context._is_received:
         return extensions
-    headers = extensions.get(Features.EXTENSION_HEADERS)
-    if isinstance(headers, Mapping) and (carried := carried_headers(headers)) is not headers:
+    told = extensions.get(Features.EXTENSION_HEADERS)
+    if isinstance(told, Mapping) and (carried := carried_headers(told, adapter)) is not told:
         extensions = {**extensions, Features.EXTENSION_HEADERS: carried}
     key = Features.EXTENSION_MESSAGE_ID
     if key not in extensions:

@@ -56,7 +56,7 @@ class Features:
     EXTENSION_RETAIN: Final = "retain"  #: bool
     EXTENSION_TIME_TO_LIVE: Final = "timeToLive"  #: float seconds, > 0 (MSG230)
     EXTENSION_PRIORITY: Final = "priority"  #: int, 0 (lowest) to 9
-    EXTENSION_HEADERS: Final = "headers"  #: mapping of str to str
+    EXTENSION_HEADERS: Final = "headers"  #: mapping of str to values, see messaging.headers
     EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message that nobody would get fails
     EXTENSION_TIMEOUT: Final = "timeout"  #: float seconds, > 0: the publish deadline
     EXTENSION_MESSAGE_ID: Final = "messageId"  #: str, 1 to 255 bytes: the application's own; received messages tell it

@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import Incoming
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnsupportedFeatureError
@@ -305,7 +305,7 @@ def dead_letter_contexts(
     First with all values and headers of the message, then with our headers and the content type, then with nothing.
     """
     ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming._channel or "", DELIVERIES_HEADER: str(deliveries)}
-    theirs = carried_headers(incoming._extensions.get(Features.EXTENSION_HEADERS, {}))
+    theirs = carried_headers(incoming._extensions.get(Features.EXTENSION_HEADERS, {}), adapter)
     carried = Features.MESSAGE_PROPERTIES in adapter.features
     full = MessageContext(
         channel,
@@ -324,7 +324,7 @@ def dead_letter_contexts(
     return [full, less, MessageContext(channel, extensions=_dead_letter_extensions({}, adapter))]
 
 
-def _dead_letter_extensions(headers: dict[str, str], adapter: Adapter) -> MappingProxyType[str, object]:
+def _dead_letter_extensions(headers: dict[str, Any], adapter: Adapter) -> MappingProxyType[str, object]:
     extensions: dict[str, object] = {}
     if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
         extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True

@@ -737,7 +737,10 @@ def test_recursive_models_meet_deep_input() -> None:
 # --- content encodings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "x-gzip", "zstd", "identity", "", " gzip , zstd ", "gzip,gzip"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["gzip", "GZIP", "x-gzip", "zlib", "zstd", "identity", "binary", "Binary, zlib", "", " gzip , zstd ", "gzip,gzip"],
+)
 @pytest.mark.parametrize("obj", [{"a": "x" * 1000}, "text" * 100])
 def test_content_encodings_pack_and_unpack(encoding: str, obj: Any) -> None:
     assert turn_round(obj, None, None, encoding) == obj
@@ -856,6 +859,7 @@ TOO_LARGE = "larger than the limit of 1048576 bytes"
     ("encoding", "bomb", "says"),
     [
         ("gzip", lambda: deflated(2**28), TOO_LARGE),
+        ("zlib", lambda: zlib.compress(gzip.decompress(deflated(2**28))), TOO_LARGE),
         ("gzip, gzip", lambda: gzip.compress(deflated(2**28)), TOO_LARGE),
         ("zstd", lambda: zstandard.compress(bytes(2**28)), TOO_LARGE),
         ("zstd", lambda: zstandard.compress(bytes(2**18)) * 900, TOO_LARGE),

@@ -28,7 +28,7 @@ from pydantic import Field, SecretStr
 from adapters.amqp import declarations, extensions, names, properties
 from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import Target
-from messaging import channels
+from messaging import channels, headers
 from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
 from messaging.errors import (
     ConnectionLostError,
@@ -216,6 +216,11 @@ class AmqpAdapter(Adapter):
     def publish_window(self) -> int:
         """Enough for a few writes to the socket."""
         return min(1024, self.settings.publish_window)
+
+    @property
+    def header_types(self) -> frozenset[type]:
+        """All: tables have a type for each."""
+        return headers.TYPED
 
     def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
         """Refuse what is too long for AMQP, ``CC``, and extensions that contradict each other."""

@@ -14,6 +14,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
+from messaging import headers
 from messaging.extensions import boolean, integer
 
 EXCHANGE_TYPE: Final = "exchangeType"
@@ -43,6 +44,10 @@ DEAD_LETTER_ROUTING_KEY: Final = "deadLetterRoutingKey"
 MAX_AGE: Final = "maxAge"
 STREAM_SEGMENT_BYTES: Final = "streamSegmentBytes"
 STREAM_OFFSET: Final = "streamOffset"
+TYPE: Final = "type"
+APP_ID: Final = "appId"
+#: of received messages only: the broker refuses another name than that of the connection's user
+USER_ID: Final = "userId"
 REDELIVERY_DELAY: Final = "redeliveryDelay"
 REDELIVERY_DELAY_MAX: Final = "redeliveryDelayMax"
 
@@ -122,28 +127,24 @@ def _exchange_type(value: Any) -> str:
     return value
 
 
+def _property(value: Any) -> str:
+    return _key(value, "property")
+
+
 def _bindings(value: Any) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, (list, tuple)):
         raise ValueError(f"must be a list or tuple of str, not {type(value).__name__}")
     return tuple(dict.fromkeys(_key(each) for each in value))
 
 
-def _binding_arguments(value: Any) -> Mapping[str, str | int | bool]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"must be a mapping of str to str, int or bool, not {type(value).__name__}")
-    for name, wanted in value.items():
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= 128:
+def _binding_arguments(value: Any) -> Mapping[str, Any]:
+    checked = headers.check(value)
+    for name in checked:
+        if len(name.encode()) > 128:
             raise ValueError(f"names of headers are str of 1 to 128 bytes in UTF-8, not {reprlib.repr(name)}")
-        if (
-            not isinstance(wanted, (str, int))
-            or not -_MAX_INT <= (wanted if isinstance(wanted, int) else 0) <= _MAX_INT
-        ):
-            raise ValueError(f"{name!r} must be a str, int or bool, not {reprlib.repr(wanted)}")
-        if isinstance(wanted, str):
-            wanted.encode()
-    if value.get("x-match", "all") not in _MATCHES:
-        raise ValueError(f"x-match must be one of {', '.join(_MATCHES)}, not {reprlib.repr(value['x-match'])}")
-    return MappingProxyType(dict(value))
+    if checked.get("x-match", "all") not in _MATCHES:
+        raise ValueError(f"x-match must be one of {', '.join(_MATCHES)}, not {reprlib.repr(checked['x-match'])}")
+    return checked
 
 
 def _stream_offset(value: Any) -> str | int | float:
@@ -196,13 +197,22 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "what the message carries beside its payload goes in front of that, for clients of MQTT 3.1.1 with the "
             "setting `envelope`; received messages say so if they came that way, and their replies go that way",
         ),
+        TYPE: Extension(
+            "publish", _property, "str of at most 255 bytes", "none",
+            "property `type`: the application's name for this kind of message; received messages tell it",
+        ),
+        APP_ID: Extension(
+            "publish", _property, "str of at most 255 bytes", "none",
+            "property `app-id`: the application that publishes; received messages tell it, and `userId` besides: the "
+            "broker's user that published",
+        ),
         # --- bindings
         BINDINGS: Extension(
             "subscribe", _bindings, "list of str", "none",
             "further patterns beside the channel's own; with a channel extension, further binding keys",
         ),
         BINDING_ARGUMENTS: Extension(
-            "subscribe", _binding_arguments, "mapping of str to str, int or bool", "none",
+            "subscribe", _binding_arguments, "mapping of header names to values", "none",
             "which user `headers` a headers exchange has to find; `x-match`: `all` (default), `any`",
         ),
         # --- queues

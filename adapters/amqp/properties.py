@@ -8,13 +8,17 @@ content-encoding    ``content_encoding``
 correlation-id      ``correlation_id``
 reply-to            ``reply_to_channel``, translated to the routing key it has on the instance's exchange, unless it is
                     the address of direct reply-to
-headers             extension ``headers``; what another program sent that is not text is read as text
+headers             extension ``headers``, with the types of their values (:mod:`messaging.headers`); see
+                    :mod:`.compression` for the header ``compression``
 delivery-mode       2 with ``guaranteedDelivery``, else 1; not read
 priority            extension ``priority``
 expiration          extension ``timeToLive``; whole milliseconds, at least one
 message-id          extension ``messageId``, else an id made for it, unless it is published with qos 0; read as
                     extension ``messageId``
 timestamp           when it was handed to the broker, whole seconds; read as extension ``timestamp``
+type                extension ``type``
+user-id             read as extension ``userId``: which user of the broker published it
+app-id              extension ``appId``
 ==================  ==========================================================================================
 
 Reading never fails on what another program put there: each of these values was written by somebody else, and a
@@ -28,13 +32,14 @@ import struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from adapters.amqp import names
+from adapters.amqp import compression, names
 from adapters.amqp.counting import DELAYED, DELIVERY_COUNT, restore
-from adapters.amqp.extensions import STREAM_OFFSET
+from adapters.amqp.extensions import APP_ID, STREAM_OFFSET, TYPE, USER_ID
 from adapters.amqp.frames import short_string
-from adapters.amqp.tables import as_text, read_short, read_table
-from messaging.errors import ArgumentError
+from adapters.amqp.tables import read_short, read_table, write_table
+from messaging.errors import ArgumentError, InvalidHeaderError
 from messaging.features import Features
+from messaging.headers import frozen
 from messaging.message import NO_EXTENSIONS, MessageContext
 
 if TYPE_CHECKING:
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: bytes of a short string
+MAX_SHORT: Final = 255
 #: AMQP 0-9-1 allows no longer names of header fields (4.2.5.5)
 MAX_HEADER_NAME: Final = 128
 #: arrays of further routing keys to RabbitMQ, which closes the channel over text in them
@@ -65,12 +72,17 @@ _REPLY_TO: Final = 1 << 9
 _EXPIRATION: Final = 1 << 8
 _MESSAGE_ID: Final = 1 << 7
 _TIMESTAMP: Final = 1 << 6
+_TYPE: Final = 1 << 5
+_USER_ID: Final = 1 << 4
+_APP_ID: Final = 1 << 3
+#: properties behind the timestamp, as extensions
+_LAST: Final = ((_TYPE, TYPE), (_USER_ID, USER_ID), (_APP_ID, APP_ID))
+_ANY_LAST: Final = _TYPE | _USER_ID | _APP_ID
 
 _TRANSIENT: Final = b"\x01"
 _PERSISTENT: Final = b"\x02"
 
 _FLAGS: Final = struct.Struct(">H")
-_U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 
 
@@ -84,7 +96,7 @@ class Template:
         ArgumentError: a value is longer than AMQP can carry.
     """
 
-    __slots__ = ("_flags", "_head", "_tail")
+    __slots__ = ("_end", "_flags", "_head", "_tail")
 
     def __init__(self, context: MessageContext, options: PublishOptions) -> None:
         flags = _DELIVERY_MODE | _TIMESTAMP
@@ -92,13 +104,15 @@ class Template:
         # in the order of the flags, which is the order on the wire
         if context._content_type is not None:
             flags |= _CONTENT_TYPE
-            parts.append(_short(context._content_type, "content type"))
-        if context._content_encoding is not None:
+            written = compression.content_type(context._content_type, context._content_encoding)
+            parts.append(_short(written, "content type"))
+        encoding, headers = compression.written(context._content_encoding, options.headers)
+        if encoding is not None:
             flags |= _CONTENT_ENCODING
-            parts.append(_short(context._content_encoding, "content encoding"))
-        if options.headers:
+            parts.append(_short(encoding, "content encoding"))
+        if headers:
             flags |= _HEADERS
-            parts.append(_text_table(options.headers))
+            parts.append(_table(headers))
         parts.append(_PERSISTENT if options.guaranteed_delivery else _TRANSIENT)
         if options.priority is not None:
             flags |= _PRIORITY
@@ -114,6 +128,12 @@ class Template:
             flags |= _EXPIRATION
             parts.append(_short(str(max(1, round(options.time_to_live * 1000))), "timeToLive"))
         self._tail = b"".join(parts)
+        parts.clear()
+        for flag, key in ((_TYPE, TYPE), (_APP_ID, APP_ID)):
+            if key in options.custom:
+                flags |= flag
+                parts.append(_short(options.custom[key], key))
+        self._end = b"".join(parts)
         self._flags = flags
 
     def fill(self, correlation_id: str | None, message_id: str | None, timestamp: int) -> bytes:
@@ -133,8 +153,8 @@ class Template:
         if message_id is not None:
             flags |= _MESSAGE_ID
             identity = short_string(message_id)
-        return b"%b%b%b%b%b%b" % (
-            _FLAGS.pack(flags), self._head, correlation, self._tail, identity, _U64.pack(timestamp),
+        return b"%b%b%b%b%b%b%b" % (
+            _FLAGS.pack(flags), self._head, correlation, self._tail, identity, _U64.pack(timestamp), self._end,
         )  # fmt: skip
 
 
@@ -145,13 +165,11 @@ def _short(text: str, what: str) -> bytes:
         raise ArgumentError(f"{what}: {error}") from None
 
 
-def _text_table(fields: Mapping[str, str]) -> bytes:
-    parts = []
-    for name, text in fields.items():
-        value = text.encode()
-        parts.append(short_string(name) + b"S" + _U32.pack(len(value)) + value)
-    table = b"".join(parts)
-    return _U32.pack(len(table)) + table
+def _table(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return write_table(fields)
+    except ValueError as error:
+        raise InvalidHeaderError(Features.EXTENSION_HEADERS, f"a name in a mapping is too long: {error}") from None
 
 
 # --- reading
@@ -208,6 +226,8 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         if DELAYED in fields and (delayed := restore(fields)) is not None:
             earlier, origin = delayed
             delivery_count = earlier + (delivery_count or 1)
+        if compression.HEADER in fields:
+            content_encoding = compression.read(content_encoding, fields)
         reply_topic = fields.pop(REPLY_TOPIC, None)
         if type(reply_topic) is str:
             reply_to_channel = names.channel_name(reply_topic)
@@ -216,7 +236,10 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
             extensions[STREAM_OFFSET] = offset
             del fields[OFFSET]
         if fields or (type(offset) is not int and reply_topic is None):
-            extensions[Features.EXTENSION_HEADERS] = MappingProxyType({name: as_text(fields[name]) for name in fields})
+            for name, value in fields.items():
+                if type(value) is list or type(value) is dict:
+                    fields[name] = frozen(value)
+            extensions[Features.EXTENSION_HEADERS] = MappingProxyType(fields)
     if flags & _DELIVERY_MODE:
         at += 1
     if flags & _PRIORITY:
@@ -238,6 +261,12 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         at += 8
         # seconds by the specification; above the year 2106 somebody wrote milliseconds
         extensions["timestamp"] = float(timestamp) if timestamp <= 0xFFFF_FFFF else timestamp / 1000
+    if flags & _ANY_LAST:
+        for flag, key in _LAST:
+            if flags & flag:
+                value, at = read_short(data, at)
+                if len(value.encode()) <= MAX_SHORT:  # escapes of what is not UTF-8 may not fit when it is passed on
+                    extensions[key] = value
     if at > end:
         raise ValueError("a value ends outside the frame")
     return Properties(

@@ -1,4 +1,4 @@
-"""Field tables (4.2.5.5, with RabbitMQ's errata on the types): read, shown as text, and taken apart as they are.
+"""Field tables (4.2.5.5, with RabbitMQ's errata on the types): read, written, and taken apart as they are.
 
 Reading is lenient about values and strict about sizes: what claims to reach beyond its table is an error, what nests
 deeper than anybody needs is not followed.
@@ -6,14 +6,16 @@ deeper than anybody needs is not followed.
 
 from __future__ import annotations
 
-import json
-import math
 import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+from adapters.amqp.frames import short_string
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
 _U32: Final = struct.Struct(">I")
 
@@ -33,10 +35,12 @@ _FIXED: Final[Mapping[int, struct.Struct]] = {
     ord(kind): struct.Struct(">" + code)
     for kind, code in {
         "t": "?", "b": "b", "B": "B", "s": "h", "u": "H", "I": "i", "i": "I", "l": "q", "L": "q", "f": "f", "d": "d",
-        "T": "Q",
     }.items()
 }  # fmt: skip
 _DECIMAL: Final = struct.Struct(">BI")
+_U64: Final = struct.Struct(">Q")
+#: the last second that a datetime holds, since the epoch; some programs write milliseconds
+_MAX_TIME: Final = 253_402_300_799
 
 
 def read_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[dict[str, Any], int]:
@@ -64,13 +68,18 @@ def _ended(at: int, stop: int) -> int:
     return stop
 
 
-def _read_bytes(data: bytes, at: int, end: int, _depth: int) -> tuple[str, int]:
+def _read_text(data: bytes, at: int, end: int, _depth: int) -> tuple[str, int]:
     at, stop = _extent(data, at, end)
     value = data[at:stop]
     try:
         return value.decode(), stop
     except UnicodeDecodeError:
         return value.hex(), stop
+
+
+def _read_bytes(data: bytes, at: int, end: int, _depth: int) -> tuple[bytes, int]:
+    at, stop = _extent(data, at, end)
+    return data[at:stop], stop
 
 
 def _extent(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -83,7 +92,7 @@ def _extent(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 _SIZED: Final[Mapping[int, Callable[[bytes, int, int, int], tuple[Any, int]]]] = {
-    ord("S"): _read_bytes,
+    ord("S"): _read_text,
     ord("x"): _read_bytes,
     ord("F"): read_table,
     ord("A"): _read_array,
@@ -104,6 +113,9 @@ def _read_field(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
     if kind == ord("D"):
         places, digits = _DECIMAL.unpack_from(data, at)
         return Decimal(digits).scaleb(-places), at + _DECIMAL.size
+    if kind == ord("T"):
+        (seconds,) = _U64.unpack_from(data, at)
+        return (datetime.fromtimestamp(seconds, UTC) if seconds <= _MAX_TIME else seconds), at + _U64.size
     if kind in b"V\x00":
         return None, at
     raise ValueError(f"unknown field type {kind:#04x}")
@@ -152,22 +164,58 @@ def _name(name: str) -> bytes:
     return bytes([len(data)]) + data
 
 
-def as_text(value: Any) -> str:
-    """A header field as text: numbers in decimal, truth values and structures as JSON, nothing as empty text."""
-    if type(value) is str:
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, (bool, dict, list)):
-        return json.dumps(_jsonable(value), ensure_ascii=False, separators=(",", ":"))
-    return str(value)
+# --- writing
 
 
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _jsonable(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_jsonable(each) for each in value]
-    if isinstance(value, Decimal) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value
+def write_table(fields: Mapping[str, Any]) -> bytes:
+    """A table of checked header values, see :mod:`messaging.headers`. Times are cut to whole seconds.
+
+    Raises:
+        ValueError: a name has more than 255 bytes in UTF-8.
+    """
+    parts: list[bytes] = []
+    for name, value in fields.items():
+        parts += short_string(name), _field(value)
+    content = b"".join(parts)
+    return _U32.pack(len(content)) + content
+
+
+def _field(value: Any) -> bytes:
+    """Type and value of a field."""
+    if isinstance(value, str):
+        text = value.encode()
+        return b"S" + _U32.pack(len(text)) + text
+    writer = _WRITERS.get(type(value))
+    if writer is None:
+        # what is told of a received message, or of a binding, may be another kind of mapping or sequence
+        writer = _mapping if isinstance(value, Mapping) else _sequence
+    return writer(value)
+
+
+def _mapping(value: Mapping[str, Any]) -> bytes:
+    return b"F" + write_table(value)
+
+
+def _sequence(value: Sequence[Any]) -> bytes:
+    content = b"".join(map(_field, value))
+    return b"A" + _U32.pack(len(content)) + content
+
+
+def _integer(value: int) -> bytes:
+    return struct.pack(">ci", b"I", value) if -(2**31) <= value < 2**31 else struct.pack(">cq", b"l", value)
+
+
+def _decimal(value: Decimal) -> bytes:
+    places = -int(value.as_tuple().exponent)
+    return b"D" + _DECIMAL.pack(places, int(value.scaleb(places)))
+
+
+_WRITERS: Final[Mapping[type, Callable[[Any], bytes]]] = {
+    bool: lambda value: b"t\x01" if value else b"t\x00",
+    int: _integer,
+    float: lambda value: struct.pack(">cd", b"d", value),
+    bytes: lambda value: b"x" + _U32.pack(len(value)) + value,
+    Decimal: _decimal,
+    datetime: lambda value: struct.pack(">cQ", b"T", int(value.timestamp())),
+    type(None): lambda _: b"V",
+}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pydantic import Field
 
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
+from messaging import headers
 from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import (
     ConnectionLostError,
@@ -95,6 +96,11 @@ class MemoryAdapter(Adapter):
     @property
     def default_qos(self) -> str:
         return "1"
+
+    @property
+    def header_types(self) -> frozenset[type]:
+        """All: nothing is encoded."""
+        return headers.TYPED
 
     @property
     def max_message_size(self) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from messaging.headers import as_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -119,7 +121,7 @@ def _headers(contexts: list[MessageContext], extensions: list[Mapping[str, Any]]
         headers = each.get("headers")
         if headers:
             names += headers
-            values += headers.values()
+            values += map(as_text, headers.values())
         identity = each.get("messageId")
         if headers and MESSAGE_ID in headers:
             hidden[len(ends)] = identity or ""

@@ -28,6 +28,7 @@ from messaging.cli.connecting import choose_target, connect, identity, warn_of_m
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.extensions import MAX_PREFETCH
+from messaging.headers import as_text
 from messaging.publisher import check_printable
 from messaging.waiting import wait_for
 from messaging.workers import workers
@@ -407,7 +408,7 @@ def _environment(request: Message) -> dict[bytes, bytes]:
     # of headers whose names cannot be told apart as variables, none can be relied on
     named = [(f"HEADER_{name.upper().replace('-', '_')}", name) for name in headers if _HEADER.fullmatch(name)]
     times = Counter(variable for variable, _ in named)
-    known |= {variable: headers[name] for variable, name in named if times[variable] == 1}
+    known |= {variable: as_text(headers[name]) for variable, name in named if times[variable] == 1}
     found = {name: value for name, value in os.environb.items() if not name.startswith(_PREFIX)}
     for variable, value in known.items():
         if value is not None and "\0" not in value:

@@ -1,8 +1,9 @@
 """Content encodings: how the bytes are packed (RFC 9110, 8.4).
 
-``gzip`` (RFC 1952), ``zstd`` (RFC 8878, needs the extra) and ``identity``; several are separated by commas and
-were applied in that order. The Messaging RFC's samples use the content encoding for a charset (``UTF-8``); a
-charset name is therefore taken as the charset of text and changes nothing else.
+``gzip`` (RFC 1952), ``zlib`` (RFC 1950), ``zstd`` (RFC 8878, needs the extra) and ``identity``, which kombu and Celery
+call ``binary``; several are separated by commas and were applied in that order. The Messaging RFC's samples use the
+content encoding for a charset (``UTF-8``); a charset name is therefore taken as the charset of text and changes nothing
+else.
 """
 
 from __future__ import annotations
@@ -74,11 +75,12 @@ def parse_encodings(text: str) -> Encodings:
     for name in names:
         if name in _CODINGS:
             compressions.append(name)
-        elif name not in ("", "identity"):
+        elif name not in ("", "identity", "binary"):
             found = charset_name(name)
             if found is None:
                 raise UnknownContentEncodingError(
-                    f"unknown content encoding {name!r:.80}; known are gzip, zstd, identity and charset names"
+                    f"unknown content encoding {name!r:.80}; known are gzip, zlib, zstd, identity, binary "
+                    f"and charset names"
                 )
             charset = charset or found
     return Encodings(charset, tuple(compressions))
@@ -119,6 +121,14 @@ def _gzip(data: bytes) -> bytes:
 
 def _gunzip(data: bytes, limit: int) -> bytes:
     return _expand(data, "gzip", lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error, _GZIP_SLICE, limit)
+
+
+def _zlib(data: bytes) -> bytes:
+    return zlib.compress(data, 6)
+
+
+def _inflate(data: bytes, limit: int) -> bytes:
+    return _expand(data, "zlib", zlib.decompressobj, zlib.error, _GZIP_SLICE, limit)
 
 
 def _zstd(data: bytes) -> bytes:
@@ -169,5 +179,6 @@ def _expand(data: bytes, name: str, start: Callable[[], Any], failure: type[Exce
 _CODINGS: Final[dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes, int], bytes]]]] = {
     "gzip": (_gzip, _gunzip),
     "x-gzip": (_gzip, _gunzip),
+    "zlib": (_zlib, _inflate),
     "zstd": (_zstd, _unzstd),
 }

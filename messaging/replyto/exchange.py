@@ -544,7 +544,7 @@ class Exchange:
             # passed on, from wherever it came: where it arrived, and what for, is nobody's concern here
             correlation_id = None
             headers = extensions.get(Features.EXTENSION_HEADERS)
-            extensions = {Features.EXTENSION_HEADERS: carried_headers(headers)} if headers else _NONE
+            extensions = {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter)} if headers else _NONE
         elif own._channel is not None and own._channel != self.reply_to:
             replies.refuse_served(own._channel, own._channel_extension)
             route = route._replace(channel=own._channel, channel_extension=own._channel_extension)

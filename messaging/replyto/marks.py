@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.features import Features
+from messaging.headers import as_text
 
 if TYPE_CHECKING:
     from messaging.adapter import Incoming
@@ -67,7 +68,7 @@ def read(incoming: Incoming) -> Mark | None:
 
     Before anybody else has seen the message: its extensions are replaced.
     """
-    headers: Mapping[str, str] | None = incoming._extensions.get(Features.EXTENSION_HEADERS)
+    headers: Mapping[str, Any] | None = incoming._extensions.get(Features.EXTENSION_HEADERS)
     if headers is None or (kind := headers.get(REPLY)) is None:
         return None
     extensions: dict[str, Any] = dict(incoming._extensions)
@@ -77,9 +78,9 @@ def read(incoming: Incoming) -> Mark | None:
     else:
         del extensions[Features.EXTENSION_HEADERS]
     incoming._extensions = MappingProxyType(extensions)
-    number = headers.get(NUMBER, "")
+    number = as_text(headers.get(NUMBER, ""))
     return Mark(
-        kind,
+        as_text(kind),
         int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None,
-        headers.get(ERROR, ""),
+        as_text(headers.get(ERROR, "")),
     )

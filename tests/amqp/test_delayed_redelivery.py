@@ -115,7 +115,7 @@ def test_everything_about_the_message_is_as_it_was(rabbitmq: RabbitMQ, foreign: 
             for again in (second, third):
                 assert _told(again) == _told(first)
             assert [each.delivery_count for each in (first, second, third)] == [1, 2, 3]
-            assert first.extensions["headers"]["x-death"].startswith("[{")
+            assert first.extensions["headers"]["x-death"][0]["count"] == 3
             client.reject(third)
             await client.adapter.unsubscribe(handle)
             await until(lambda: depth(foreign, queue) == 1, "its return")
@@ -394,7 +394,8 @@ def test_counting_changes_nothing_else_and_can_be_undone(
     expected.pop("x-delivery-count", None)
     assert dict(read.extensions.get("headers", {})) == expected
     assert read[:4] == before[:4]
-    assert {**read.extensions, "headers": 0} == {**before.extensions, "headers": 0}
+    told = {key: value for key, value in before.extensions.items() if key != "userId" or user == "me"}
+    assert {**read.extensions, "headers": 0} == {**told, "headers": 0}
     _, _, frame = pamqp.frame.unmarshal(
         struct.pack(">BHI", 2, 1, 12 + len(counted)) + struct.pack(">HHQ", 60, 0, 0) + counted + b"\xce"
     )

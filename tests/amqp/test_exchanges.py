@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -120,8 +121,27 @@ def test_an_existing_headers_exchange_is_bound_by_numbers_and_truth_values(
             for headers in ({"n": 8, "ok": True}, {"n": "7", "ok": True}, {"n": 7, "ok": True}):
                 foreign.basic_publish("amq.match", "", repr(headers).encode(), pika.BasicProperties(headers=headers))
             [arrived] = await sink.count(1)
-            assert arrived.extensions["headers"] == {"n": "7", "ok": "true"}
+            assert arrived.extensions["headers"] == {"n": 7, "ok": True}
             assert arrived.payload == b"{'n': 7, 'ok': True}"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "value", [5, -1, 2**40, True, False, 0.1, b"\xff", "5", None, datetime(2026, 11, 22, tzinfo=UTC)], ids=repr
+)
+def test_a_header_matches_a_binding_by_its_value_and_type(rabbitmq: RabbitMQ, value: Any) -> None:
+    others: list[Any] = [6, "five", 0.25, b"\xfe", datetime(2025, 1, 1, tzinfo=UTC)]
+
+    async def main() -> None:
+        async with connected(rabbitmq.url) as client:
+            sink, _ = await client.subscribe("amq.headers", key="", bindingArguments={"n": value})
+            for number, each in enumerate([*others, value]):
+                if value is not None or number == len(others):  # no value in a binding stands for any
+                    await client.publish("amq.headers", b"%d" % number, key="", extensions={"headers": {"n": each}})
+            [arrived] = await sink.count(1)
+            assert (arrived.payload, arrived.extensions["headers"]) == (b"%d" % len(others), {"n": value})
+            assert type(arrived.extensions["headers"]["n"]) is type(value)
 
     run(main())
 

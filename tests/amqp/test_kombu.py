@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import kombu
 import pytest
 
 import messaging
+from messaging.errors import UnknownContentEncodingError
 from tests.amqp.harness import unique
 
 if TYPE_CHECKING:
@@ -45,3 +48,134 @@ def test_a_plain_queue_is_declared_by_pika_and_kombu_before_and_after(
         kombu.Producer(connection.default_channel).publish({"x": 1}, routing_key=queue)
         assert stream.receive(timeout=DEADLINE).value() == {"x": 1}
     foreign.queue_delete(queue)
+
+
+def receive(connection: kombu.Connection, queue: str, accept: list[str]) -> kombu.Message:
+    """The next message of ``queue``, as a kombu consumer that accepts these content types gets it."""
+    found: list[kombu.Message] = []
+
+    def take(_: object, message: kombu.Message) -> None:
+        found.append(message)
+
+    consumer = kombu.Consumer(connection, [kombu.Queue(queue)], callbacks=[take], accept=accept, no_ack=True)
+    with consumer:
+        try:
+            connection.drain_events(timeout=DEADLINE)
+        except TimeoutError:
+            pytest.fail("nothing arrived")
+    [message] = found
+    return message
+
+
+@pytest.fixture
+def queue(foreign: BlockingChannel) -> Iterator[str]:
+    """A queue that is bound to the channels ``<queue>`` and below it."""
+    name = unique("kombu")
+    foreign.queue_declare(name, durable=True)
+    foreign.queue_bind(name, "amq.topic", f"{name}.#")
+    yield name
+    foreign.queue_delete(name)
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
+@pytest.mark.parametrize(
+    ("body", "serializer", "encoding"),
+    [({"x": [1, "ü"]}, "json", "utf-8"), ("text ü", None, "utf-8"), (b"\xff\x00", None, "binary")],
+)
+def test_what_kombu_publishes_is_received_as_the_same_value(
+    rabbitmq: RabbitMQ, connection: kombu.Connection, body: Any, serializer: str | None, encoding: str,
+    compression: str | None,
+) -> None:  # fmt: skip
+    """With content encodings ``utf-8`` and ``binary``, and with its header for compression."""
+    content_type = {"json": None, None: "text/plain" if isinstance(body, str) else "application/octet-stream"}[
+        serializer
+    ]
+    with messaging.connect(rabbitmq.url) as m, m.subscribe("from/kombu") as stream:
+        stream.ready.result(timeout=DEADLINE)
+        kombu.Producer(connection.default_channel).publish(
+            body, exchange="amq.topic", routing_key="from.kombu", serializer=serializer, content_type=content_type,
+            compression=compression, headers={"n": 5},
+        )  # fmt: skip
+        message = stream.receive(timeout=DEADLINE)
+    assert message.value() == body
+    assert message.context.content_encoding == (f"{encoding}, zlib" if compression else encoding)
+    assert message.context.extensions["headers"] == {"n": 5}
+
+
+def test_a_compression_of_kombus_that_is_unknown_here_is_named(
+    rabbitmq: RabbitMQ, connection: kombu.Connection
+) -> None:
+    with messaging.connect(rabbitmq.url) as m, m.subscribe("from/kombu/bz2") as stream:
+        stream.ready.result(timeout=DEADLINE)
+        kombu.Producer(connection.default_channel).publish(
+            {"x": 1}, exchange="amq.topic", routing_key="from.kombu.bz2", compression="bzip2"
+        )
+        message = stream.receive(timeout=DEADLINE)
+    with pytest.raises(UnknownContentEncodingError, match="bzip2"):
+        message.value()
+
+
+@pytest.mark.parametrize("encoding", [None, "zlib", "utf-8, zlib", "binary"])
+@pytest.mark.parametrize(("content", "content_type"), [({"x": [1, "ü"]}, "application/json"), ("text ü", "text/plain")])
+def test_kombu_receives_the_value_that_is_published(
+    rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str, content: Any, content_type: str, encoding: str | None
+) -> None:
+    """Text as well, by a consumer that accepts ``text/plain``."""
+    more = {} if encoding is None else {"content_encoding": encoding}
+    with messaging.connect(rabbitmq.url) as m:
+        m.publish(f"{queue}/out", content, **more).result(timeout=DEADLINE)
+    message = receive(connection, queue, [content_type])
+    # kombu does not decode text of these content encodings
+    value = message.payload.decode() if isinstance(message.payload, bytes) else message.payload
+    assert (message.content_type, value) == (content_type, content)
+
+
+def test_headers_keep_their_types_to_kombu_and_back(
+    rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str
+) -> None:
+    headers = {
+        "text": "ü", "n": 5, "large": 2**40, "negative": -1, "half": 0.5, "yes": True, "no": False, "nothing": None,
+        "bytes": b"\xff", "at": datetime(2026, 11, 22, 12, tzinfo=UTC), "list": ("a", 1, (2,)),
+        "table": {"a": {"b": 1}}, "price": Decimal("1.25"),
+    }  # fmt: skip
+    with messaging.connect(rabbitmq.url) as m, m.subscribe("back/from/kombu") as stream:
+        stream.ready.result(timeout=DEADLINE)
+        m.publish(f"{queue}/out", b"1", headers=headers).result(timeout=DEADLINE)
+        message = receive(connection, queue, ["application/octet-stream"])
+        theirs = message.headers
+        assert theirs | {"at": 0, "list": 0} == headers | {"at": 0, "list": 0}
+        assert (theirs["list"], theirs["at"].replace(tzinfo=UTC)) == (["a", 1, [2]], headers["at"])
+        kombu.Producer(connection.default_channel).publish(
+            b"2", exchange="amq.topic", routing_key="back.from.kombu", content_type="application/octet-stream",
+            headers=theirs, app_id="celery", type="task", user_id="guest",
+        )  # fmt: skip
+        context = stream.receive(timeout=DEADLINE).context
+    told = context.extensions["headers"]
+    assert told | {"bytes": 0} == headers | {"bytes": 0}
+    assert told["bytes"] in (b"\xff", "ff")  # kombu may write bytes as text
+    assert {key: context.extensions[key] for key in ("appId", "type", "userId")} == {
+        "appId": "celery", "type": "task", "userId": "guest",
+    }  # fmt: skip
+
+
+def test_type_and_application_reach_kombu(rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str) -> None:
+    with messaging.connect(rabbitmq.url) as m:
+        m.publish(f"{queue}/out", b"1", type="task", app_id="here").result(timeout=DEADLINE)
+    message = receive(connection, queue, ["application/octet-stream"])
+    assert (message.properties["type"], message.properties["app_id"]) == ("task", "here")
+
+
+def test_a_message_of_kombu_is_passed_on_as_it_is(rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str) -> None:
+    with messaging.connect(rabbitmq.url) as m, m.subscribe("pass/on") as stream:
+        stream.ready.result(timeout=DEADLINE)
+        kombu.Producer(connection.default_channel).publish(
+            {"x": 1}, exchange="amq.topic", routing_key="pass.on", compression="gzip", headers={"n": (1, {"a": None})},
+            type="task", app_id="celery", user_id="guest",
+        )  # fmt: skip
+        m.publisher.publish(stream.receive(timeout=DEADLINE), f"{queue}/out").result(timeout=DEADLINE)
+    message = receive(connection, queue, ["json"])
+    assert message.payload == {"x": 1}
+    assert message.content_encoding == "utf-8"
+    assert message.headers == {"n": [1, {"a": None}], "compression": "application/x-gzip"}
+    assert (message.properties["type"], message.properties["app_id"]) == ("task", "celery")
+    assert "user_id" not in message.properties

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message
-from messaging.errors import DecodeError, UnknownContentTypeError
+from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
+from messaging.headers import as_text, uncarried
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import (
     PATIENCE,
@@ -63,6 +67,30 @@ def test_objects_go_round(backend: Backend, content: Any, model: Any) -> None:
         assert value == content
         assert type(value) is type(content)
         assert message.value(model) == content
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["text", 5, -(2**40), 0.5, True, None, b"\xff", Decimal("1.25"), datetime(2026, 11, 22, tzinfo=UTC), ("a", "b"),
+     (1, ("a", None)), MappingProxyType({"a": MappingProxyType({"b": 1})})],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+@feature(Features.EXTENSION_HEADERS)
+def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, value: Any) -> None:
+    m = backend.connect()
+    channel = backend.channel()
+    with m.subscribe(channel, **backend.reliable) as stream:
+        if uncarried({"h": value}, m._adapter.header_types) is None:
+            publish(m, channel, [b"1"], headers={"h": value, "text": "t"}, **backend.reliable)
+            told = stream.receive(PATIENCE).context.extensions["headers"]
+            assert told == {"h": value, "text": "t"}
+            assert type(told["h"]) is type(value)
+        else:
+            assert not isinstance(value, str)
+            with pytest.raises(InvalidHeaderError, match="make it a str"):
+                m.publish(channel, b"1", headers={"h": value, "text": "t"})
+            publish(m, channel, [b"1"], headers={"h": as_text(value)}, **backend.reliable)
+            assert stream.receive(PATIENCE).context.extensions["headers"] == {"h": as_text(value)}
 
 
 @feature(Features.MESSAGE_PROPERTIES)

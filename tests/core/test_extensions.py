@@ -49,6 +49,7 @@ class Stand:
 
     def __init__(self, features: frozenset[str] = EVERYTHING, default_qos: str = "1", **settings: Any) -> None:
         self.name = "stand"
+        self.header_types = frozenset({str})
         self.features = features
         self.settings = FakeSettings(**settings)
         self.qos_levels = ("0", "1")

@@ -1,0 +1,74 @@
+"""What kombu, and so Celery, writes and reads in another way than MIME.
+
+=============================  ====================================================================================
+here                           on the wire
+=============================  ====================================================================================
+content encoding ``zlib``      header ``compression: application/x-gzip``, which is zlib's format in kombu, and no
+                               content encoding of that name
+content type                   ``text/plain``: UTF-8 is the default of text, and kombu compares content types with
+``text/plain; charset=utf-8``  their parameters
+=============================  ====================================================================================
+
+Received messages whose header ``compression`` is one of kombu's have the content encoding that it stands for, behind
+the one that they came with, and not the header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from messaging.codecs.encodings import parse_encodings
+from messaging.errors import UnknownContentEncodingError
+
+#: kombu's header
+HEADER: Final = "compression"
+
+_ZLIB_FORMAT: Final = "zlib"
+_ZLIB: Final = "application/x-gzip"
+#: kombu's names -> content encodings, also of those that no codec here reads: an error names them
+_ENCODINGS: Final[Mapping[Any, str]] = {
+    _ZLIB: _ZLIB_FORMAT,
+    "application/zstd": "zstd",
+    "application/x-bz2": "bzip2",
+    "application/x-lzma": "lzma",
+    "application/x-brotli": "br",
+}
+_TEXT: Final = "text/plain"
+_TEXT_UTF8: Final = f"{_TEXT}; charset=utf-8"
+
+
+def content_type(text: str, encoding: str | None) -> str:
+    """Return the content type as it is written.
+
+    Args:
+        text: the content type.
+        encoding: the content encoding. A charset that it names counts where the content type names none.
+    """
+    if text != _TEXT_UTF8:
+        return text
+    try:
+        charset = parse_encodings(encoding).charset if encoding else None
+    except UnknownContentEncodingError:
+        return text
+    return _TEXT if charset in (None, "utf-8", "utf8") else text
+
+
+def written(encoding: str | None, headers: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """Return content encoding and headers as they are written."""
+    if encoding is None or not encoding.lower().endswith(_ZLIB_FORMAT):
+        return encoding, headers
+    before, _, last = encoding.rpartition(",")
+    if last.strip().lower() != _ZLIB_FORMAT:
+        return encoding, headers
+    return before.strip() or None, {**headers, HEADER: _ZLIB}
+
+
+def read(encoding: str | None, fields: dict[str, Any]) -> str | None:
+    """Return the content encoding of a message with the header, which is taken from ``fields`` if it is kombu's."""
+    value = fields[HEADER]
+    compressed = _ENCODINGS.get(value) if isinstance(value, str) else None
+    if compressed is None:
+        return encoding
+    del fields[HEADER]
+    return compressed if encoding is None else f"{encoding}, {compressed}"
