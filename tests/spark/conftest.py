@@ -13,6 +13,7 @@ import pytest
 
 from adapters.spark import register
 from tests.brokers import Mosquitto, require
+from tests.spark.harness import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +63,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, event_log: Path) -> Iterator
         .appName("tests")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder))

@@ -19,11 +19,13 @@ def main(folder: Path, options: dict[str, str]) -> int:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     from adapters.spark import register
+    from tests.spark.harness import JAVA_OPTIONS
 
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.local.dir", str(folder / "spark"))

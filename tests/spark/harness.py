@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
     from pyspark.sql.streaming import StreamingQuery
 
+#: for the Java of a test run: it is over before a better compiler, or a parallel collector, has paid for itself
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: how long anything may take that is expected to happen, seconds
 PATIENCE = 60.0
 

@@ -12,6 +12,7 @@ import pytest
 
 from adapters.spark.telemetry.session import is_submitted, spark_session
 from tests.spark.conftest import require_java
+from tests.spark.harness import JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +38,8 @@ def test_a_submitted_job_runs_on_the_master_it_was_submitted_with(tmp_path: Path
     job.write_text(JOB)
     submit = Path(sys.executable).with_name("spark-submit")
     variables = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    settings = ("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1")
+    settings = ["--driver-java-options", JAVA_OPTIONS]
+    settings += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"]
     done = subprocess.run(
         [submit, "--master", "local[1, 7]", *settings, str(job), str(tmp_path / "own")],
         env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,

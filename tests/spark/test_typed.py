@@ -1130,7 +1130,10 @@ def in_spark() -> None:
     """Run in a process of its own: by model and by schema, through executors."""
     from pyspark.sql import SparkSession
 
-    session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    from tests.spark.harness import JAVA_OPTIONS
+
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    session = builder.config("spark.driver.extraJavaOptions", JAVA_OPTIONS).getOrCreate()
     payloads = [json.dumps(EVERYTHING).encode(), b"\xff{"]
     rows = [
         (payload, "c", None, 0, i, datetime(2024, 1, 1), None, None, None, {"a": "b"})
