@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,32 @@ if TYPE_CHECKING:
 # How long an example takes depends on what else the machine does, so it decides nothing here.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+#: files that take longest, in the order in which they begin: a file runs as a whole on one worker, and a long one that
+#: begins last runs alone. Files with Java and files that wait take turns, so that they share the processor.
+LONGEST: Final = (
+    "spark/test_refusals.py",
+    "faults/test_soak.py",
+    "spark/test_killed_drivers.py",
+    "spark/test_pipeline.py",
+    "faults/test_mqtt_faults.py",
+    "spark/test_killed_receivers.py",
+    "spark/test_faults.py",
+    "spark/test_sink.py",
+    "faults/test_amqp_faults.py",
+    "spark/test_archive.py",
+    "spark/test_source.py",
+    "spark/test_ingest.py",
+    "spark/test_journal.py",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(scope="session")

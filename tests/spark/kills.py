@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -235,8 +235,6 @@ def table(folder: Path) -> list[tuple[int, bytes]]:
     """Offset and value of the rows of the table, as Spark's log of it says."""
     import json
 
-    import pyarrow.parquet as pq
-
     log = folder / "table" / "_spark_metadata"
     files: list[str] = []
     names = [path.name for path in log.iterdir() if not path.name.startswith(".")] if log.is_dir() else []
@@ -249,9 +247,17 @@ def table(folder: Path) -> list[tuple[int, bytes]]:
                 files += [json.loads(line)["path"] for line in (log / name).read_text().splitlines()[1:]]
     rows: list[tuple[int, bytes]] = []
     for file in files:
-        found = pq.read_table(file.removeprefix("file://"), columns=["offset", "value"])
-        rows += zip(found.column("offset").to_pylist(), found.column("value").to_pylist(), strict=True)
+        rows += _rows_of(file.removeprefix("file://"))
     return rows
+
+
+@lru_cache(maxsize=10_000)
+def _rows_of(file: str) -> list[tuple[int, bytes]]:
+    """Offset and value of the rows of one file, which is written once: a table is read many times while it grows."""
+    import pyarrow.parquet as pq
+
+    found = pq.read_table(file, columns=["offset", "value"])
+    return list(zip(found.column("offset").to_pylist(), found.column("value").to_pylist(), strict=True))
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
-"""What breaks while a query runs: drivers, brokers, disks. More kills: ``python -m tests.spark.kills``."""
+"""What breaks while a query runs: brokers and disks. Killed processes: ``test_killed_drivers.py`` and its neighbour."""
 
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,6 @@ import pytest
 
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
-from tests.spark import kills
-from tests.spark.conftest import require_java
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
 from tests.spark.test_source import make_stream, stream, unique
 
@@ -23,21 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.timeout(400)
-def test_killed_drivers_lose_nothing_and_repeat_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """Between journal, offset log, sink and commit: wherever the moment falls. MQTT."""
-    require_java()
-    counted = kills.run(broker, tmp_path, ["driver", "machine"], random.Random(), rate=1000)
-    assert counted["rows"] == counted["messages"] > 0
-
-
-@pytest.mark.timeout(300)
-def test_a_killed_driver_of_a_queue(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    require_java()
-    counted = kills.run(rabbitmq, tmp_path, ["receiver"], random.Random(), rate=1000)
-    assert counted["rows"] == counted["messages"] > 0
 
 
 def test_a_broker_that_is_restarted_meanwhile(spark: SparkSession, durable_broker: Mosquitto, tmp_path: Path) -> None:
