@@ -442,7 +442,7 @@ class Connection:
         kept = self.adapter.keeps_session and subscription.is_lasting
         if handle is None:
             pass
-        elif kept and subscription.is_durable and not self.closing:
+        elif kept and subscription.is_kept and not self.closing:
             self.adapter.detach(handle)
         elif failed or not (kept and self.closing):
             self._warn_of_end(subscription, kept=kept)
@@ -461,7 +461,7 @@ class Connection:
         self._warned_of_end = True
         logger.warning(
             "%s: the subscription to %r has ended with its stream, so the broker keeps no messages for this session; "
-            "subscribe with durable=True to leave it at the broker, or close the instance rather than the stream",
+            "subscribe with keep_subscription=True to leave it there, or close the instance rather than the stream",
             self.adapter.name, subscription.spec.channel,
         )  # fmt: skip
 

@@ -82,7 +82,7 @@ class Consumption:
     model: Any = None
     on_invalid: OnInvalid = "raise"
     direct: DirectAcknowledgement | None = None
-    is_durable: bool = False
+    is_kept: bool = False
 
 
 class Consumer(Protocol):
@@ -126,7 +126,7 @@ class Subscription(Subscribed):
         consumption: Consumption,
     ) -> None:
         super().__init__(spec)
-        self.is_durable = consumption.is_durable
+        self.is_kept = consumption.is_kept
         self.counters = StreamCounters()
         #: verdicts that reached the loop; ``counters.delivered`` minus this is what the consumer holds
         self.settled_count = 0

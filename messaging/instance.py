@@ -541,7 +541,7 @@ class Messaging:
         model: Any = None,
         *,
         on_invalid: OnInvalid = "raise",
-        durable: bool = False,
+        keep_subscription: bool = False,
         acknowledge: Acknowledge = "automatic",
         **context: Any,
     ) -> MessageStream:
@@ -557,7 +557,7 @@ class Messaging:
             self._context(channel, context, publishing_only(self._adapter), "publishing").build_context(),
             model=model,
             on_invalid=on_invalid,
-            durable=durable,
+            keep_subscription=keep_subscription,
             acknowledge=acknowledge,
         )
 
@@ -570,7 +570,7 @@ class Messaging:
         model: Any = None,
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
-        durable: bool = False,
+        keep_subscription: bool = False,
         **context: Any,
     ) -> Callable[[F], F]: ...
     @overload
@@ -582,7 +582,7 @@ class Messaging:
         model: Any = None,
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
-        durable: bool = False,
+        keep_subscription: bool = False,
         **context: Any,
     ) -> HandlerRegistration: ...
     def on(
@@ -593,7 +593,7 @@ class Messaging:
         model: Any = None,
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
-        durable: bool = False,
+        keep_subscription: bool = False,
         **context: Any,
     ) -> Any:
         """Call a function with each message of ``channel``, or have the function below called.
@@ -617,7 +617,7 @@ class Messaging:
             on_invalid: what becomes of a message that does not fit: ``dead_letter`` sends it to the dead-letter
                 channel; ``skip`` acknowledges and counts it. By default the former if there is such a channel.
                 Either is logged, and the function is not called.
-            durable: as for :meth:`subscribe`.
+            keep_subscription: as for :meth:`subscribe`.
             **context: as for :meth:`subscribe`.
 
         Returns:
@@ -639,7 +639,7 @@ class Messaging:
             def decorate(function: F) -> F:
                 self.on(
                     channel, function, model=model, concurrency=concurrency, on_invalid=on_invalid,
-                    durable=durable, **context,
+                    keep_subscription=keep_subscription, **context,
                 )  # fmt: skip
                 return function
 
@@ -651,7 +651,7 @@ class Messaging:
             model,
             concurrency,
             on_invalid,
-            durable,
+            keep_subscription,
         )
         if may_block():
             try:

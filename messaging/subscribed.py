@@ -28,7 +28,7 @@ class Subscribed(abc.ABC):
         paused: whether the adapter is asked to send nothing, once it is subscribed.
         leaving: nothing is taken in any more; then, the end.
         ended: that.
-        is_durable: whether it also stays there when it is closed alone.
+        is_kept: whether it also stays there when it is closed alone.
         heir: a subscription to the same source that its observer made, as ``ops.retry`` does when the stream fails.
     """
 
@@ -43,7 +43,7 @@ class Subscribed(abc.ABC):
         self.paused = False
         self.leaving = False
         self.ended = False
-        self.is_durable = False
+        self.is_kept = False
         self.heir: Subscribed | None = None
 
     @property

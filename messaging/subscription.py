@@ -56,7 +56,7 @@ class MessageSubscription:
         *,
         model: Any = None,
         on_invalid: OnInvalid = "raise",
-        durable: bool = False,
+        keep_subscription: bool = False,
         acknowledge: Acknowledge = "automatic",
     ) -> MessageStream:
         """Subscribe to a channel or pattern.
@@ -68,8 +68,8 @@ class MessageSubscription:
             on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the
                 ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends
                 its original bytes to the dead-letter channel.
-            durable: whether closing the stream leaves the subscription at the broker, which keeps messages for the
-                next consumer: an MQTT session that the broker keeps, or a ``queue``. It asks for acknowledgement.
+            keep_subscription: whether closing the stream leaves the subscription at the broker, which keeps messages
+                for the next consumer: in an MQTT session that it keeps, or in a ``queue``. It asks for acknowledgement.
             acknowledge: ``automatic``, or ``manual``: the consumer calls ``Message.acknowledge()`` or ``reject()``, at
                 any time and on any thread.
 
@@ -81,20 +81,21 @@ class MessageSubscription:
             InvalidChannelError: no channel, or a malformed pattern.
             InvalidExtensionError: an extension has the wrong type or range.
             UnsupportedFeatureError: something the instance does not announce.
-            ArgumentError: ``model`` is no type pydantic can validate, or the broker keeps nothing for ``durable``.
+            ArgumentError: ``model`` is no type pydantic can validate, or the broker has nothing that keeps the
+                subscription.
             ClosedError: the instance is closed.
         """
         if isinstance(channel_or_context, str):
             context = MessageContext(channel_or_context)
         else:
             context = as_context(channel_or_context)
-        spec, direct = self._consumed(context, durable, acknowledge)
+        spec, direct = self._consumed(context, keep_subscription, acknowledge)
         check_model(model)
         if on_invalid not in ("raise", "skip", "dead_letter"):
             raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
-        consumption = Consumption(model, on_invalid, direct, durable)
+        consumption = Consumption(model, on_invalid, direct, keep_subscription)
 
         def open_subscription() -> Subscription:
             subscription = Subscription(self._connection, self._services, self._publisher, spec, consumption)
@@ -107,29 +108,34 @@ class MessageSubscription:
         return MessageStream(self._connection, open_subscription)
 
     def _consumed(
-        self, context: MessageContext, durable: bool, acknowledge: Acknowledge
+        self, context: MessageContext, keep_subscription: bool, acknowledge: Acknowledge
     ) -> tuple[SubscriptionSpec, DirectAcknowledgement | None]:
         """Check how a subscription is consumed; return what is subscribed to, and how it is acknowledged."""
         adapter = self._connection.adapter
         direct = context._acknowledgement
         if acknowledge not in get_args(Acknowledge):
             raise ArgumentError(f"acknowledge must be 'automatic' or 'manual', not {acknowledge!r}")
-        if not isinstance(durable, bool):
-            raise ArgumentError(f"durable must be a bool, not {type(durable).__name__}")
+        if not isinstance(keep_subscription, bool):
+            raise ArgumentError(f"keep_subscription must be a bool, not {type(keep_subscription).__name__}")
         if acknowledge == "manual":
             if direct is not None:
                 raise ArgumentError("acknowledge='manual' is for contexts without acknowledgement of their own")
             direct = DirectAcknowledgement()
-        if durable and adapter.acknowledging_qos is not None and Features.EXTENSION_QOS not in context._extensions:
+        if (
+            keep_subscription
+            and adapter.acknowledging_qos is not None
+            and Features.EXTENSION_QOS not in context._extensions
+        ):
             extensions = MappingProxyType({**context._extensions, Features.EXTENSION_QOS: adapter.acknowledging_qos})
             context = MessageContext(context._channel, context._channel_extension, extensions=extensions)
         spec = self._check(context, acknowledging=direct is not None)
-        if durable and spec.options.qos == "0":
-            raise ArgumentError("durable=True needs acknowledgement: leave qos out, or set it to 1 or more")
-        if durable and not (adapter.keeps_session or adapter.redelivers(spec)):
+        if keep_subscription and spec.options.qos == "0":
+            raise ArgumentError("keep_subscription=True needs acknowledgement: leave qos out, or set it to 1 or more")
+        if keep_subscription and not (adapter.keeps_session or adapter.redelivers(spec)):
             raise ArgumentError(
-                f"durable=True: the broker of {adapter.name!r} keeps nothing for this subscription; give it a queue, "
-                f"or with MQTT connect with a client_id and session_expiry (version 5) or clean_start=false (3.1.1)"
+                f"keep_subscription=True: the broker of {adapter.name!r} keeps nothing for this subscription; give "
+                "it a queue, or with MQTT connect with a client_id and session_expiry (version 5) or clean_start=false "
+                "(3.1.1)"
             )
         return spec, direct
 
@@ -140,17 +146,17 @@ class MessageSubscription:
         model: Any,
         concurrency: int,
         on_invalid: HandlerOnInvalid | None,
-        durable: bool,
+        keep_subscription: bool,
     ) -> HandlerRegistration:
         """Subscribe, and have ``handler`` called with each message; see ``Messaging.on``."""
-        spec, _ = self._consumed(context, durable, "automatic")
+        spec, _ = self._consumed(context, keep_subscription, "automatic")
         check_model(model)
         if on_invalid is not None and on_invalid not in ON_INVALID:
             raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
         subscription = Subscription(
-            self._connection, self._services, self._publisher, spec, Consumption(is_durable=durable)
+            self._connection, self._services, self._publisher, spec, Consumption(is_kept=keep_subscription)
         )
         registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
         self._handlers[registration] = None

@@ -405,7 +405,7 @@ class Inbound:
             return
         logger.warning(
             "unacknowledged messages of closed streams fill the window of %d messages: %d are acknowledged and lost, "
-            "%d of durable subscriptions are kept; subscribe to their channels again, or close the instance",
+            "%d of kept subscriptions stay; subscribe to their channels again, or close the instance",
             self._window, len(self._left) - kept, kept,
         )  # fmt: skip
         for token in [*self._left]:

@@ -119,27 +119,27 @@ def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend)
         assert reason(letter, m) in ("maxDeliveries", None)
 
 
-# --- durable subscriptions
+# --- kept subscriptions
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.QUEUE_RETENTION)
-def test_a_durable_subscription_stays_when_its_stream_is_closed(backend: Backend) -> None:
+def test_a_kept_subscription_stays_when_its_stream_is_closed(backend: Backend) -> None:
     channel = backend.channel()
     queue = backend.queue()
     other = backend.connect()
-    with backend.connect() as m, m.subscribe(channel, durable=True, queue=queue) as stream:
+    with backend.connect() as m, m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
         publish(other, channel, [b"1"], **backend.reliable)
         assert stream.receive(PATIENCE).payload == b"1"
     publish(other, channel, [b"2", b"3"], **backend.reliable)
-    with backend.connect() as m, m.subscribe(channel, durable=True, queue=queue) as stream:
+    with backend.connect() as m, m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
         assert receive(stream, 2) == [b"2", b"3"]
 
 
-def test_durable_is_refused_where_the_broker_keeps_nothing(backend: Backend) -> None:
+def test_keep_subscription_is_refused_where_the_broker_keeps_nothing(backend: Backend) -> None:
     m = backend.connect()
-    with pytest.raises(ArgumentError, match="durable"):
-        m.subscribe(backend.channel(), durable=True)
-    with pytest.raises(ArgumentError, match="durable"):
-        m.on(backend.channel(), print, durable=True)
-    with pytest.raises(ArgumentError, match="durable"):
-        m.subscribe(backend.channel(), durable="yes")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="keep_subscription"):
+        m.subscribe(backend.channel(), keep_subscription=True)
+    with pytest.raises(ArgumentError, match="keep_subscription"):
+        m.on(backend.channel(), print, keep_subscription=True)
+    with pytest.raises(ArgumentError, match="keep_subscription"):
+        m.subscribe(backend.channel(), keep_subscription="yes")  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ def main(url: str, channel: str, options: dict[str, str]) -> None:
         sys.stdout.flush()
         threading.Event().wait()
 
-    m.on(channel, handle, durable=True, **queue)
+    m.on(channel, handle, keep_subscription=True, **queue)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     threading.Event().wait()

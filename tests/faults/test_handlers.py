@@ -45,5 +45,5 @@ def test_a_message_whose_handler_was_killed_comes_again(request: pytest.FixtureR
             process.kill()
     seen: list[bytes] = []
     with messaging.connect(broker.url, **settings) as m:
-        m.on(channel, lambda message: seen.append(message.payload), durable=True, **queue)
+        m.on(channel, lambda message: seen.append(message.payload), keep_subscription=True, **queue)
         eventually(lambda: sorted(seen) == [b"1", b"2"], "both handled")

@@ -115,26 +115,26 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
         assert len(told) == 1
 
 
-# --- durable subscriptions
+# --- kept subscriptions
 
 
 @pytest.mark.parametrize("qos", [None, 2])
-def test_a_durable_subscription_stays_when_its_stream_is_closed(
+def test_a_kept_subscription_stays_when_its_stream_is_closed(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = session(version)
     options = {} if qos is None else {"qos": qos}
     other = connect(mosquitto.url)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", durable=True, **options) as stream:
+    with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
         publish(other, "a", [b"1"], qos=2)
         assert stream.receive(PATIENCE).payload == b"1"
     publish(other, "a", [b"2", b"3"], qos=2)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", durable=True, **options) as stream:
+    with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
         assert receive(stream, 2) == [b"2", b"3"]
-    assert not [record for record in caplog.records if "durable=True" in record.getMessage()]
+    assert not [record for record in caplog.records if "keep_subscription=True" in record.getMessage()]
 
 
-def test_a_durable_handler_gets_what_arrived_while_it_was_closed(
+def test_a_handler_with_a_kept_subscription_gets_what_arrived_while_it_was_closed(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
     settings = session(version)
@@ -143,32 +143,32 @@ def test_a_durable_handler_gets_what_arrived_while_it_was_closed(
     for payload in (b"1", b"2"):
         with (
             connect(mosquitto.url, **settings) as m,
-            m.on("a", lambda message: seen.append(message.payload), durable=True),
+            m.on("a", lambda message: seen.append(message.payload), keep_subscription=True),
         ):
             eventually(lambda payload=payload: payload == b"1" or payload in seen, "what arrived meanwhile")  # type: ignore[misc]
         publish(other, "a", [b"2"] if payload == b"1" else [], qos=1)
     assert seen == [b"2"]
 
 
-def test_what_arrives_for_a_closed_durable_stream_waits_for_the_next_one(
+def test_what_arrives_for_the_kept_subscription_of_a_closed_stream_waits_for_the_next_one(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
     other, m = connect(mosquitto.url), connect(mosquitto.url, **session(version))
-    with m.subscribe("a", durable=True):
+    with m.subscribe("a", keep_subscription=True):
         pass
     publish(other, "a", [b"1", b"2"], qos=1)
-    with m.subscribe("a", durable=True) as stream:
+    with m.subscribe("a", keep_subscription=True) as stream:
         assert receive(stream, 2) == [b"1", b"2"]
         publish(other, "a", [b"3"], qos=1)
         assert receive(stream, 1) == [b"3"]
 
 
-def test_a_durable_subscription_is_ended_by_a_stream_that_is_not_durable(
+def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
     settings = session(version)
     other = connect(mosquitto.url)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", durable=True):
+    with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True):
         pass
     with connect(mosquitto.url, **settings) as m, m.subscribe("a", qos=1):
         pass
@@ -188,6 +188,6 @@ def test_closing_the_only_stream_of_a_session_is_warned_of_once(
             stream.ready.result(PATIENCE)
         for stream in streams:
             stream.close().result(PATIENCE)
-    told = [record.getMessage() for record in caplog.records if "durable=True" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "keep_subscription=True" in record.getMessage()]
     assert len(told) == 1
     assert "'b'" in told[0]
