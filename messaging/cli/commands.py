@@ -59,6 +59,10 @@ OWN: Final[Mapping[str, Own]] = {
         "messaging.cli.context",
         "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
     ),
+    "bench": Own(
+        "messaging.cli.bench",
+        "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
+    ),
     "demo": Own(
         "messaging.cli.demo", "See it work: a small show on a broker inside this process, or on the one at URL."
     ),
@@ -77,6 +81,8 @@ _ALIASES: Final[Mapping[str, str]] = {
     "rpc": "request",
     "respond": "reply",
     "serve": "reply",
+    "benchmark": "bench",
+    "perf": "bench",
     "ctx": "context",
     "contexts": "context",
     "version": "--version",

@@ -186,6 +186,10 @@ def _values(parameter: Any, command: str, words: Sequence[str]) -> Iterator[Cand
             yield from map(Candidate, content_types())
         case "encoding":
             yield from map(Candidate, ("gzip", "zstd"))
+        case "mode":
+            from messaging.cli.bench import MODES
+
+            yield from map(Candidate, MODES)
         case "ack":
             from messaging.cli.sub import Ack
 

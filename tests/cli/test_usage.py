@@ -53,6 +53,7 @@ def test_help_names_the_commands_and_explains_the_exit_codes(run: Run, arguments
         ("pub", "-t -m -f -s -l -n -q -r -i -D -x -u -d --repeat --rate --content-type --encoding --reply-to --option"),
         ("sub", "-t -q -C -W -v -N -i -x -u -d --count --timeout --json --queue --ack --quiet --option"),
         ("info", "-i -u -d --json --features --option"),
+        ("bench", "-t -q -W -i -u -d --messages --size --rate --publishers --window --json --option"),
         ("demo", "-i -u -d --option"),
     ],
 )
