@@ -53,6 +53,7 @@ from messaging.replyto.handlers import (
 )
 from messaging.replyto.many import ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher
+from messaging.replyto.registration import ReplyRegistration
 from messaging.replyto.requests import Requests
 from messaging.replyto.typed import TypedHandler
 from messaging.replyto.wanted import channel_list
@@ -442,9 +443,7 @@ class Messaging:
     @overload
     def reply(self, channel: str | Sequence[str], **options: Any) -> Callable[[F], F]: ...
     @overload
-    def reply(
-        self, channel: str | Sequence[str], handler: Callable[..., Any], **options: Any
-    ) -> ServiceRegistration: ...
+    def reply(self, channel: str | Sequence[str], handler: Callable[..., Any], **options: Any) -> ReplyRegistration: ...
     def reply(
         self,
         channel: str | Sequence[str],
@@ -459,8 +458,9 @@ class Messaging:
     ) -> Any:
         """Answer requests to ``channel`` with a function, or have the function below do it.
 
-        On a plain thread it returns when the broker has confirmed the subscription; on one that runs an event loop at
-        once: ``await m.whiteboard.ready()`` waits.
+        On a plain thread it returns when the broker has confirmed the subscription. On a thread that runs an event loop
+        it returns at once: ``async with m.reply(channel, function)`` waits, and so does ``await m.whiteboard.ready()``
+        after all decorated functions. A request that is sent before may find no subscription.
 
         Args:
             channel: of the requests; one or several, but at least one; patterns too.
@@ -476,7 +476,8 @@ class Messaging:
                 requests between them.
 
         Returns:
-            The registration in ``services``, which ends it, or without ``handler`` a decorator.
+            The registration in ``services``, a :class:`~messaging.replyto.registration.ReplyRegistration`, which ends
+            it; or without ``handler`` a decorator.
 
         Raises:
             ArgumentError: the function is no such handler, or one of the others is not as described.
@@ -525,15 +526,15 @@ class Messaging:
         if self._closing is not None:  # meanwhile: who closes may not have seen it
             registration.unregister()
             self._refuse_closed()
-        bound = self.whiteboard.ready(registration.reference)
+        found = ReplyRegistration(registration, self.whiteboard.ready(registration.reference))
         if may_block():
             try:
                 with contextlib.suppress(DeadlineError):
-                    bound.result(self._settings.timeout)
+                    found.ready.result(self._settings.timeout)
             except MessagingError:
                 registration.unregister()
                 raise
-        return registration
+        return found
 
     def subscribe(
         self,

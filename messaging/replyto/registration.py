@@ -1,0 +1,65 @@
+"""The registration of a handler that ``Messaging.reply`` made: it can be waited for, and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from messaging.services import ServiceReference, ServiceRegistration
+
+if TYPE_CHECKING:
+    from messaging.promise import Promise
+
+
+class ReplyRegistration(ServiceRegistration):
+    """A registered request handler. Thread safe.
+
+    ``async with m.reply(channel, function)`` and ``await m.reply(channel, function)`` wait until the broker has
+    confirmed its subscriptions; the former unregisters it at the end, as ``with`` does.
+
+    Attributes:
+        ready: a promise that resolves when the broker has confirmed the subscriptions of the handler; it fails with
+            ``SubscriptionRefusedError`` if the broker refuses one.
+    """
+
+    __slots__ = ("_registration", "ready")
+
+    def __init__(self, registration: ServiceRegistration, ready: Promise[None]) -> None:
+        # not that of the base: the registry knows ``registration``, and everything is asked of that
+        self._registration = registration
+        self.ready = ready
+        ready._looked_at = True  # the whiteboard logs a subscription that fails, and tries it again
+
+    @property
+    def reference(self) -> ServiceReference:
+        """See ``ServiceRegistration``."""
+        return self._registration.reference
+
+    def update(self, properties: Mapping[str, Any] | None = None) -> None:
+        """See ``ServiceRegistration``."""
+        self._registration.update(properties)
+
+    def unregister(self) -> bool:
+        """See ``ServiceRegistration``."""
+        return self._registration.unregister()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self.ready.__await__()
+        return self
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.ready
+        except BaseException:
+            self.unregister()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.unregister()
+
+    def __repr__(self) -> str:
+        return repr(self._registration)
