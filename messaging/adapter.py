@@ -23,7 +23,7 @@ An adapter announces itself by an entry point in the group ``messaging.adapters`
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
@@ -62,9 +62,7 @@ CORE_FEATURES: Final = frozenset(
 
 #: What an adapter has to announce for the core to do requests and replies, and what that brings.
 _REPLY_NEEDS: Final = frozenset({Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS})
-_REPLY_FEATURES: Final = frozenset(
-    {Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE}
-)
+REPLY_FEATURES: Final = frozenset({Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE})
 
 
 class PlannedLossError(ConnectionLostError):
@@ -275,12 +273,30 @@ class Adapter(abc.ABC):
         features = self.features
         if not features >= _REPLY_NEEDS:
             return features
-        found = features | _REPLY_FEATURES
+        found = features | REPLY_FEATURES
         if self.settings.generate_correlation_id:
             found |= {Features.GENERATE_CORRELATION_ID}
         if self.settings.generate_reply_channel:
             found |= {Features.GENERATE_REPLY_CHANNEL, GENERATE_REPLY_CHANNEL_ALIAS}
         return found
+
+    def way_out(self, feature: str) -> str:
+        """Return which settings of an instance would bring ``feature``, which this one lacks; empty if none do.
+
+        Errors tell it, such as "set version=5".
+        """
+        return ""
+
+    def lacks(self, feature: str, hint: str = "", *, supported: Iterable[str] = ()) -> UnsupportedFeatureError:
+        """Return the error for ``feature``, which this instance does not announce.
+
+        Args:
+            feature: its name, or what was asked for of it.
+            hint: what to know beside the way out.
+            supported: names that can be asked for instead.
+        """
+        hints = "; ".join(filter(None, (hint, self.way_out(feature))))
+        return UnsupportedFeatureError(feature, self.name, hints, supported=supported)
 
     @property
     @abc.abstractmethod
@@ -425,7 +441,7 @@ class Adapter(abc.ABC):
         ends the connection in good order and calls ``lost`` with a :class:`PlannedLossError`; the core opens again
         without delay.
         """
-        raise UnsupportedFeatureError(Features.EXTENSION_LAST_WILL, self.name)
+        raise self.lacks(Features.EXTENSION_LAST_WILL)
 
     # --- subscribing
 
@@ -478,7 +494,7 @@ class Adapter(abc.ABC):
 
         Only called with ``can_reject``.
         """
-        raise UnsupportedFeatureError(Features.BROKER_REDELIVERY, self.name)
+        raise self.lacks(Features.BROKER_REDELIVERY)
 
     def is_stale(self, token: Any) -> bool:
         """Whether a verdict on ``token`` can no longer reach the broker.

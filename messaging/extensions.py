@@ -293,7 +293,7 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Adapter, *, publish
             raise UnsupportedFeatureError(str(key), adapter.name, text, supported=supported)
         checked[key] = _checked(key, check, value)
         if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
-            raise UnsupportedFeatureError(key, adapter.name, supported=known(adapter))
+            raise adapter.lacks(key, supported=known(adapter))
     _check_header_types(checked.get(Features.EXTENSION_HEADERS, EMPTY), adapter)
     qos = checked.get(Features.EXTENSION_QOS)
     if qos is not None and qos not in adapter.qos_levels:

@@ -32,7 +32,6 @@ from messaging.errors import (
     InvalidExtensionError,
     MessagingError,
     UnknownSchemeError,
-    UnsupportedFeatureError,
 )
 from messaging.extensions import MAX_PREFETCH, integer, publishing_only, subscribing_only
 from messaging.features import Features
@@ -260,7 +259,7 @@ class Messaging:
             UnsupportedFeatureError: the instance does not announce ``acknowledge``.
         """
         if Features.ACKNOWLEDGE not in self.features:
-            raise UnsupportedFeatureError(Features.ACKNOWLEDGE, self.name)
+            raise self._adapter.lacks(Features.ACKNOWLEDGE)
         return AcknowledgeMessageContextBuilder()
 
     def _properties(self) -> dict[str, Any]:
@@ -501,7 +500,7 @@ class Messaging:
             return decorate
         self._refuse_closed()
         if Features.REPLY_TO not in self.features:
-            raise UnsupportedFeatureError(Features.REPLY_TO, self.name, "it needs messageProperties and headers")
+            raise self._adapter.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
         typed = TypedHandler(handler, content_type, many=many)
         several = [*channel_list(channel, "the channel of a request handler")]
         keys = {_camel_case(name): value for name, value in extensions.items() if value is not None}

@@ -223,8 +223,8 @@ class MessagePublisher:
     def _check_values(self, context: MessageContext) -> None:
         features = self._adapter.features
         if context._channel_extension is not None and Features.ROUTING_KEY not in features:
-            raise UnsupportedFeatureError(
-                Features.ROUTING_KEY, self._adapter.name, "channel(name, extension) needs a protocol with routing keys"
+            raise self._adapter.lacks(
+                Features.ROUTING_KEY, "channel(name, extension) needs a protocol with routing keys"
             )
         for name in ("channel_extension", "content_type", "content_encoding", "correlation_id", "reply_to_channel"):
             value = getattr(context, name)
@@ -232,9 +232,7 @@ class MessagePublisher:
                 continue
             (check_printable if name in _PRINTABLE else check_text)(name, value)
             if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
-                raise UnsupportedFeatureError(
-                    Features.MESSAGE_PROPERTIES, self._adapter.name, f"{name} would not reach the subscriber"
-                )
+                raise self._adapter.lacks(Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber")
         if context._reply_to_channel is not None:
             channels.check_name(context._reply_to_channel)
 

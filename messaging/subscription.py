@@ -17,7 +17,6 @@ from messaging.errors import (
     ClosedError,
     InvalidChannelError,
     InvalidExtensionError,
-    UnsupportedFeatureError,
 )
 from messaging.extensions import requested, subscribe_options
 from messaging.features import Features
@@ -205,13 +204,13 @@ class MessageSubscription:
             raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
         channels.check_pattern(context._channel)
         if channels.has_wildcard(context._channel) and Features.WILDCARDS not in adapter.features:
-            raise UnsupportedFeatureError(Features.WILDCARDS, adapter.name)
+            raise adapter.lacks(Features.WILDCARDS)
         if context._channel_extension is not None:
             if Features.ROUTING_KEY not in adapter.features:
-                raise UnsupportedFeatureError(Features.ROUTING_KEY, adapter.name)
+                raise adapter.lacks(Features.ROUTING_KEY)
             check_text("channel_extension", context._channel_extension)
         if acknowledging and Features.ACKNOWLEDGE not in adapter.features:
-            raise UnsupportedFeatureError(Features.ACKNOWLEDGE, adapter.name)
+            raise adapter.lacks(Features.ACKNOWLEDGE)
         options = subscribe_options(requested(context, adapter), adapter, acknowledging=acknowledging)
         spec = SubscriptionSpec(context._channel, context._channel_extension, options)
         dead = options.dead_letter_channel

@@ -18,7 +18,7 @@ from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Route, Router, filter_of
 from adapters.mqtt.settings import MqttSettings
 from messaging import channels
-from messaging.adapter import CORE_FEATURES, Adapter, PlannedLossError, ReplyAddress
+from messaging.adapter import CORE_FEATURES, REPLY_FEATURES, Adapter, PlannedLossError, ReplyAddress
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -90,6 +90,8 @@ _PROPERTY_FEATURES: Final = frozenset(
         Features.EXTENSION_MESSAGE_ID,
     }
 )
+#: what MQTT 3.1.1 has with an envelope only
+_ENVELOPE_FEATURES: Final = _PROPERTY_FEATURES | REPLY_FEATURES
 
 
 class MqttAdapter(Adapter):
@@ -202,6 +204,15 @@ class MqttAdapter(Adapter):
     def features(self) -> frozenset[str]:
         """What works with this version and, once connected, this broker."""
         return self._features
+
+    def way_out(self, feature: str) -> str:
+        """See ``Adapter.way_out``: most of what MQTT 3.1.1 lacks, MQTT 5 has, or an envelope."""
+        if self.settings.v5:
+            return ""
+        if feature in _ENVELOPE_FEATURES:
+            return "set version=5, or envelope=true on both sides"
+        only_v5 = {*self.publish_extensions, *self.subscribe_extensions, Features.EXTENSION_MANDATORY}
+        return "set version=5" if feature in only_v5 else ""
 
     def reply_address(self, token: str) -> ReplyAddress:
         """With 3.1.1 each request has a reply channel of its own: whoever answers need not know the envelope."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging import channels
 from messaging.builder import MessageContextBuilder, as_context
-from messaging.errors import ArgumentError, UnsupportedFeatureError
+from messaging.errors import ArgumentError
 from messaging.features import Features
 from messaging.message import Message, MessageContext, kind_like
 from messaging.replyto.marks import MANY, Mark
@@ -153,7 +153,7 @@ class ReplyToPublisher:
             context = _filled(MessageContextBuilder().with_context(override), context).build_context()
         features, name = self._adapter.announced, self._adapter.name
         if Features.REPLY_TO not in features:
-            raise UnsupportedFeatureError(Features.REPLY_TO, name, "it needs messageProperties and headers")
+            raise self._adapter.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
         if context._correlation_id is None and Features.GENERATE_CORRELATION_ID not in features:
             raise ArgumentError(
                 f"the request has no correlation id, and {name!r} makes none: "

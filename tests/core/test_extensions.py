@@ -63,6 +63,11 @@ class Stand:
             raise ValueError("must be 'red' or 'green'")
         return value.upper()
 
+    lacks = Adapter.lacks
+
+    def way_out(self, feature: str) -> str:
+        return "set colour=on" if feature == "fakeColour" else ""
+
 
 def stand(*arguments: Any, **settings: Any) -> Adapter:
     return cast("Adapter", Stand(*arguments, **settings))
@@ -181,6 +186,15 @@ def test_what_is_not_announced_is_refused(key: str) -> None:
 @pytest.mark.parametrize("key", sorted({*CHECKS} & {*BOOLEANS} - {Features.EXTENSION_AUTOCREATE}))
 def test_turning_off_what_is_not_there_asks_for_nothing(key: str) -> None:
     assert check_extensions({key: False}, stand(NEXT_TO_NOTHING - {key})) == {key: False}
+
+
+def test_a_feature_that_a_setting_brings_is_refused_with_that_setting() -> None:
+    here = stand(EVERYTHING - {"fakeColour", "priority"})
+    with pytest.raises(UnsupportedFeatureError, match="does not support 'fakeColour': set colour=on"):
+        publish_options({"fakeColour": "red"}, here)
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        publish_options({"priority": 1}, here)
+    assert "set " not in str(caught.value)
 
 
 def test_not_creating_is_a_request_like_any_other() -> None:
