@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from adapters.mqtt import mapping, packets
+from adapters.mqtt import mapping, packets, sharing
 from adapters.mqtt import settings as options
 from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Route, Router, filter_of
@@ -168,6 +168,8 @@ class MqttAdapter(Adapter):
         self._codec = codec
         self._router = Router(settings.persistent)
         self._inbound = Inbound(self._router, codec, v5, settings.receive_maximum, self._target.topic_alias_maximum)
+        plain = functools.partial(handshake.subscribe_options, 0, no_local=False, as_published=False, retain_handling=0)
+        self._sharing = sharing.Sharing(name, link.Link, plain)
         self._outbound = outbound.Outbound(codec, v5, settings.max_inflight, self._target)
         self._features = _FEATURES
         if v5 or settings.envelope:
@@ -211,6 +213,8 @@ class MqttAdapter(Adapter):
             return ""
         if feature in _ENVELOPE_FEATURES:
             return "set version=5, or envelope=true on both sides"
+        if feature in (Features.POINT_TO_POINT, Features.EXTENSION_QUEUE):
+            return sharing.NO_SHARING
         only_v5 = {*self.publish_extensions, *self.subscribe_extensions, Features.EXTENSION_MANDATORY}
         return "set version=5" if feature in only_v5 else ""
 
@@ -419,6 +423,8 @@ class MqttAdapter(Adapter):
             raise SubscriptionRefusedError(f"{self._target} did not answer: {_shown(spec)}") from None
 
     async def _subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Stream:
+        if spec.options.queue is not None and not self.settings.v5:
+            await self._require_sharing()
         link, connack = self._link, self._connack
         if link is None or connack is None:
             raise ConnectionLostError(f"no connection to {self._target}")
@@ -465,6 +471,14 @@ class MqttAdapter(Adapter):
             )
         route.confirmed = route.confirmed or qos == route.qos
         return stream
+
+    async def _require_sharing(self) -> None:
+        """Refuse a queue if the broker has none; see :mod:`.sharing`."""
+        try:
+            await self._sharing.require(self._target)
+        except SubscriptionRefusedError:
+            self._features -= {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
+            raise
 
     def _warn_of_overlap(self, route: Route) -> None:
         """Of overlapping filters the broker picks any one, and its QoS, for the one packet it sends."""

@@ -156,6 +156,12 @@ def properties_bytes(properties: Properties) -> bytes:
     return b"".join(parts)
 
 
+def plain_publish(topic: str) -> bytes:
+    """An empty PUBLISH of MQTT 3.1.1 with QoS 0."""
+    name = text(topic)
+    return bytes((PUBLISH,)) + varint(len(name)) + name
+
+
 def acknowledgement(kind: int, packet_id: int) -> bytes:
     """A PUBACK, PUBREC, PUBREL or PUBCOMP that tells success."""
     flags = 2 if kind == PUBREL else 0

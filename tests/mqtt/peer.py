@@ -56,6 +56,10 @@ class Connection:
     def connack(self, properties: bytes = b"", *, session: bool = False, reason: int = 0) -> None:
         self.send(0x20, bytes((session, reason)) + packets.varint(len(properties)) + properties)
 
+    def connack_v3(self, code: int = 0) -> None:
+        """Accept, or refuse, a client of version 3.1.1."""
+        self.send(0x20, bytes((0, code)))
+
     def answer(self, kind: int, packet_id: int, reason: int = 0) -> None:
         self.send(kind, packet_id.to_bytes(2, "big") + (bytes((reason,)) if reason else b""))
 

@@ -1,0 +1,167 @@
+"""Whether a broker has shared subscriptions with MQTT 3.1.1, which has no way to say so (MQTT 5 announces them).
+
+A broker without them takes ``$share/queue/channel`` for a channel like any other: it confirms the subscription, and no
+message ever arrives. So the first subscription of an instance to a queue is preceded by a probe, on a connection of its
+own, where no other subscription interferes. The probe subscribes to one channel through a queue, and to a second
+channel as usual (the control), and publishes to both. If the message through the queue arrives, the broker has shared
+subscriptions. If only the control arrives, it has none, and the subscription is refused. If neither arrives, or the
+probe cannot connect or subscribe, a warning says that the queue may stay empty.
+
+The channels are ``messaging/probe/<random>/...``. The messages are empty, not retained, of QoS 0, and sent up to three
+times. Subscribers of ``#`` see them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+from adapters.mqtt import packets
+from messaging.errors import ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paho.mqtt.subscribeoptions import SubscribeOptions
+
+    from adapters.mqtt.handshake import Connack, Target
+    from adapters.mqtt.link import Link
+
+logger = logging.getLogger(__name__)
+
+#: first levels of the probe channels
+CHANNEL: Final = "messaging/probe"
+#: how often both messages are sent
+_ROUNDS: Final = 3
+#: how long a round waits at least and at most, seconds, and how many times what the broker took for a SUBACK
+_LEAST_WAIT: Final = 0.3
+_MOST_WAIT: Final = 5.0
+_WAIT_FACTOR: Final = 3
+
+NO_SHARING: Final = (
+    "the broker has no shared subscriptions with MQTT 3.1.1, which queues need; set version=5 if it speaks MQTT 5"
+)
+
+
+class Sharing:
+    """What is known about shared subscriptions of the broker of one instance. Everything runs on the loop.
+
+    Args:
+        name: of the instance, for the log.
+        new_link: makes a connection; :class:`~adapters.mqtt.link.Link`, which needs paho.
+        options: of a SUBSCRIBE.
+    """
+
+    def __init__(
+        self, name: str, new_link: Callable[[Target, _Probe], Link], options: Callable[[], SubscribeOptions]
+    ) -> None:
+        self._name = name
+        self._new_link = new_link
+        self._options = options
+        self._probing = asyncio.Lock()
+        #: ``None`` before the probe; ``True`` also if the probe told nothing
+        self._is_there: bool | None = None
+
+    async def require(self, target: Target) -> None:
+        """Return once shared subscriptions are known to work, or after a warning that this cannot be found out.
+
+        Args:
+            target: where and how the instance connects.
+
+        Raises:
+            SubscriptionRefusedError: the broker has none.
+        """
+        async with self._probing:
+            if self._is_there is None:
+                self._is_there = await self._probe(target)
+            if not self._is_there:
+                raise SubscriptionRefusedError(f"{target}: {NO_SHARING}")
+
+    async def _probe(self, target: Target) -> bool:
+        token = secrets.token_hex(8)
+        probe = _Probe(f"{CHANNEL}/{token}/shared", f"{CHANNEL}/{token}/control")
+        target = dataclasses.replace(target, client_id=f"probe{token}")
+        link = self._new_link(target, probe)
+        try:
+            async with asyncio.timeout(target.connect_timeout):
+                await link.connect(clean_start=True, will=None)
+                began = time.monotonic()
+                answers = [
+                    await link.subscribe(each, self._options(), None)
+                    for each in (f"$share/{token}/{probe.shared}", probe.control)
+                ]
+                wait = min(max(_LEAST_WAIT, _WAIT_FACTOR * (time.monotonic() - began)), _MOST_WAIT)
+            if any(answer.code >= packets.FAILURE for answer in answers):
+                reason = "it refuses the subscriptions"
+            elif (found := await probe.outcome(link, wait)) is not None:
+                return found
+            else:
+                reason = "no message arrives" if probe.ended is None else str(probe.ended)
+        except (ConnectFailedError, ConnectionLostError, TimeoutError) as error:
+            reason = str(error) or "it does not answer in time"
+        finally:
+            await link.close()
+        logger.warning(
+            "mqtt %r (%s): cannot find out whether the broker has shared subscriptions: %s on %s/#; without them "
+            "queues stay empty; let this client use these channels, or set version=5",
+            self._name, target, reason, CHANNEL,
+        )  # fmt: skip
+        return True
+
+
+class _Probe:
+    """What arrives on the probe's connection: ``link.Events``."""
+
+    def __init__(self, shared: str, control: str) -> None:
+        self.shared = shared
+        self.control = control
+        self._arrived: set[str] = set()
+        self._changed = asyncio.Event()
+        #: why the connection ended, if it did
+        self.ended: ConnectionLostError | None = None
+
+    async def outcome(self, link: Link, wait: float) -> bool | None:
+        """Publish, and return whether the message through the queue arrived; ``None`` if neither did.
+
+        Args:
+            link: connected and subscribed.
+            wait: how long a round takes, seconds.
+        """
+        for _ in range(_ROUNDS):
+            for channel in (self.shared, self.control):
+                link.send(packets.plain_publish(channel))
+            try:
+                async with asyncio.timeout(wait):
+                    while self.shared not in self._arrived and self.ended is None:
+                        self._changed.clear()
+                        await self._changed.wait()
+            except TimeoutError:
+                continue
+            break
+        if self.shared in self._arrived:
+            return True
+        return False if self.control in self._arrived else None
+
+    def connected(self, link: Link, connack: Connack) -> None:
+        """See ``link.Events``."""
+
+    def received(self, head: int, body: bytes) -> None:
+        """See ``link.Events``."""
+        if head & 0xF0 == packets.PUBLISH:
+            self._arrived.add(packets.parse_publish(head, body, False).topic)
+            self._changed.set()
+
+    def received_all(self) -> None:
+        """See ``link.Events``."""
+
+    def written(self, link: Link) -> None:
+        """See ``link.Events``."""
+
+    def lost(self, link: Link, error: ConnectionLostError) -> None:  # noqa: ARG002  # there is one link
+        """See ``link.Events``."""
+        self.ended = error
+        self._changed.set()

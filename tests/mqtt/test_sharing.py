@@ -1,0 +1,142 @@
+"""Queues with MQTT 3.1.1: a broker without shared subscriptions is found out rather than trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from messaging import MessageStream, Messaging
+from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
+from tests.brokers import Mosquitto, RabbitMQ
+from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import PATIENCE, Core, In, run
+from tests.mqtt.peer import Connection, Peer
+from tests.proxy import Proxy
+
+WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
+
+
+@contextmanager
+def subscribed(m: Messaging, channel: str, **how: Any) -> Iterator[MessageStream[Any]]:
+    with m.subscribe(channel, **how) as stream:
+        stream.ready.result(PATIENCE)
+        yield stream
+
+
+def refusal(m: Messaging, channel: str = "jobs") -> str:
+    """Why a queue is refused."""
+    with pytest.raises(SubscriptionRefusedError) as caught, subscribed(m, channel, queue="workers"):
+        pass
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
+def test_a_broker_without_shared_subscriptions_is_told(
+    rabbitmq_mqtt: RabbitMQ, connect: Connect, others: list[str]
+) -> None:
+    """Whatever else the instance is subscribed to: RabbitMQ takes $share for the level of a channel."""
+    m = connect(rabbitmq_mqtt.mqtt_url, version="3.1.1")
+    with ExitStack() as stack:
+        for pattern in others:
+            stack.enter_context(subscribed(m, pattern))
+        assert WAY_OUT in refusal(m)
+    assert "queue" not in m.features
+    assert "pointToPoint" not in m.features
+    with pytest.raises(UnsupportedFeatureError, match=WAY_OUT):
+        m.subscribe("jobs", queue="workers")
+    # the rest of the instance goes on
+    with subscribed(m, "plain") as stream:
+        m.publish("plain", b"x", qos=1).result(PATIENCE)
+        assert stream.receive(PATIENCE).payload == b"x"
+
+
+def test_a_broker_with_them_is_asked_once_and_keeps_nothing(mosquitto: Mosquitto, connect: Connect) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy, ExitStack() as stack:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}", version="3.1.1")
+        stack.enter_context(subscribed(m, "sharing/plain"))
+        assert proxy.attempts == 1
+        streams = [stack.enter_context(subscribed(m, "sharing/jobs", queue=name)) for name in ("one", "two", "three")]
+        assert proxy.attempts == 2
+        m.publish("sharing/jobs", b"x", qos=1).result(PATIENCE)
+        assert [stream.receive(PATIENCE).payload for stream in streams] == [b"x"] * 3
+    m = connect(mosquitto.url, version="3.1.1")
+    with subscribed(m, "messaging/probe/#") as after:
+        m.publish("messaging/probe/last", b"").result(PATIENCE)
+        assert after.receive(PATIENCE).context.channel == "messaging/probe/last"  # nothing was retained
+
+
+def test_mqtt_5_announces_them_and_is_not_asked(mosquitto: Mosquitto, connect: Connect) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
+        with subscribed(m, "sharing/jobs", queue="one"):
+            assert proxy.attempts == 1
+
+
+def test_a_broker_that_refuses_the_probe_is_warned_of(
+    strict_mosquitto: Mosquitto, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That tells nothing about the queue that is asked for: what becomes of it is the broker's to say."""
+    assert "refused the subscription to 'open/jobs'" in refusal(
+        connect(strict_mosquitto.url, version="3.1.1"), "open/jobs"
+    )
+    assert "cannot find out whether the broker has shared subscriptions: it refuses the subscriptions" in caplog.text
+    assert "messaging/probe/#" in caplog.text
+
+
+class Silent:
+    """Takes subscriptions, and delivers nothing, as a broker does whose rules let a client publish nowhere."""
+
+    def __init__(self, peer: Peer, *, code: int = 0) -> None:
+        self._peer = peer
+        self._code = code
+
+    async def serve(self) -> None:
+        """The probe's connection."""
+        connection, _ = await self._peer.accept()
+        self.connection: Connection = connection
+        connection.connack_v3(self._code)
+        while not self._code:
+            head, body = await connection.packet()
+            if head & 0xF0 == 0x80:
+                connection.send(0x90, body[:2] + b"\0")
+            if head & 0xF0 == 0xE0:
+                return
+
+
+async def queue_at(core: Core, peer: Peer, **how: Any) -> In:
+    """Subscribe to a queue at a broker whose probe ends as told."""
+    opening = asyncio.create_task(core.open())
+    connection, _ = await peer.accept()
+    connection.connack_v3()
+    await opening
+    serving = asyncio.create_task(Silent(peer, **how).serve())
+    subscribing = asyncio.create_task(core.subscribe("jobs", queue="one"))
+    body = await connection.expect(0x80)
+    assert b"$share/one/jobs" in body
+    connection.send(0x90, body[:2] + b"\0")
+    sink, _ = await subscribing
+    await serving
+    closing = asyncio.create_task(core.adapter.close())
+    await connection.expect(0xE0)
+    connection.close()
+    await closing
+    return sink
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(0, "no message arrives"), (5, "refused a client without user name")],
+    ids=["silent", "refused"],
+)
+def test_a_probe_without_result_is_warned_of(caplog: pytest.LogCaptureFixture, code: int, reason: str) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            await queue_at(Core(peer.url, version="3.1.1"), peer, code=code)
+
+    run(main())
+    assert "cannot find out whether the broker has shared subscriptions" in caplog.text
+    assert reason in caplog.text
