@@ -10,7 +10,8 @@ such a client exchanges with clients of another protocol at the same broker: see
     ...                       the payload, as it is
 
 Keys of the header, all optional, unknown ones ignored: ``contentType contentEncoding correlationId replyTo messageId``
-(strings), ``headers`` (object of strings), ``expires`` (number: seconds since the epoch, by the sender's clock).
+(strings), ``headers`` (object of strings), ``repeated`` (object of arrays of strings: all values of a header that has
+several; ``headers`` has the last one), ``expires`` (number: seconds since the epoch, by the sender's clock).
 
 The magic is modelled on PNG's: it is not UTF-8, so no text starts with it, and transfers that mangle line ends or
 stop at a control character break it. A payload that does start with it is wrapped in an envelope with an empty
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic_core import from_json, to_json
 
 from messaging.features import Features
-from messaging.headers import as_text
+from messaging.headers import as_text, is_repeated_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ MAX_HEADER: Final = 2**22
 
 START: Final = MAGIC + bytes((VERSION,))
 _TEXTS: Final = frozenset({"contentType", "contentEncoding", "correlationId", "replyTo", "messageId"})
-_KNOWN: Final = _TEXTS | {"headers", "expires"}
+_KNOWN: Final = _TEXTS | {"headers", "repeated", "expires"}
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -89,13 +90,19 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
     if context._reply_to_channel is not None:
         header["replyTo"] = context._reply_to_channel
     if options.headers:
-        # its format has no other values, and what reads it knows no other
-        header["headers"] = {name: as_text(value) for name, value in options.headers.items()}
+        header |= _of_headers(options.headers)
     if options.time_to_live and expires:
         header["expires"] = time.time() + options.time_to_live
     if options.message_id is not None or (header and options.qos != "0"):
         header["messageId"] = outgoing.message_id
     return encode(payload, header)
+
+
+def _of_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys for user headers. A reader that does not know ``repeated`` finds the last value of several."""
+    repeated = {name: value for name, value in headers.items() if value and is_repeated_text(value)}
+    plain = {name: value[-1] if name in repeated else as_text(value) for name, value in headers.items()}
+    return {"headers": plain, "repeated": repeated} if repeated else {"headers": plain}
 
 
 def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | None:
@@ -116,8 +123,12 @@ def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | N
         found[Features.EXTENSION_TIME_TO_LIVE] = left
     if "messageId" in header:
         found["messageId"] = header["messageId"]
-    if header.get("headers"):
-        found[Features.EXTENSION_HEADERS] = MappingProxyType(header["headers"])
+    headers = header.get("headers")
+    if headers:
+        for name, values in header.get("repeated", _NOTHING).items():
+            if name in headers and len(values) > 1:
+                headers[name] = (*values,)
+        found[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
     return Unwrapped(
         payload,
         header.get("contentType"),
@@ -159,8 +170,15 @@ def _checked(header: Any) -> dict[str, Any] | None:
         elif key == "headers":
             if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
                 return None
+        elif key == "repeated":
+            if not isinstance(value, dict) or not all(map(_is_texts, value.values())):
+                return None
         elif key == "expires" and (
             isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
         ):
             return None
     return header if _KNOWN.issuperset(header) else {key: header[key] for key in header.keys() & _KNOWN}
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import MappingProxyType, NoneType
@@ -21,6 +21,8 @@ from messaging import channels
 
 #: header types of a protocol whose headers are text
 TEXT: Final[frozenset[type]] = frozenset({str})
+#: header types of a protocol whose headers are text, and which may have several of one name: these are a sequence
+REPEATED_TEXT: Final[frozenset[type]] = TEXT | {tuple}
 #: header types of a protocol that carries every value; ``tuple`` stands for sequences, ``dict`` for mappings
 TYPED: Final[frozenset[type]] = frozenset(
     {str, int, float, bool, bytes, Decimal, datetime, NoneType, tuple, dict}
@@ -134,6 +136,19 @@ def _check_decimal(value: Decimal, what: str) -> None:
 
 def _shown(name: Any) -> str:
     return repr(name[:60]) if isinstance(name, str) else type(name).__name__
+
+
+def is_repeated_text(value: Any) -> bool:
+    """Return whether a checked header value is several texts, which a protocol of text can carry as several headers."""
+    return type(value) is tuple and all(type(each) is str for each in value)
+
+
+def gathered(pairs: Iterable[tuple[str, str]]) -> dict[str, str | tuple[str, ...]]:
+    """Return headers that arrived one by one: several of one name are a tuple, in their order."""
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else (*values,) for name, values in found.items()}
 
 
 def frozen(value: Any) -> Any:

@@ -32,6 +32,7 @@ from messaging.errors import (
 )
 from messaging.extensions import boolean, integer, seconds
 from messaging.features import Features
+from messaging.headers import REPEATED_TEXT
 from messaging.tls import client_context
 
 if TYPE_CHECKING:
@@ -206,6 +207,11 @@ class MqttAdapter(Adapter):
     def features(self) -> frozenset[str]:
         """What works with this version and, once connected, this broker."""
         return self._features
+
+    @property
+    def header_types(self) -> frozenset[type]:
+        """Text, and several texts of one name."""
+        return REPEATED_TEXT
 
     def way_out(self, feature: str) -> str:
         """See ``Adapter.way_out``: most of what MQTT 3.1.1 lacks, MQTT 5 has, or an envelope."""

@@ -7,11 +7,14 @@ content type           Content Type                                  ``contentTy
 content encoding       user property ``content-encoding``            ``contentEncoding``
 correlation id         Correlation Data, UTF-8                       ``correlationId``
 reply-to channel       Response Topic                                ``replyTo``
-``headers``            other user properties; of equals the last     ``headers``
+``headers``            other user properties                         ``headers``, ``repeated``
 ``timeToLive``         Message Expiry Interval, whole seconds up     ``expires``
 message id             user property ``message-id``, with QoS > 0    ``messageId``
 ``messageId``          the same, with any QoS                        the same
 =====================  ============================================  =======================
+
+A header whose value is a sequence of texts travels as several user properties of one name, and several of one name are
+received as a tuple. A sequence of one is received as its text, an empty one not at all.
 
 The message id lets receivers tell a message that was sent again; with QoS 0 nothing is. In an envelope it travels
 along, but is no reason to make one. The application's own, extension ``messageId``, takes its place and is.
@@ -41,6 +44,7 @@ from adapters.mqtt.packets import Properties
 from messaging import envelope
 from messaging.errors import InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
 from messaging.features import Features
+from messaging.headers import gathered
 
 if TYPE_CHECKING:
     from adapters.mqtt.packets import Publish
@@ -108,7 +112,7 @@ def check_channel(name: str) -> None:
         raise InvalidChannelError(f"channel {name[:80]!a}: MQTT brokers keep names that start with $SYS or $share")
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, Any]) -> None:
     """Refuse what a receiver takes for something else.
 
     Raises:
@@ -268,10 +272,13 @@ class Mqtt5Codec:
             if properties.expiry is not None:
                 extensions[Features.EXTENSION_TIME_TO_LIVE] = float(properties.expiry)
             if properties.user:
-                headers = dict(properties.user)
+                headers: dict[str, Any] = dict(properties.user)
+                is_repeated = len(headers) < len(properties.user)
                 content_encoding = headers.pop(CONTENT_ENCODING, None)
                 if MESSAGE_ID in headers:
                     extensions["messageId"] = headers.pop(MESSAGE_ID)
+                if is_repeated and headers:
+                    headers = gathered(each for each in properties.user if each[0] in headers)
                 if headers:
                     extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
             told = MappingProxyType(extensions)
@@ -346,7 +353,8 @@ def _properties(context: MessageContext, options: PublishOptions, correlation_id
         properties.expiry = min(math.ceil(options.time_to_live), _MAX_EXPIRY)
     if context.content_encoding is not None:
         properties.user.append((CONTENT_ENCODING, context.content_encoding))
-    properties.user += options.headers.items()
+    for name, value in options.headers.items():
+        properties.user += [(name, each) for each in value] if type(value) is tuple else [(name, value)]
     if options.message_id is not None:
         properties.user.append((MESSAGE_ID, options.message_id))
     return properties

@@ -21,6 +21,7 @@ HEADER = st.fixed_dictionaries(
         "replyTo": TEXT,
         "messageId": TEXT,
         "headers": st.dictionaries(TEXT, TEXT, max_size=5),
+        "repeated": st.dictionaries(TEXT, st.lists(TEXT, max_size=3), max_size=3),
         "expires": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53),
     },
 )
@@ -58,7 +59,7 @@ def test_damaged_envelopes_never_raise(header: bytes, payload: bytes, version: i
         found, known = envelope.decode(data)
         assert found == data or data.endswith(found)
         assert set(known) <= {
-            "contentType", "contentEncoding", "correlationId", "replyTo", "messageId", "headers", "expires",
+            "contentType", "contentEncoding", "correlationId", "replyTo", "messageId", "headers", "repeated", "expires",
         }  # fmt: skip
 
 
@@ -82,6 +83,9 @@ def test_unknown_keys_are_ignored_so_that_a_later_version_may_add_some() -> None
         enveloped(b'{"contentType":1}'),
         enveloped(b'{"headers":{"a":1}}'),
         enveloped(b'{"headers":[]}'),
+        enveloped(b'{"headers":{"a":"b"},"repeated":{"a":"b"}}'),
+        enveloped(b'{"headers":{"a":"b"},"repeated":{"a":[1,"b"]}}'),
+        enveloped(b'{"repeated":[]}'),
         enveloped(b'{"expires":true}'),
         enveloped(b'{"expires":NaN}'),
         enveloped(b'{"expires":Infinity}'),

@@ -49,7 +49,8 @@ def outgoing(draw: st.DrawFn) -> Any:
         correlation_id=draw(st.none() | TEXT),
         reply_to_channel=draw(st.none() | TEXT),
     )
-    headers = MappingProxyType(draw(st.dictionaries(NAME, TEXT, max_size=3)))
+    several = st.lists(TEXT, min_size=2, max_size=3).map(tuple)
+    headers = MappingProxyType(draw(st.dictionaries(NAME, TEXT | several, max_size=3)))
     ttl = draw(st.none() | st.floats(1, 10**12))
     own = draw(st.none() | st.just("own"))
     options = PublishOptions(qos=draw(st.sampled_from("012")), headers=headers, time_to_live=ttl, message_id=own)
@@ -96,14 +97,32 @@ def test_correlation_data_that_is_not_text_is_shown_in_hex() -> None:
     assert mapping.correlation_bytes("hex:") == b"hex:"
 
 
-def test_of_equal_user_properties_the_last_counts() -> None:
+@pytest.mark.parametrize("v5", [True, False], ids=["5", "envelope"])
+@pytest.mark.parametrize(
+    ("value", "received"), [(("x", "y", "x"), ("x", "y", "x")), (("x",), "x")], ids=["several", "one"]
+)
+def test_a_sequence_of_texts_travels_as_several_values_of_one_name(v5: bool, value: Any, received: Any) -> None:
+    codec: Codec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
+    out: Any = Out(b"", MessageContext("t"), PublishOptions(qos="1", headers={"a": value, "b": "2"}))
+    decoded = there_and_back(codec, v5, out)
+    assert decoded is not None
+    assert decoded[5]["headers"] == {"a": received, "b": "2"}
+
+
+def test_a_reader_that_knows_no_repeated_headers_finds_the_last_value_in_an_envelope() -> None:
+    out: Any = Out(b"", MessageContext("t"), PublishOptions(headers={"a": ("x", "y")}))
+    frame = Mqtt3Codec(enveloped=True).frame(out, b"", 0, 0)
+    assert b'"headers":{"a":"y"}' in frame
+
+
+def test_several_user_properties_of_one_name_keep_all_values() -> None:
     properties = packets.Properties()
     properties.user = [("a", "1"), ("b", "2"), ("a", "3"), ("content-encoding", "gzip"), ("message-id", "m")]
     decoded = Mqtt5Codec().decode(packets.Publish("t", b"", 1, True, True, 1, properties))
     assert decoded is not None
     assert decoded[2] == "gzip"
     assert decoded[5] == {
-        "qos": "1", "retain": True, "redelivered": True, "headers": {"a": "3", "b": "2"}, "messageId": "m",
+        "qos": "1", "retain": True, "redelivered": True, "headers": {"a": ("1", "3"), "b": "2"}, "messageId": "m",
     }  # fmt: skip
 
 
