@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 from pydantic import Field, SecretStr
 
 from adapters.amqp import declarations, extensions, names, properties
+from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import Target
 from messaging import channels, headers
@@ -128,6 +129,7 @@ class AmqpAdapter(Adapter):
         self._connection, self._link_type = connection, link.Link
         self._target = self._make_target()
         self._link: Link | None = None
+        self._refusing = RefusingQueues()
         #: where those who read streams have got to
         self._positions: WeakKeyDictionary[Sink, StreamPosition] = WeakKeyDictionary()
 
@@ -320,6 +322,7 @@ class AmqpAdapter(Adapter):
             context,
             exchange=settings.exchange,
             window=settings.publish_window,
+            refusing=self._refusing,
             lost=lost,
             impaired=lambda error: self.impaired(error),
         )

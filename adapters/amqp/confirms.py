@@ -12,6 +12,8 @@ from adapters.amqp import frames, properties
 from messaging.errors import PublishRefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from messaging.errors import MessagingError
 
 
@@ -45,6 +47,11 @@ class ConfirmChannel(Generic[M]):
         self._returning_id: str | None = None
         self._missing = 0
 
+    @property
+    def last_tag(self) -> int:
+        """Tag of the message that was published last; 0 before the first."""
+        return self._next_tag - 1
+
     def expect(self, message: M) -> int:
         """The next message on this channel is ``message``; returns its tag."""
         tag = self._next_tag
@@ -65,18 +72,20 @@ class ConfirmChannel(Generic[M]):
         tag, multiple = frames.read_settlement(data, at)
         pending = self.pending
         if multiple:
-            settled = [pending.pop(each, None) for each in range(self._lowest, min(tag, self._next_tag - 1) + 1)]
-            self._lowest = max(self._lowest, tag + 1)
+            last = min(tag, self._next_tag - 1)
+            tags: Iterable[int] = range(self._lowest, last + 1)
+            self._lowest = max(self._lowest, last + 1)
         else:
-            settled = [pending.pop(tag, None)]
-            while self._lowest < self._next_tag and self._lowest not in pending:
-                self._lowest += 1
-        for message in settled:
+            tags = (tag,)
+        for each in tags:
+            message = pending.pop(each, None)
             if message is not None:
                 if method == frames.BASIC_ACK:
                     message.confirm()
                 else:
-                    message.fail(PublishRefusedError("the broker did not take the message (basic.nack)"))
+                    self.nacked(each, message)
+        while self._lowest < self._next_tag and self._lowest not in pending:
+            self._lowest += 1
         self.progressed()
         return True
 
@@ -101,6 +110,10 @@ class ConfirmChannel(Generic[M]):
         self.refused()
 
     # --- what becomes of it
+
+    def nacked(self, tag: int, message: M) -> None:  # noqa: ARG002  # the order of publishing, for those who keep it
+        """The broker did not take a message."""
+        message.fail(PublishRefusedError("the broker did not take the message (basic.nack)"))
 
     def progressed(self) -> None:
         """Something was answered for."""

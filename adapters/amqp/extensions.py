@@ -257,9 +257,10 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
             "subscribe", _COUNT, "int, from 1", "none", "bytes of payload a queue or stream holds at most"
         ),
         QUEUE_OVERFLOW: Extension(
-            "subscribe", _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
+            "both", _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
             "`drop-head`, `reject-publish`, `reject-publish-dlx`", "`drop-head`",
-            "what a full queue does: lose its oldest, or refuse the newest (`PublishRefusedError`)",
+            "what a full queue does: lose its oldest, or refuse the newest (`PublishRefusedError`). Publishing, it "
+            "tells that a queue of another program refuses: the message is then not sent again",
         ),
         DEAD_LETTER_EXCHANGE: Extension(
             "subscribe", _name, "name of an exchange, `amq.default` for the default one", "none",

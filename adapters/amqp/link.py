@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from adapters.amqp.declarations import Source
+    from adapters.amqp.overflow import RefusingQueues
     from adapters.amqp.streams import StreamPosition
     from adapters.amqp.target import Target
     from messaging.adapter import Sink, SubscriptionSpec
@@ -43,6 +44,7 @@ class Link:
         context: for TLS.
         exchange: of channels without extension.
         window: messages that may await their confirm.
+        refusing: the queues that refuse messages when they are full; those subscribed to here are added.
         lost: called once if the link ends without ``close``.
         impaired: told when the broker takes no messages, and when it does again; see ``Adapter.impaired``.
     """
@@ -55,11 +57,13 @@ class Link:
         *,
         exchange: str,
         window: int,
+        refusing: RefusingQueues,
         lost: Callable[[ConnectionLostError], None],
         impaired: Callable[[BrokerError | None], object],
     ) -> None:
         self.alive = True
-        self.publisher = Publisher(publishing, exchange, window)
+        self.publisher = Publisher(publishing, exchange, window, refusing)
+        self._refusing = refusing
         self._target = target
         self._wires = [publishing]
         self._consuming: Wire | None = None
@@ -93,6 +97,7 @@ class Link:
             spawn=self._spawn,
         )
         await consumer.open()
+        self._refusing.declared(source)
         return consumer
 
     def read(self, wanted: bool) -> None:

@@ -7,6 +7,9 @@ transport's buffer, for a broker that is out of memory, for a channel. One task 
 **Message ids.** A mandatory message that no queue takes comes back, and is known by its message id alone. So of those
 to which the application gave the same id one waits, with all that follow it, until the other is confirmed.
 
+**A message the broker refused** (``basic.nack``) is sent again until its deadline, see :mod:`.retries`, unless a full
+queue refused it, as far as that is known: see :mod:`.overflow`.
+
 **A channel the broker closed.** The broker answers a message it does not take (no such exchange, no permission, too
 large) by closing the channel, and does not say which message it was. So what was not confirmed is sent again on a
 new channel, one message after the other, each confirmed before the next: the one that costs this channel, too, is to
@@ -25,13 +28,15 @@ from typing import TYPE_CHECKING, Final
 
 import aiormq
 
-from adapters.amqp import frames, names, topology
+from adapters.amqp import frames, names, overflow, topology
 from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.connection import BasicConsume, Wire, refusal
 from adapters.amqp.declarations import destination
-from adapters.amqp.extensions import ENVELOPE
+from adapters.amqp.extensions import ENVELOPE, QUEUE_OVERFLOW
+from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.properties import Template
 from adapters.amqp.replies import DirectReplies
+from adapters.amqp.retries import Retries
 from messaging import envelope
 from messaging.errors import (
     ArgumentError,
@@ -51,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 #: bytes encoded before they are written and the transport is asked for room
 _CHUNK: Final = 65_536
+#: so many of them at once where nothing waits for room in the transport
+_CHUNKS_AGAIN: Final = 16
 #: contexts whose frames are kept
 _PLANS: Final = 256
 #: how long what is not confirmed may wait to be read by the broker, seconds
@@ -62,8 +69,8 @@ class _Plan:
     """What the messages of one context have in common."""
 
     __slots__ = (
-        "channel", "confirms", "context", "destination", "exchange", "has_id", "is_enveloped", "mandatory", "method",
-        "options", "shared_id", "template",
+        "channel", "confirms", "context", "destination", "exchange", "goal", "has_id", "is_enveloped", "mandatory",
+        "method", "options", "shared_id", "template",
     )  # fmt: skip
 
     def __init__(self, message: Outgoing, exchange: str) -> None:
@@ -74,6 +81,8 @@ class _Plan:
         self.is_enveloped = message.options.custom.get(ENVELOPE, False)
         self.confirms = message.options.qos != "0" or context._reply_to_channel == names.DIRECT_CHANNEL
         self.destination = destination(context, message.options, exchange)
+        #: what messages are kept in order for
+        self.goal = self.destination.exchange.name, self.destination.routing_key
         self.mandatory = self.destination.mandatory
         #: whether the message id travels
         self.has_id = self.confirms or self.options.message_id is not None
@@ -97,6 +106,8 @@ class _Channel(ConfirmChannel["Outgoing"]):
         self.replies: DirectReplies | None = None
         #: message id -> tag of those that may come back
         self.mandatory: dict[str, int] = {}
+        #: messages that were published on the channels before
+        self.base = 0
         self._publisher = publisher
 
     def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
@@ -119,6 +130,9 @@ class _Channel(ConfirmChannel["Outgoing"]):
         for message_id, _ in [*itertools.takewhile(lambda each: each[1] not in pending, self.mandatory.items())]:
             del self.mandatory[message_id]
 
+    def nacked(self, tag: int, message: Outgoing) -> None:
+        self._publisher.nacked(self.base + tag, message)
+
     def refused(self) -> None:
         self._publisher.refused(self)
 
@@ -139,9 +153,10 @@ class Publisher:
         wire: the connection; its publisher is alone on it.
         exchange: where channels without extension are published to.
         window: messages that may await their confirm.
+        refusing: the queues that refuse messages when they are full.
     """
 
-    def __init__(self, wire: Wire, exchange: str, window: int) -> None:
+    def __init__(self, wire: Wire, exchange: str, window: int, refusing: RefusingQueues | None = None) -> None:
         self._wire = wire
         self._exchange = exchange
         self._window = window
@@ -158,6 +173,10 @@ class Publisher:
         self._recovery: asyncio.Task[None] | None = None
         #: what recovery has in its hands
         self._suspects: deque[Outgoing] = deque()
+        self._refusing = refusing or RefusingQueues()
+        self._retries = Retries(self)
+        #: messages that were published on channels that are closed
+        self._base = 0
         #: when something that is not confirmed was last written, in the loop's time
         self._unconfirmed_at = -math.inf
 
@@ -188,6 +207,7 @@ class Publisher:
         for channel in self._channels.values():
             pending, channel.pending = channel.pending, {}
             self._suspects.extend(pending.values())
+        self._suspects.extend(self._retries.end())
         while self._suspects:
             self._suspects.popleft().fail(error)
         self.progressed()
@@ -200,6 +220,8 @@ class Publisher:
 
     def progressed(self) -> None:
         """Something that is waited for may have come about."""
+        if self._retries:
+            self._retries.look()
         self._changed.set()
 
     async def _progress(self) -> None:
@@ -214,7 +236,7 @@ class Publisher:
     def _has_room(self, channel: _Channel) -> bool:
         if not channel.confirms:
             return True
-        count = len(channel.pending)
+        count = len(channel.pending) + self._retries.count
         self._full = count > self._low if self._full else count >= self._window
         return not self._full
 
@@ -256,6 +278,7 @@ class Publisher:
             if channel is None:
                 opened = await self._wire.channel(confirms=confirms)
                 channel = _Channel(self, opened, confirms=confirms)
+                channel.base = self._base
                 self._wire.lanes[channel.number] = channel
                 self._channels[confirms] = channel
             return channel
@@ -296,8 +319,11 @@ class Publisher:
             self._plans[id(context)] = plan
         return plan
 
-    def _send(self, batch: Sequence[Outgoing], position: int) -> int:
-        """Write messages from ``position`` on as far as nothing has to be waited for; return where that ends."""
+    def _send(self, batch: Sequence[Outgoing], position: int, *, again: bool = False) -> int:
+        """Write messages from ``position`` on as far as nothing has to be waited for; return where that ends.
+
+        With ``again``, those that were refused before.
+        """
         parts: list[bytes] = []
         size = 0
         confirmed: list[Outgoing] = []
@@ -307,10 +333,14 @@ class Publisher:
             message = batch[position]
             if not message.settled and (plan := self._plan(message)) is not None:
                 channel = self._channels.get(plan.confirms)
-                if channel is None or plan.exchange not in self._exchanges or not self._has_room(channel):
+                if channel is None or plan.exchange not in self._exchanges or not (again or self._has_room(channel)):
                     break
                 if plan.shared_id is not None and channel.is_taken(plan.shared_id):
                     break
+                if self._retries and plan.confirms and plan.goal in self._retries and not again:
+                    self._retries.wait_behind(plan.goal, message)
+                    position += 1
+                    continue
                 try:
                     parts += self._encode(message, plan, channel, now)
                 except ValueError as error:
@@ -350,12 +380,52 @@ class Publisher:
         payload = envelope.wrap(message, message.payload) if plan.is_enveloped else message.payload
         return (plan.method, *frames.content(channel.number, properties, payload, frame_max))
 
+    # --- messages the broker refused
+
+    def nacked(self, number: int, message: Outgoing) -> None:
+        """The broker did not take ``message``, whose number rises in the order of publishing."""
+        plan = self._plan(message)
+        if plan is None:
+            return
+        if overflow.refuses(plan.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(plan.destination):
+            message.fail(PublishRefusedError("the broker did not take the message (basic.nack): the queue is full"))
+        else:
+            self._retries.refused(plan.goal, number, message)
+
+    @property
+    def last_number(self) -> int:
+        """See ``retries.Writer``."""
+        channel = self._channels.get(True)
+        return self._base if channel is None else channel.base + channel.last_tag
+
+    def is_answered(self, number: int) -> bool:
+        """See ``retries.Writer``."""
+        channel = self._channels.get(True)
+        return channel is None or number - channel.base not in channel.pending
+
+    def has_in_flight(self, goal: tuple[str, str]) -> bool:
+        """See ``retries.Writer``."""
+        channel = self._channels.get(True)
+        pending = [] if channel is None else channel.pending.values()
+        plans = (self._plan(message) for message in (*pending, *self._suspects) if not message.settled)
+        return any(plan is not None and plan.goal == goal for plan in plans)
+
+    def send_again(self, messages: Sequence[Outgoing]) -> int:
+        """See ``retries.Writer``."""
+        position = 0
+        for _ in range(_CHUNKS_AGAIN):
+            if self._blocked or self._recovery is not None or not self._wire.alive:
+                break
+            position = self._send(messages, position, again=True)
+        return position
+
     # --- a channel the broker closed
 
     def refused(self, channel: _Channel) -> None:
         """The broker closed ``channel``."""
         if self._channels.get(channel.confirms) is channel:
             del self._channels[channel.confirms]
+        self._base += channel.last_tag
         if channel.replies is not None:
             code, text = channel.refusal or (0, "")
             what = f"the channel that replies arrive on was closed: {code} {text}"

@@ -142,7 +142,9 @@ def test_a_full_queue_refuses_and_is_not_unroutable(rabbitmq: RabbitMQ, foreign:
 
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
-            batch = [client.message("full", extensions=MANDATORY) for _ in range(3)]
+            batch = [
+                client.message("full", extensions=MANDATORY | {"queueOverflow": "reject-publish"}) for _ in range(3)
+            ]
             await client.adapter.publish(batch)
             assert await outcomes(batch) == ["", "PublishRefusedError", "PublishRefusedError"]
 

@@ -334,7 +334,7 @@ def test_a_channel_closed_under_a_subscription_ends_that_one_with_code_and_text(
 
 def test_one_nack_for_several_refuses_each_of_them() -> None:
     async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 5)
+        batch, session, channel = await published(client, peer, 5, queueOverflow="reject-publish")
         session.send(Basic.Ack(1), channel)
         session.send(Basic.Nack(4, multiple=True, requeue=False), channel)
         session.send(Basic.Ack(5), channel)
@@ -388,7 +388,7 @@ def test_a_return_of_what_nobody_waits_for_is_ignored() -> None:
     play(script)
 
 
-SAME: dict[str, Any] = {"mandatory": True, "messageId": "same"}
+SAME: dict[str, Any] = {"mandatory": True, "messageId": "same", "queueOverflow": "reject-publish"}
 
 
 async def is_silent(session: Session) -> bool:

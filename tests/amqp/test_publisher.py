@@ -381,6 +381,10 @@ def test_a_user_who_may_not_write_is_told_so_for_each_message(rabbitmq: RabbitMQ
     run(main())
 
 
+#: of messages to a queue of another program
+REFUSING = {"queueOverflow": "reject-publish"}
+
+
 def test_a_queue_that_takes_no_more_is_a_refusal(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
     queue = unique("full")
     foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -388,7 +392,7 @@ def test_a_queue_that_takes_no_more_is_a_refusal(rabbitmq: RabbitMQ, foreign: Bl
 
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
-            batch = [client.message("full") for _ in range(3)]
+            batch = [client.message("full", extensions=REFUSING) for _ in range(3)]
             await client.adapter.publish(batch)
             assert await outcomes(batch) == ["", "PublishRefusedError", "PublishRefusedError"]
             assert batch[1].error is not batch[2].error

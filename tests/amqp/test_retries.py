@@ -1,0 +1,355 @@
+"""``basic.nack``: what is sent again until its deadline, in which order, and what is refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import body, commands, header
+from pamqp.commands import Basic
+
+import messaging
+from adapters.amqp.overflow import topic_pattern
+from messaging.errors import ConnectionLostError, DeadlineError, OutcomeUnknownError, PublishRefusedError
+from tests.amqp.harness import Client, connected, make_adapter, run, unique, until, within
+from tests.amqp.peer import Peer
+from tests.amqp.test_publisher import outcomes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from tests.amqp.harness import Out
+    from tests.amqp.peer import Session
+    from tests.brokers import RabbitMQ
+
+#: longer than the longest delay between two attempts, seconds
+QUIET = 0.3
+
+
+class Broker:
+    """Takes what is published, and answers as the test says."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.channel = 0
+        #: routing key, payload and message id of what arrived, in its order; tags count from 1
+        self.arrived: list[tuple[str, bytes, str]] = []
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            channel, frame = await self.session.answer()
+            if isinstance(frame, commands.Channel.CloseOk):
+                continue
+            assert isinstance(frame, Basic.Publish)
+            _, head = await self.session.expect(header.ContentHeader)  # type: ignore[type-var]
+            _, content = await self.session.frame()
+            assert isinstance(head, header.ContentHeader)
+            assert isinstance(content, body.ContentBody)
+            if head.properties.message_id is not None:  # confirmed
+                self.channel = channel
+            self.arrived.append((frame.routing_key, content.value, head.properties.message_id or ""))
+
+    async def count(self, number: int) -> list[bytes]:
+        """Wait for so many messages; the payloads of all."""
+        await until(lambda: len(self.arrived) >= number, f"{number} messages")
+        assert len(self.arrived) == number
+        return [payload for _, payload, _ in self.arrived]
+
+    async def stays(self, number: int) -> None:
+        """No further message comes."""
+        await asyncio.sleep(QUIET)
+        assert len(self.arrived) == number
+
+    def ack(self, tag: int, *, multiple: bool = False) -> None:
+        self.session.send(Basic.Ack(tag, multiple), self.channel)
+
+    def nack(self, tag: int, *, multiple: bool = False) -> None:
+        self.session.send(Basic.Nack(tag, multiple, False), self.channel)
+
+    def end(self) -> None:
+        self._reading.cancel()
+
+
+def play(script: Callable[[Client, Broker, Peer], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            client = Client(make_adapter(peer.url, **settings))
+            opening = asyncio.create_task(client.open())
+            broker = Broker(await (await peer.session()).open())
+            await within(opening)
+            try:
+                async with asyncio.timeout(20):
+                    await script(client, broker, peer)
+            finally:
+                broker.end()
+                await within(client.adapter.close())
+
+    run(main())
+
+
+def messages(client: Client, payloads: Iterable[int], channel: str = "c", **extensions: Any) -> list[Out]:
+    return [client.message(channel, b"%d" % number, extensions=extensions) for number in payloads]
+
+
+def test_a_message_that_is_refused_is_sent_again_with_its_id_until_it_is_taken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        [message] = messages(client, [1])
+        await client.adapter.publish([message])
+        for tag in range(1, 5):
+            await broker.count(tag)
+            broker.nack(tag)
+        await broker.count(5)
+        assert not message.settled
+        broker.ack(5)
+        await message.result()
+        assert len({identity for _, _, identity in broker.arrived}) == 1
+        await broker.stays(5)
+
+    caplog.set_level(logging.WARNING)
+    play(script)
+    [record] = caplog.records
+    assert "exchange 'amq.topic' with routing key 'c' for now (basic.nack)" in record.getMessage()
+
+
+def test_messages_that_are_refused_are_sent_again_in_their_order_one_first() -> None:
+    """With the flag "multiple", and confirms of later messages in between."""
+
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        batch = messages(client, range(1, 8))
+        await client.adapter.publish(batch)
+        await broker.count(7)
+        broker.nack(6)
+        broker.ack(5)
+        broker.nack(3, multiple=True)
+        await broker.stays(7)  # two are not answered yet
+        broker.ack(7)
+        broker.ack(4)
+        assert (await broker.count(8))[7:] == [b"1"]
+        await broker.stays(8)
+        broker.nack(8)
+        assert (await broker.count(9))[8:] == [b"1"]
+        broker.ack(9)
+        assert (await broker.count(12))[9:] == [b"2", b"3", b"6"]
+        broker.ack(10)
+        broker.nack(12)
+        broker.nack(11)
+        assert (await broker.count(13))[12:] == [b"3"]
+        broker.ack(13)
+        assert (await broker.count(14))[13:] == [b"6"]
+        broker.ack(14)
+        assert await outcomes(batch) == [""] * 7
+        assert {message.settlements for message in batch} == {1}
+
+    play(script)
+
+
+def test_later_messages_to_the_same_destination_wait_and_others_pass() -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        first, later = messages(client, [1]), messages(client, [2, 3])
+        others, unconfirmed = messages(client, [4], "d"), messages(client, [5], "c", qos="0")
+        await client.adapter.publish(first)
+        await broker.count(1)
+        broker.nack(1)
+        assert (await broker.count(2))[1:] == [b"1"]
+        await client.adapter.publish([*later, *others, *unconfirmed])
+        assert sorted((await broker.count(4))[2:]) == [b"4", b"5"]
+        broker.ack(3)
+        broker.nack(2)
+        assert await outcomes(others) == [""]
+        assert (await broker.count(5))[4:] == [b"1"]
+        broker.ack(4)
+        assert (await broker.count(7))[5:] == [b"2", b"3"]
+        broker.ack(6, multiple=True)
+        assert await outcomes([*first, *later]) == [""] * 3
+        await client.adapter.publish(messages(client, [6]))  # nothing waits any more
+        assert (await broker.count(8))[7:] == [b"6"]
+
+    play(script)
+
+
+def test_what_waits_is_bounded_by_the_window() -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        batch = messages(client, range(10))
+        publishing = asyncio.create_task(client.adapter.publish(batch))
+        await broker.count(4)
+        broker.nack(4, multiple=True)
+        await broker.count(5)
+        assert not publishing.done()
+        assert [message.was_sent for message in batch] == [True] * 4 + [False] * 6
+        tag = 5
+        while not all(message.settled for message in batch):
+            await until(lambda expected=tag: len(broker.arrived) >= expected or batch[-1].settled)
+            broker.ack(tag)
+            tag += 1
+        assert [payload for _, payload, _ in broker.arrived[4:]] == [b"%d" % number for number in range(10)]
+        await within(publishing)
+
+    play(script, publish_window=4)
+
+
+def test_a_message_whose_deadline_has_passed_is_not_sent_again() -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        batch = messages(client, [1, 2, 3])
+        await client.adapter.publish(batch)
+        await broker.count(3)
+        broker.nack(3, multiple=True)
+        await broker.count(4)
+        for message in batch[:2]:  # the first is the one that is tried
+            message.fail(PublishRefusedError("its deadline passed"))
+        broker.nack(4)
+        assert (await broker.count(5))[4:] == [b"3"]
+        batch[2].fail(PublishRefusedError("its deadline passed"))
+        await broker.stays(5)
+        broker.ack(5)
+        await client.adapter.publish(messages(client, [4]))
+        assert (await broker.count(6))[5:] == [b"4"]
+
+    play(script)
+
+
+def test_a_loss_gives_back_what_waits() -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        first, later = messages(client, [1, 2]), messages(client, [3])
+        await client.adapter.publish(first)
+        await broker.count(2)
+        broker.nack(2, multiple=True)
+        await broker.count(3)
+        await client.adapter.publish(later)
+        broker.session.close()
+        assert await outcomes([*first, *later]) == ["ConnectionLostError"] * 3
+        assert isinstance(await client.lost(), ConnectionLostError)
+
+    play(script)
+
+
+def test_what_waits_survives_a_channel_that_the_broker_closes() -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        batch = messages(client, [1, 2])
+        await client.adapter.publish(batch)
+        await broker.count(2)
+        broker.nack(2, multiple=True)
+        await broker.count(3)
+        broker.session.send(commands.Channel.Close(404, "NOT_FOUND - for a test", 60, 40), broker.channel)
+        assert (await broker.count(4))[3:] == [b"1"]
+        broker.ack(1)
+        assert (await broker.count(5))[4:] == [b"2"]
+        broker.ack(2)
+        assert await outcomes(batch) == ["", ""]
+
+    play(script)
+
+
+def test_a_publisher_is_told_that_a_queue_of_another_program_refuses() -> None:
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        batch = messages(client, [1, 2], queueOverflow="reject-publish")
+        await client.adapter.publish(batch)
+        await broker.count(2)
+        broker.nack(1)
+        broker.ack(2)
+        assert await outcomes(batch) == ["PublishRefusedError", ""]
+        await broker.stays(2)
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "is_refused"),
+    [
+        ({"queueOverflow": "reject-publish"}, "c", True),
+        ({"queueOverflow": "reject-publish-dlx"}, "c", True),
+        ({"queueOverflow": "drop-head"}, "c", False),
+        ({}, "c", False),
+        ({"queueOverflow": "reject-publish"}, "d", False),
+    ],
+)
+def test_a_queue_declared_here_that_refuses_is_known(given: dict[str, Any], key: str, is_refused: bool) -> None:
+    async def script(client: Client, broker: Broker, peer: Peer) -> None:
+        subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=1, **given))
+        await (await (await peer.session()).open()).consumer()
+        await within(subscribing)
+        [message] = messages(client, [1], key)
+        await client.adapter.publish([message])
+        await broker.count(1)
+        broker.nack(1)
+        if is_refused:
+            assert await outcomes([message]) == ["PublishRefusedError"]
+            assert "the queue is full" in str(message.error)
+            await broker.stays(1)
+        else:
+            await broker.count(2)
+            assert not message.settled
+
+    play(script)
+
+
+WORD = st.sampled_from(["a", "b", "", "a.b", "*", "#"])
+
+
+@given(st.lists(WORD, min_size=1, max_size=5), st.lists(st.sampled_from(["a", "b", ""]), min_size=1, max_size=5))
+def test_bindings_of_topic_exchanges_match_as_the_broker_has_it(binding: list[str], key: list[str]) -> None:
+    def matches(left: list[str], right: list[str]) -> bool:
+        if not left:
+            return not right
+        if left[0] == "#":
+            return matches(left[1:], right) or (bool(right) and matches(left, right[1:]))
+        return bool(right) and left[0] in ("*", right[0]) and matches(left[1:], right[1:])
+
+    text = ".".join(binding)
+    found = topic_pattern(text).fullmatch("." + ".".join(key)) is not None
+    assert found == matches(text.split("."), key)
+
+
+def test_a_publish_fails_at_its_deadline_if_the_broker_refuses_until_then(rabbitmq: RabbitMQ) -> None:
+    """A real queue of another program, full, that refuses: this instance cannot know."""
+    queue = unique("full")
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    from tests.amqp.conftest import foreign_channel
+
+    with foreign_channel(rabbitmq) as foreign, messaging.connect(rabbitmq.url) as m:
+        foreign.queue_declare(queue, exclusive=True, arguments=arguments)
+        foreign.queue_bind(queue, "amq.topic", queue)
+        m.publish(queue, b"1").result(10)
+        with pytest.raises((OutcomeUnknownError, DeadlineError)):
+            m.publish(queue, b"2", timeout=0.5).result(10)
+        third = m.publish(queue, b"3", timeout=15)
+        with pytest.raises(TimeoutError):
+            third.result(0.3)
+        assert foreign.basic_get(queue, auto_ack=True)[2] == b"1"
+        third.result(10)
+        assert foreign.basic_get(queue, auto_ack=True)[2] == b"3"
+
+
+def test_order_is_kept_while_a_real_queue_refuses_now_and_then(rabbitmq: RabbitMQ) -> None:
+    """Each message is published when the one before is confirmed, or waits behind it."""
+    queue = unique("narrow")
+
+    async def main() -> None:
+        from tests.amqp.conftest import foreign_channel
+
+        with foreign_channel(rabbitmq) as foreign:
+            foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+            foreign.queue_bind(queue, "amq.topic", queue)
+            async with connected(rabbitmq.url, publish_window=8) as client:
+                batch = [client.message(queue, b"%d" % number) for number in range(20)]
+                publishing = asyncio.create_task(client.adapter.publish(batch))
+                seen: list[int] = []
+                while len(seen) < 20:
+                    _, _, content = foreign.basic_get(queue, auto_ack=True)
+                    if content is None:
+                        await asyncio.sleep(0.01)
+                    else:
+                        seen.append(int(content))
+                await within(publishing)
+                assert await outcomes(batch) == [""] * 20
+                assert sorted(seen) == list(range(20))
+                # what was in flight when one was refused may come before it, and nothing else
+                assert max(at - number for at, number in enumerate(seen)) < 8
+
+    run(main())
