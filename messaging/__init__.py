@@ -26,7 +26,7 @@ from messaging.acknowledge import (
     AcknowledgeMessageContext,
     AcknowledgeType,
 )
-from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
+from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
 from messaging.errors import (
     AdapterClashError,
     ArgumentError,
@@ -115,6 +115,7 @@ __all__ = [
     "Message",
     "MessageContext",
     "MessageContextBuilder",
+    "MessageContextProvider",
     "MessagePublisher",
     "MessageServiceRuntime",
     "MessageStream",

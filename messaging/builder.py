@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from messaging.acknowledge import DirectAcknowledgement
 from messaging.errors import ArgumentError, InvalidContentError
@@ -23,7 +23,25 @@ _CONTEXT_VALUES: Final = (
 )
 
 
-class MessageContextBuilder:
+@runtime_checkable
+class MessageContextProvider(Protocol):
+    """Builds messages and contexts: what every context builder can do (RFC 5.6.3).
+
+    A builder of an application's own needs no more than these two methods. Wherever a message or a context is taken, by
+    ``publish``, ``subscribe``, ``publish_with_reply`` and ``with_context``, a provider may stand in its place.
+    ``Messaging.register_context_builder`` offers it as a service (RFC 5.6.4).
+    """
+
+    def build_context(self) -> MessageContext:
+        """Return a new context."""
+        ...
+
+    def build_message(self) -> Message:
+        """Return a new message with its context."""
+        ...
+
+
+class MessageContextBuilder(MessageContextProvider):
     """Builds a :class:`~messaging.message.Message` or a :class:`~messaging.message.MessageContext`.
 
     Every method but ``build_*`` returns the builder. What was built is immutable and independent of what the builder
@@ -40,7 +58,7 @@ class MessageContextBuilder:
         self._object: Any = _NOTHING
         self._acknowledgement: DirectAcknowledgement | None = None
 
-    def with_context(self, context: MessageContext) -> Self:
+    def with_context(self, context: MessageContext | MessageContextProvider) -> Self:
         """Use the values of ``context``; other implementations of its properties are read through them.
 
         Raises:
@@ -239,14 +257,30 @@ def frozen(value: Any, depth: int = 0) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
+def as_message(message: Any, call: str) -> Message:
+    """Return the message that a provider builds. ``call`` is what the error names.
+
+    Raises:
+        ArgumentError: ``message`` is no :class:`MessageContextProvider`, or builds no message.
+    """
+    built = message.build_message() if isinstance(message, MessageContextProvider) else message
+    if not isinstance(built, Message):
+        raise ArgumentError(f"{call} takes a Message or a MessageContextProvider, not {type(built).__name__}")
+    return built
+
+
 def as_context(context: Any) -> MessageContext:
-    """``context`` itself, or a copy of a foreign implementation read through its properties.
+    """Return ``context`` itself, what a provider builds, or a copy of a foreign implementation's properties.
 
     Raises:
         ArgumentError: it lacks one of the properties.
     """
     if isinstance(context, MessageContext):
         return context
+    if isinstance(context, MessageContextProvider):
+        context = context.build_context()
+        if isinstance(context, MessageContext):
+            return context
     try:
         values = {name: getattr(context, name) for name in _CONTEXT_VALUES if name != "channel_extension"}
         extensions = dict(context.extensions or {})

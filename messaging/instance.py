@@ -16,7 +16,8 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
-from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder
+from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
+from messaging.capabilities import NAME_PROPERTY, builder_properties, instance_properties
 from messaging.channels import check_name
 from messaging.codecs import encode
 from messaging.connection import Connection
@@ -84,11 +85,6 @@ if TYPE_CHECKING:
     from messaging.subscription import Acknowledge
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-NAME_PROPERTY: Final = "osgi.messaging.name"
-PROTOCOL_PROPERTY: Final = "osgi.messaging.protocol"
-FEATURE_PROPERTY: Final = "osgi.messaging.feature"
-PROVIDER_PROPERTY: Final = "osgi.messaging.provider"
 
 #: keywords of the short way that are values of the context; the others are extensions in snake case
 _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
@@ -229,6 +225,8 @@ class Messaging:
         self._features = self._adapter.announced
         #: what ``reply`` registered, by reference id
         self._replying: dict[int, ServiceRegistration] = {}
+        #: what ``register_context_builder`` registered, and the properties it was given
+        self._builders: list[tuple[ServiceRegistration, Mapping[str, Any]]] = []
         self._registrations = self._register_services()
         self._closing: Promise[None] | None = None
         #: the thread that takes the services out of the registry, while it does
@@ -263,13 +261,41 @@ class Messaging:
         return AcknowledgeMessageContextBuilder()
 
     def _properties(self) -> dict[str, Any]:
-        adapter = self._adapter
-        return {
-            NAME_PROPERTY: self.name,
-            PROVIDER_PROPERTY: adapter.provider,
-            PROTOCOL_PROPERTY: list(adapter.protocols),
-            FEATURE_PROPERTY: sorted(adapter.announced),
-        }
+        return instance_properties(self.name, self._adapter)
+
+    def register_context_builder(
+        self, factory: Callable[[], MessageContextProvider], properties: Mapping[str, Any] | None = None
+    ) -> ServiceRegistration:
+        """Offer context builders of the application's own, beside ``MessageContextBuilder`` (RFC 5.6.4).
+
+        They are found under :class:`~messaging.builder.MessageContextProvider` by the feature ``messageContextBuilder``
+        and the properties of this instance, until the instance is closed. Each look-up makes a new one (a prototype)::
+
+            m.register_context_builder(ReadingBuilder)
+            mine = "(&(osgi.messaging.name=plant)(osgi.messaging.feature=messageContextBuilder))"
+            m.publisher.publish(m.services.service(MessageContextProvider, mine).celsius(21.5))
+
+        Args:
+            factory: makes a builder: a class, say.
+            properties: further service properties; those of the instance win.
+
+        Returns:
+            The registration, which ends it.
+
+        Raises:
+            ArgumentError: ``factory`` is not callable, or a property is malformed.
+            ClosedError: the instance is closed.
+        """
+        self._refuse_closed()
+        given = dict(properties or {})
+        registration = self.services.register(
+            MessageContextProvider, factory, builder_properties(self._properties(), given), scope="prototype"
+        )
+        self._builders.append((registration, given))
+        if self._closing is not None:  # meanwhile: who closes may not have seen it
+            registration.unregister()
+            self._refuse_closed()
+        return registration
 
     def _register_services(self) -> list[ServiceRegistration]:
         properties = self._properties()
@@ -324,6 +350,9 @@ class Messaging:
         for registration in self._registrations:
             with contextlib.suppress(MessagingError):  # unregistered meanwhile
                 registration.update(self._properties())
+        for registration, given in [*self._builders]:
+            with contextlib.suppress(MessagingError):
+                registration.update(builder_properties(self._properties(), given))
         self.whiteboard.refresh()
 
     def _closed(self) -> Promise[None]:
@@ -347,7 +376,7 @@ class Messaging:
         for watch in self._watches:
             watch.remove()
         self.whiteboard.close()
-        for registration in [*self._replying.values()]:
+        for registration in [*self._replying.values(), *(each for each, _ in self._builders)]:
             registration.unregister()
         for registration in self._registrations:
             with contextlib.suppress(MessagingError):  # by somebody else, before

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
-from messaging.builder import as_context
+from messaging.builder import as_context, as_message
 from messaging.errors import (
     ArgumentError,
     InvalidChannelError,
@@ -30,6 +30,7 @@ from messaging.outbox import IdentifiedPublication, Publication
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
     from messaging.promise import Promise
 
@@ -54,11 +55,16 @@ class MessagePublisher:
         self._will_lock = threading.Lock()  # guards _will_taken
         self._will_taken = False
 
-    def publish(self, message: Message, channel_or_context: str | MessageContext | None = None) -> Promise[None]:
+    def publish(
+        self,
+        message: Message | MessageContextProvider,
+        channel_or_context: str | MessageContext | MessageContextProvider | None = None,
+    ) -> Promise[None]:
         """Publish ``message``.
 
         Args:
-            message: its own context decides channel and options, unless the second argument says otherwise.
+            message: its own context decides channel and options, unless the second argument says otherwise. A provider
+                (a builder, RFC 5.6.3) builds it.
             channel_or_context: a channel replaces the message's channel; the rest of its context stays. A context
                 *replaces* the message's context altogether (RFC 5.5): what it leaves unset is unset, with one
                 exception: without a channel, the message's is used.
@@ -80,12 +86,13 @@ class MessagePublisher:
             ClosedError: the instance is closed.
         """
         try:
-            context = message._context
-            payload = message._payload
+            context = message._context  # type: ignore[union-attr]  # of a provider it is built below
+            payload = message._payload  # type: ignore[union-attr]
         except AttributeError:
-            raise ArgumentError(f"publish takes a Message, not {type(message).__name__}") from None
+            message = as_message(message, "publish")
+            context, payload = message._context, message._payload
         if channel_or_context is not None:
-            context = self._override(context, channel_or_context)
+            context = self.override(context, channel_or_context)
         try:
             plan = context._plan
         except AttributeError:  # another implementation of the interface, to be read through its getters
@@ -167,7 +174,8 @@ class MessagePublisher:
         self._stamp = object()
 
     @staticmethod
-    def _override(context: MessageContext, override: str | MessageContext) -> MessageContext:
+    def override(context: MessageContext, override: str | MessageContext | MessageContextProvider) -> MessageContext:
+        """Return the context of a message that is published with a second argument; see :meth:`publish`."""
         channel: str | None
         extension: str | None
         if isinstance(override, str):

@@ -28,6 +28,7 @@ from messaging.stream import MessageStream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
     from messaging.handling import HandlerOnInvalid, MessageHandler
     from messaging.publisher import MessagePublisher
@@ -51,7 +52,7 @@ class MessageSubscription:
 
     def subscribe(
         self,
-        channel_or_context: str | MessageContext,
+        channel_or_context: str | MessageContext | MessageContextProvider,
         *,
         model: Any = None,
         on_invalid: OnInvalid = "raise",
@@ -61,7 +62,8 @@ class MessageSubscription:
         """Subscribe to a channel or pattern.
 
         Args:
-            channel_or_context: a channel pattern, or a context with one and with extensions. A context from
+            channel_or_context: a channel pattern, or a context with one and with extensions, or a provider (a builder,
+                RFC 5.6.3) that builds such a context. A context from
                 ``AcknowledgeMessageContextBuilder`` also says how messages are acknowledged.
             model: what ``Message.value()`` of each message is validated against before it is emitted.
             on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the

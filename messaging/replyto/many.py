@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from messaging.adapter import Incoming
+    from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
     from messaging.message import Message, MessageContext
     from messaging.publisher import MessagePublisher
@@ -346,7 +347,11 @@ class ReplyToManyPublisher:
         self._requests = requests
 
     def publish_with_reply_many(
-        self, request_message: Message, reply_to_context: MessageContext | None = None, *, model: Any = None
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None = None,
+        *,
+        model: Any = None,
     ) -> MessageStream:
         """Publish a request, and stream its replies.
 

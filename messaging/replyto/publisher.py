@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging import channels
-from messaging.builder import MessageContextBuilder, as_context
+from messaging.builder import as_context, as_message
 from messaging.errors import ArgumentError
 from messaging.features import Features
 from messaging.message import Message, MessageContext, kind_like
@@ -15,6 +15,7 @@ from messaging.replyto.marks import MANY, Mark
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
     from messaging.extensions import PublishOptions
     from messaging.publisher import MessagePublisher
@@ -52,7 +53,11 @@ class ReplyToPublisher:
         self._plans: dict[tuple[int, int], _Plan] = {}
 
     def publish_with_reply(
-        self, request_message: Message, reply_to_context: MessageContext | None = None, *, model: Any = None
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None = None,
+        *,
+        model: Any = None,
     ) -> Request:
         """Publish a request, and promise its first reply.
 
@@ -60,7 +65,9 @@ class ReplyToPublisher:
             request_message: the request. Its channel is where it goes. Its correlation id and reply channel are used
                 if they are set; otherwise they are made (features ``generateCorrelationId`` and
                 ``generateReplyChannel``).
-            reply_to_context: what is set in it wins over the message's own context.
+            reply_to_context: *replaces* the message's context altogether, as the second argument of
+                ``MessagePublisher.publish`` does (RFC 5.5): what it leaves unset is unset, with one exception: without
+                a channel, the message's is used.
             model: the promise is then not that of the reply, but of ``reply.value(model)``.
 
         Returns:
@@ -82,6 +89,8 @@ class ReplyToPublisher:
             OutboxFullError, ClosedError: as for ``MessagePublisher.publish``.
         """
         source, payload = self._opened(request_message, "publish_with_reply")
+        if reply_to_context is not None:
+            reply_to_context = as_context(reply_to_context)  # what a provider builds now
         plan = self._plans.get((id(source), id(reply_to_context)))
         if plan is None or plan.sources[0] is not source or plan.sources[1] is not reply_to_context:
             plan = self._plan(source, reply_to_context)
@@ -101,14 +110,17 @@ class ReplyToPublisher:
         )
 
     def prepare_many(
-        self, request_message: Message, reply_to_context: MessageContext | None, reply_to: str
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None,
+        reply_to: str,
     ) -> tuple[bytes, MessageContext, PublishOptions, str]:
         """Check a request with many replies: payload, context, what it asks for, correlation id.
 
         ``reply_to`` is for a request that names no reply channel. Raises as :meth:`publish_with_reply`.
         """
         source, payload = self._opened(request_message, "publish_with_reply_many")
-        merged = self._merge(source, reply_to_context)
+        merged = self._merge(source, None if reply_to_context is None else as_context(reply_to_context))
         if merged._reply_to_channel is not None and self._requests.is_own(merged._reply_to_channel):
             raise ArgumentError(f"reply channel {merged._reply_to_channel!r}: many replies need one of their own")
         headers = {**merged._extensions.get(Features.EXTENSION_HEADERS, {}), **Mark(MANY).headers()}
@@ -119,12 +131,13 @@ class ReplyToPublisher:
         """Forget what was checked: the adapter announces something else than before."""
         self._plans.clear()
 
-    def _opened(self, request_message: Message, call: str) -> tuple[MessageContext, bytes]:
+    def _opened(self, request_message: Message | MessageContextProvider, call: str) -> tuple[MessageContext, bytes]:
         """Context and payload of a request, the latter checked."""
         try:
-            source, payload = request_message._context, request_message._payload
+            source, payload = request_message._context, request_message._payload  # type: ignore[union-attr]
         except AttributeError:
-            raise ArgumentError(f"{call} takes a Message, not {type(request_message).__name__}") from None
+            message = as_message(request_message, call)
+            source, payload = message._context, message._payload
         return source, self._publisher.check_payload(payload)
 
     def _plan(self, source: MessageContext, override: MessageContext | None) -> _Plan:
@@ -150,7 +163,7 @@ class ReplyToPublisher:
         """The context of a request, with what it has to have or can be given."""
         context = as_context(source)
         if override is not None:
-            context = _filled(MessageContextBuilder().with_context(override), context).build_context()
+            context = self._publisher.override(context, override)
         features, name = self._adapter.announced, self._adapter.name
         if Features.REPLY_TO not in features:
             raise self._adapter.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
@@ -192,18 +205,6 @@ def _check_level(correlation_id: str) -> None:
 
 def _new_id() -> str:
     return secrets.token_hex(_CORRELATION_BYTES)
-
-
-def _filled(builder: MessageContextBuilder, context: MessageContext) -> MessageContextBuilder:
-    """Have ``builder`` use what ``context`` has, where the one it was given has nothing."""
-    if context._channel is not None:
-        builder.channel(context._channel, context._channel_extension)
-    for name in ("content_type", "content_encoding", "correlation_id"):
-        if (value := getattr(context, name)) is not None:
-            getattr(builder, name)(value)
-    if context._reply_to_channel is not None:
-        builder.reply_to(context._reply_to_channel)
-    return builder.extensions(context._extensions)
 
 
 def _copy(context: MessageContext, reply_to: str, extensions: Mapping[str, Any]) -> MessageContext:

@@ -124,3 +124,19 @@ def test_services_list_the_features(backend: Backend, interface: type) -> None:
     assert reference.properties["osgi.messaging.protocol"]
     assert reference.properties["osgi.messaging.provider"]
     assert set(m.runtime.get_runtime_dto().features) == m.features
+
+
+@pytest.mark.parametrize(
+    "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
+)
+def test_services_have_the_capabilities_of_the_specification(backend: Backend, interface: type) -> None:
+    """RFC 5.1.3, 5.7.1, 5.8.3: found by a filter, with the version of the specification; only what is announced."""
+    m = backend.connect()
+    name = f"(osgi.messaging.name={m.name})"
+    assert backend.services.find(interface, f"(&{name}(osgi.implementation=osgi.messaging)(version=1.0))")
+    found = backend.services.find(
+        interface, f"(&{name}(osgi.implementation=osgi.messaging.replyto)(many=publish)(many=subscribe))"
+    )
+    assert bool(found) == (Features.REPLY_TO in m.features)
+    found = backend.services.find(interface, f"(&{name}(osgi.implementation=osgi.messaging.acknowledge))")
+    assert bool(found) == (Features.ACKNOWLEDGE in m.features)

@@ -18,6 +18,7 @@ from messaging import (
     DeadlineError,
     Features,
     Message,
+    MessageStream,
     Messaging,
     MessagingError,
     OutcomeUnknownError,
@@ -29,7 +30,7 @@ from messaging import (
 )
 from messaging.runtime import RequestsDTO
 from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature
+from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_PUBLISH)
@@ -122,8 +123,8 @@ def test_without_the_feature_a_request_is_refused(backend: Backend) -> None:
 
 
 @reply_to
-def test_a_context_beside_the_request_wins(backend: Backend) -> None:
-    """Scenario 45 [S]: channel, reply channel and correlation id; what it leaves unset stays the message's."""
+def test_a_context_beside_the_request_replaces_that_of_the_message(backend: Backend) -> None:
+    """Scenario 45 [S]: channel, reply channel and correlation id; what it leaves unset is unset, as for publish."""
     m, responder = backend.connect(), backend.connect()
     a, b, replies = backend.channel("a"), backend.channel("b"), backend.channel("replies")
     builder = m.context_builder
@@ -135,7 +136,33 @@ def test_a_context_beside_the_request_wins(backend: Backend) -> None:
         answer(responder, request, b"!")
         promise.result(PATIENCE)
     context = request.context
-    assert (context.correlation_id, context.reply_to_channel, context.content_type) == ("2", replies, "x/y")
+    assert (context.correlation_id, context.reply_to_channel, context.content_type) == ("2", replies, None)
+
+
+@reply_to
+@pytest.mark.parametrize("call", ["publish", "publish_with_reply", "publish_with_reply_many"])
+def test_every_call_with_a_context_has_one_rule(backend: Backend, call: str) -> None:
+    """RFC 5.5: the context overrides all of the message's; only a channel that it leaves unset stays the message's."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    message = m.context_builder().channel(channel).content_type("x/y").reply_to(channel).content(b"?").build_message()
+    builder = m.context_builder().correlation_id("2").reply_to(replies).content_encoding("identity")
+    publish = {
+        "publish": m.publisher.publish,
+        "publish_with_reply": m.reply_to.publish_with_reply,
+        "publish_with_reply_many": m.reply_to_many.publish_with_reply_many,
+    }[call]
+    with responder.subscribe(channel, qos=1) as requests:
+        requests.ready.result(PATIENCE)
+        found = publish(message, builder.build_context())
+        context = requests.receive(PATIENCE).context
+        assert (context.channel, context.correlation_id, context.reply_to_channel) == (channel, "2", replies)
+        assert (context.content_type, context.content_encoding) == (None, "identity")
+        if not isinstance(found, MessageStream):
+            cancel = getattr(found, "cancel", found.exception)
+            cancel()
+        else:
+            found.close()
 
 
 @reply_to
@@ -179,6 +206,31 @@ def test_a_correlation_id_that_waits_already_is_refused_by_a_request_with_many_r
             with pytest.raises(ArgumentError, match="correlation id '1'"):
                 m.request(channel, reply_to=replies, correlation_id="1")
             assert [each.payload for each in stream] == [b"1", b"2"]
+
+
+@many
+@pytest.mark.parametrize("says_many", [True, False])
+def test_a_requester_of_another_program_gets_all_replies_if_it_says_so(backend: Backend, says_many: bool) -> None:
+    """With the user header ``rx-reply: many``; otherwise the first one, without any header."""
+    m, responder = backend.connect(), backend.connect()
+    channel, replies = backend.channel(), backend.channel("replies")
+    responder.reply(channel, lambda: iter((b"1", b"2", b"3")), many=True)
+    with m.subscribe(replies, qos=1) as stream:
+        stream.ready.result(PATIENCE)
+        headers = {"headers": {"rx-reply": "many"}} if says_many else {}
+        m.publish(channel, b"?", reply_to=replies, correlation_id="1", qos=1, **headers).result(PATIENCE)
+        found = []
+        while not found or (says_many and found[-1][0] != "end"):
+            message = stream.receive(PATIENCE)
+            assert message.context.correlation_id == "1"
+            said = message.context.extensions.get("headers", {}).get("rx-reply")
+            if said != "start":
+                found.append((said, message.payload))
+        if says_many:
+            assert found == [("item", b"1"), ("item", b"2"), ("item", b"3"), ("end", b"")]
+        else:
+            assert found == [(None, b"1")]
+            nothing_more(m, replies, stream, qos=1)
 
 
 @reply_to

@@ -260,7 +260,9 @@ def passing_on(m: Messaging, message: Message) -> list[Callable[[], Promise[None
 @pytest.mark.parametrize("message", [None, b"bytes", "text", MessageContext("a"), object()])
 def test_only_messages_are_published(broker: FakeBroker, connect: Connect, message: Any) -> None:
     m = connect(broker)
-    with pytest.raises(ArgumentError, match=f"publish takes a Message, not {type(message).__name__}"):
+    with pytest.raises(
+        ArgumentError, match=f"publish takes a Message or a MessageContextProvider, not {type(message).__name__}"
+    ):
         m.publisher.publish(message)
 
 

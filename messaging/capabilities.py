@@ -1,0 +1,53 @@
+"""The service properties of a messaging instance: its name, its features and its capabilities (RFC 5.1, 5.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.features import Features
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from messaging.adapter import Adapter
+
+NAME_PROPERTY: Final = "osgi.messaging.name"
+PROTOCOL_PROPERTY: Final = "osgi.messaging.protocol"
+FEATURE_PROPERTY: Final = "osgi.messaging.feature"
+PROVIDER_PROPERTY: Final = "osgi.messaging.provider"
+#: capabilities, and the version of the specification that they have (RFC 5.1.3, 5.7.1, 5.8.3)
+IMPLEMENTATION_PROPERTY: Final = "osgi.implementation"
+VERSION_PROPERTY: Final = "version"
+#: what the reply-to capability does with many replies (RFC 5.7.1)
+MANY_PROPERTY: Final = "many"
+
+IMPLEMENTATION: Final = "osgi.messaging"
+REPLY_TO_IMPLEMENTATION: Final = "osgi.messaging.replyto"
+ACKNOWLEDGE_IMPLEMENTATION: Final = "osgi.messaging.acknowledge"
+SPECIFICATION_VERSION: Final = "1.0"
+
+
+def instance_properties(name: str, adapter: Adapter) -> dict[str, Any]:
+    """Return the properties of all services of an instance, as its adapter announces its features now."""
+    features = adapter.announced
+    properties: dict[str, Any] = {
+        NAME_PROPERTY: name,
+        PROVIDER_PROPERTY: adapter.provider,
+        PROTOCOL_PROPERTY: list(adapter.protocols),
+        FEATURE_PROPERTY: sorted(features),
+        VERSION_PROPERTY: SPECIFICATION_VERSION,
+    }
+    capabilities = [IMPLEMENTATION]
+    if Features.REPLY_TO in features:
+        capabilities.append(REPLY_TO_IMPLEMENTATION)
+        properties[MANY_PROPERTY] = ["publish", "subscribe"]
+    if Features.ACKNOWLEDGE in features:
+        capabilities.append(ACKNOWLEDGE_IMPLEMENTATION)
+    properties[IMPLEMENTATION_PROPERTY] = capabilities
+    return properties
+
+
+def builder_properties(instance: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties of an application's own context builder (RFC 5.6.4): ``given``, and the instance's."""
+    features = sorted({*instance[FEATURE_PROPERTY], Features.MESSAGE_CONTEXT_BUILDER})
+    return {**given, **instance, FEATURE_PROPERTY: features}
