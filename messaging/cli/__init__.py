@@ -1,13 +1,16 @@
-"""The command ``messaging``: ``pub``, ``sub``, ``request``, ``reply``, ``info`` and ``demo`` for every broker URL.
+"""The command ``messaging``: publish, subscribe, request, reply, measure and look, for every broker URL.
 
 Only :func:`main` is public. It needs the extra ``cli``, and says so if that is not installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from messaging.errors import MissingExtraError
@@ -31,14 +34,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if shell is not None:
             return _complete(shell, sys.argv[1:] if arguments is None else arguments)
-        from messaging.cli.app import run
+        with _sigterm_interrupts():
+            from messaging.cli.app import run
 
-        return run(arguments)  # it imports what the command needs
+            return run(arguments)  # it imports what the command needs
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.stderr.write(f"messaging: error: {MissingExtraError('cli', 'the command line')}\n")
         return 2
+    except KeyboardInterrupt:  # before the command began
+        return 130
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends the program as SIGINT does: streams are closed and what was accepted is sent."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complete(shell: str, arguments: Sequence[str]) -> int:

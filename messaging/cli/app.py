@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Final
 
@@ -43,9 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # they show the values of variables
     context_settings={"max_content_width": 100},
     epilog=(
-        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, or a request that failed "
-        "where it was handled; 2 the command line or the input is wrong; 3 the timeout passed before --count messages "
-        "or the reply came; 130 interrupted by SIGINT or SIGTERM."
+        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, a request that failed "
+        "where it was handled, or messages that bench lost; 2 the command line or the input is wrong; 3 the timeout "
+        "passed before --count messages or the reply came; 130 interrupted by SIGINT or SIGTERM."
     ),
 )
 
@@ -108,23 +105,10 @@ def program(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM ends the program as SIGINT does: streams are closed and what was accepted is sent."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code; see ``messaging.cli.main``."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with diagnostics(), _signals():
+    with diagnostics():
         try:
             if given in (["--install-completion"], ["--show-completion"]):
                 given.append(current_shell())
@@ -133,6 +117,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return ExitCode.INTERRUPTED
         except ReaderGoneError:
             return ExitCode.OK
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # rich ends so when help has no reader
+                return ExitCode.OK
+            raise
         except _CommandLineError as error:
             report(_explained(error))
             return ExitCode.USAGE
