@@ -284,7 +284,7 @@ class _Responder:
                 task.cancel()
             await asyncio.wait(held)
         if self.withdraw is not None:
-            self.withdraw()
+            await asyncio.to_thread(self.withdraw)  # it waits for the broker; requests that come meanwhile are held
         self.enough.set()
 
 

@@ -15,7 +15,7 @@ from messaging.channels import check_name
 from messaging.cli import options, payload
 from messaging.cli.connecting import choose_target, connect, warn_of_memory
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
-from messaging.errors import ArgumentError, DeadlineError
+from messaging.errors import ArgumentError, DeadlineError, UnroutableError
 
 _Topic = Annotated[
     str, typer.Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Where requests are answered.")
@@ -84,13 +84,16 @@ def request(
         context = payload.context(builder, content_type, encoding, correlation_id, reply_to)
         data = payload.read_all(text, source, m.runtime.get_runtime_dto().max_message_size)
         message = Message(payload.encoded(data, content_type, encoding), context)
-        warn_of_memory(m)
         try:
             if many:
                 _write_each(m, message, _Writer(form, count))
             else:
                 write(form(_reply(m, message)))
+        except UnroutableError:
+            warn_of_memory(m)
+            raise
         except DeadlineError as error:
+            warn_of_memory(m)
             report(error)
             return ExitCode.TIMED_OUT
     return ExitCode.OK
