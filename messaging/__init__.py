@@ -72,7 +72,7 @@ from messaging.errors import (
 from messaging.features import Features
 from messaging.handling import HandlerRegistration
 from messaging.instance import Messaging, connect
-from messaging.message import Message, MessageContext
+from messaging.message import Message, MessageContext, ReceivedMessage
 from messaging.promise import Promise
 from messaging.publisher import MessagePublisher
 from messaging.replyto.many import ReplyToManyPublisher
@@ -129,6 +129,7 @@ __all__ = [
     "PayloadTooLargeError",
     "Promise",
     "PublishRefusedError",
+    "ReceivedMessage",
     "ReplyError",
     "ReplyToManyPublisher",
     "ReplyToPublisher",

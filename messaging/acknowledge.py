@@ -65,6 +65,12 @@ class AcknowledgeMessageContext(MessageContext):
         copied = AcknowledgeType.UNSUPPORTED if state is AcknowledgeType.RECEIVED else state
         return {**super()._state_to_copy(), "acknowledge_state": copied}
 
+    if TYPE_CHECKING:
+
+        @property
+        def channel(self) -> str:
+            """Where the message arrived: the actual channel, never the pattern (MSG260)."""
+
     @property
     def acknowledge_state(self) -> AcknowledgeType:
         """The state now; another thread may change it."""

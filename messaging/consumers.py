@@ -21,7 +21,7 @@ from messaging.workers import workers
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.delivery import Subscription
-    from messaging.message import Message
+    from messaging.message import Message, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Pull:
         #: who is asking: written under the guard
         self._asking: object = None
         self._guard = threading.Lock()
-        self._in_hand: Message | None = None
+        self._in_hand: ReceivedMessage | None = None
         #: what ended the stream here, before the loop knows
         self._error: CodecError | None = None
         self._arrived: Callable[[], object] = _nothing
@@ -249,7 +249,7 @@ class Pull:
                 )
             self._asking = caller
 
-    def _take(self) -> Message | None:
+    def _take(self) -> ReceivedMessage | None:
         subscription = self.subscription
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -265,7 +265,7 @@ class Pull:
             raise
         return message
 
-    def next(self, timeout: float | None) -> Message:
+    def next(self, timeout: float | None) -> ReceivedMessage:
         """The next message; raises ``StreamEndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
         caller = object()
         try:
@@ -286,7 +286,7 @@ class Pull:
             if self._asking is caller:
                 self._asking = None
 
-    async def anext(self) -> Message:
+    async def anext(self) -> ReceivedMessage:
         """The next message; raises ``StreamEndedError``. Cancelling loses none."""
         caller = object()
         try:

@@ -31,7 +31,7 @@ from messaging import redelivery
 from messaging.acknowledge import AcknowledgeType, DirectAcknowledgement, state_lock
 from messaging.direct import DirectAcknowledger
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
-from messaging.message import Message
+from messaging.message import Message, ReceivedMessage
 from messaging.pacing import Crowd
 from messaging.subscribed import Subscribed
 
@@ -391,7 +391,7 @@ class Subscription(Subscribed):
 
     # --- the consumer's side
 
-    def take(self) -> Message | None:
+    def take(self) -> ReceivedMessage | None:
         """The next message that enters the stream, or ``None`` if there is none to be had now.
 
         The consumer is woken when there may be. By one thread at a time.
@@ -423,7 +423,7 @@ class Subscription(Subscribed):
                     self._held[id(incoming)] = incoming
                 incoming._settler = self
                 incoming._state = _RECEIVED
-            message = Message(incoming.payload, incoming, self._model)
+            message = ReceivedMessage(incoming.payload, incoming, self._model)
             if (self._model is None and self._direct is None) or self._enters(message, incoming):
                 self.counters.delivered += 1
                 return message
@@ -503,7 +503,7 @@ class Subscription(Subscribed):
         if not (self._flush_requested or self._gathering):
             self._request_flush()
         if self._direct is not None:
-            self._direct.settled(Message(incoming.payload, incoming, self._model))
+            self._direct.settled(ReceivedMessage(incoming.payload, incoming, self._model))
         return True
 
     def is_void(self, message: Message) -> bool:

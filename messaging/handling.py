@@ -23,8 +23,7 @@ from messaging.consumers import HANDLER_TASKS, call_inside, in_observer, remove
 from messaging.coroutines import is_coroutine, running_loop
 from messaging.engine import may_block, wait_for
 from messaging.errors import ArgumentError, ClosedError, CodecError
-from messaging.message import Message
-from messaging.parameters import NOT_ANNOTATED, parameter_of
+from messaging.parameters import NOT_ANNOTATED, MessageParameter, parameter_of
 from messaging.promise import Promise
 from messaging.replyto import serving
 from messaging.replyto.exchange import Verdict
@@ -34,6 +33,7 @@ from messaging.waiting import warn_in_loop
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.delivery import StreamCounters, Subscription
+    from messaging.message import Message
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,12 @@ class MessageHandler:
         self.function = function
         self.is_async = is_coroutine(function)
         self._takes_nothing = takes is None
-        self._takes_message = takes is Message or (takes is NOT_ANNOTATED and model is None)
-        self._model = model if model is not None or self._takes_message or self._takes_nothing else takes
+        self._message: MessageParameter | None = None
+        if isinstance(takes, MessageParameter):
+            self._message = takes if model is None else MessageParameter(model)
+        elif takes is NOT_ANNOTATED and model is None:
+            self._message = MessageParameter()
+        self._model = model if model is not None or self._takes_nothing else takes
 
     @property
     def name(self) -> str:
@@ -94,18 +98,15 @@ class MessageHandler:
             HANDLER_TASKS.discard(task)
 
     def _arguments(self, message: Message) -> tuple[Any, ...]:
-        model = self._model
-        if model is None:
-            return () if self._takes_nothing else (message,)
-        if self._takes_message:
-            message = Message(message._payload, message._context, model)
+        if self._takes_nothing and self._model is None:
+            return ()
         try:
-            value = message.value(model)
+            if self._message is not None:
+                return (self._message.argument(message),)
+            value = message.value(self._model)
         except CodecError as error:
             raise InvalidPayloadError from error
-        if self._takes_nothing:
-            return ()
-        return (message,) if self._takes_message else (value,)
+        return () if self._takes_nothing else (value,)
 
 
 class _Handling:

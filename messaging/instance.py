@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -79,12 +79,21 @@ from messaging.workers import workers
 if TYPE_CHECKING:
     from messaging.delivery import OnInvalid
     from messaging.handling import HandlerOnInvalid, HandlerRegistration
+    from messaging.keywords import (
+        PublishKeywords,
+        ReplyKeywords,
+        RequestKeywords,
+        RequestManyKeywords,
+        SubscribeKeywords,
+    )
+    from messaging.message import ReceivedMessage
     from messaging.replyto.requests import Request
     from messaging.state import ConnectionStates
     from messaging.stream import MessageStream
     from messaging.subscription import Acknowledge
 
 F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
 #: keywords of the short way that are values of the context; the others are extensions in snake case
 _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
@@ -385,7 +394,7 @@ class Messaging:
 
     # --- the short way
 
-    def publish(self, channel: str, content: Any = b"", **context: Any) -> Promise[None]:
+    def publish(self, channel: str, content: Any = b"", **context: Unpack[PublishKeywords]) -> Promise[None]:
         """Publish ``content`` to ``channel``.
 
         Args:
@@ -403,7 +412,7 @@ class Messaging:
         return self.publisher.publish(self._message(channel, content, context))
 
     def _message(
-        self, channel: str, content: Any, context: dict[str, Any], allowed: frozenset[str] = frozenset()
+        self, channel: str, content: Any, context: Mapping[str, Any], allowed: frozenset[str] = frozenset()
     ) -> Message:
         """``allowed``: keys of subscribing that have a meaning here, too."""
         try:
@@ -428,9 +437,45 @@ class Messaging:
             known = MessageContextBuilder().with_context(known).content_type(content_type).build_context()
         return Message(payload, known)
 
+    @overload
     def request(
-        self, channel: str, content: Any = b"", model: Any = None, *, timeout: float | None = None, **context: Any
-    ) -> Request:
+        self,
+        channel: str,
+        content: Any = b"",
+        model: None = None,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestKeywords],
+    ) -> Request[ReceivedMessage]: ...
+    @overload
+    def request(
+        self,
+        channel: str,
+        content: Any = b"",
+        model: type[V] = ...,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestKeywords],
+    ) -> Request[V]: ...
+    @overload
+    def request(
+        self,
+        channel: str,
+        content: Any,
+        model: Any,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestKeywords],
+    ) -> Request[Any]: ...
+    def request(
+        self,
+        channel: str,
+        content: Any = b"",
+        model: Any = None,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestKeywords],
+    ) -> Request[Any]:
         """Send ``content`` to ``channel``, and promise the reply.
 
         Args:
@@ -449,29 +494,79 @@ class Messaging:
         Example:
             ``total = m.request("sums", [1, 2, 3], int, timeout=2).result()``
         """
+        options: Any = context
         if timeout is not None:
-            context["timeout"] = timeout
-        return self.reply_to.publish_with_reply(self._message(channel, content, context), model=model)
+            options["timeout"] = timeout
+        return self.reply_to.publish_with_reply(self._message(channel, content, options), model=model)
 
+    @overload
     def request_many(
-        self, channel: str, content: Any = b"", model: Any = None, *, timeout: float | None = None, **context: Any
-    ) -> MessageStream:
+        self,
+        channel: str,
+        content: Any = b"",
+        model: type[V] = ...,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestManyKeywords],
+    ) -> MessageStream[V]: ...
+    @overload
+    def request_many(
+        self,
+        channel: str,
+        content: Any = b"",
+        model: Any = None,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestManyKeywords],
+    ) -> MessageStream[Any]: ...
+    def request_many(
+        self,
+        channel: str,
+        content: Any = b"",
+        model: Any = None,
+        *,
+        timeout: float | None = None,
+        **context: Unpack[RequestManyKeywords],
+    ) -> MessageStream[Any]:
         """Send ``content`` to ``channel``, and stream the replies.
 
         Arguments as for :meth:`request`, but that ``timeout`` is for each reply; the rest as
         :meth:`ReplyToManyPublisher.publish_with_reply_many
         <messaging.replyto.many.ReplyToManyPublisher.publish_with_reply_many>`.
         """
+        options: Any = context
         if timeout is not None:
-            context["timeout"] = timeout
+            options["timeout"] = timeout
         return self.reply_to_many.publish_with_reply_many(
-            self._message(channel, content, context, _OF_STREAMS), model=model
+            self._message(channel, content, options, _OF_STREAMS), model=model
         )
 
     @overload
-    def reply(self, channel: str | Sequence[str], **options: Any) -> Callable[[F], F]: ...
+    def reply(
+        self,
+        channel: str | Sequence[str],
+        handler: None = None,
+        *,
+        content_type: str | None = None,
+        many: bool | None = None,
+        reply_channel: str | None = None,
+        concurrency: int | None = None,
+        ranking: int = 0,
+        **extensions: Unpack[ReplyKeywords],
+    ) -> Callable[[F], F]: ...
     @overload
-    def reply(self, channel: str | Sequence[str], handler: Callable[..., Any], **options: Any) -> ReplyRegistration: ...
+    def reply(
+        self,
+        channel: str | Sequence[str],
+        handler: Callable[..., Any],
+        *,
+        content_type: str | None = None,
+        many: bool | None = None,
+        reply_channel: str | None = None,
+        concurrency: int | None = None,
+        ranking: int = 0,
+        **extensions: Unpack[ReplyKeywords],
+    ) -> ReplyRegistration: ...
     def reply(
         self,
         channel: str | Sequence[str],
@@ -482,7 +577,7 @@ class Messaging:
         reply_channel: str | None = None,
         concurrency: int | None = None,
         ranking: int = 0,
-        **extensions: Any,
+        **extensions: Unpack[ReplyKeywords],
     ) -> Any:
         """Answer requests to ``channel`` with a function, or have the function below do it.
 
@@ -564,6 +659,18 @@ class Messaging:
                 raise
         return found
 
+    @overload
+    def subscribe(
+        self,
+        channel: str,
+        model: type[V],
+        *,
+        on_invalid: OnInvalid = "raise",
+        keep_subscription: bool = False,
+        acknowledge: Acknowledge = "automatic",
+        **context: Unpack[SubscribeKeywords],
+    ) -> MessageStream[V]: ...
+    @overload
     def subscribe(
         self,
         channel: str,
@@ -572,8 +679,18 @@ class Messaging:
         on_invalid: OnInvalid = "raise",
         keep_subscription: bool = False,
         acknowledge: Acknowledge = "automatic",
-        **context: Any,
-    ) -> MessageStream:
+        **context: Unpack[SubscribeKeywords],
+    ) -> MessageStream[Any]: ...
+    def subscribe(
+        self,
+        channel: str,
+        model: Any = None,
+        *,
+        on_invalid: OnInvalid = "raise",
+        keep_subscription: bool = False,
+        acknowledge: Acknowledge = "automatic",
+        **context: Unpack[SubscribeKeywords],
+    ) -> MessageStream[Any]:
         """Subscribe to ``channel``; ``context`` as in :meth:`publish`, the rest as ``MessageSubscription.subscribe``.
 
         Entering the stream's ``with`` block, or ``async with``, waits for the broker's confirmation: what is published
@@ -600,7 +717,7 @@ class Messaging:
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
         keep_subscription: bool = False,
-        **context: Any,
+        **context: Unpack[SubscribeKeywords],
     ) -> Callable[[F], F]: ...
     @overload
     def on(
@@ -612,7 +729,7 @@ class Messaging:
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
         keep_subscription: bool = False,
-        **context: Any,
+        **context: Unpack[SubscribeKeywords],
     ) -> HandlerRegistration: ...
     def on(
         self,
@@ -623,7 +740,7 @@ class Messaging:
         concurrency: int = 1,
         on_invalid: HandlerOnInvalid | None = None,
         keep_subscription: bool = False,
-        **context: Any,
+        **context: Unpack[SubscribeKeywords],
     ) -> Any:
         """Call a function with each message of ``channel``, or have the function below called.
 
@@ -673,9 +790,9 @@ class Messaging:
                 return function
 
             return decorate
-        context = self._checked_concurrency(concurrency, context)
+        options = self._checked_concurrency(concurrency, context)
         registration = self.subscription.open_handler(
-            self._context(channel, context, publishing_only(self._adapter), "publishing").build_context(),
+            self._context(channel, options, publishing_only(self._adapter), "publishing").build_context(),
             MessageHandler(handler, model),
             model,
             concurrency,
@@ -691,7 +808,7 @@ class Messaging:
                 raise
         return registration
 
-    def _checked_concurrency(self, concurrency: int, context: dict[str, Any]) -> dict[str, Any]:
+    def _checked_concurrency(self, concurrency: int, context: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check ``concurrency`` against the other options, which are returned with a prefetch that is as large."""
         try:
             integer(1, MAX_PREFETCH)(concurrency)

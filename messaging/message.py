@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
 
 from messaging.reprs import tolerant
 
 if TYPE_CHECKING:
-    from messaging.acknowledge import DirectAcknowledgement
+    from messaging.acknowledge import AcknowledgeMessageContext, DirectAcknowledgement
 
 T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    #: what ``Message.value()`` returns: the model, or anything
+    V = TypeVarWithDefault("V", default=Any)
+    V_co = TypeVarWithDefault("V_co", default=Any, covariant=True)
+else:  # defaults of type variables are of Python 3.13
+    V = TypeVar("V")
+    V_co = TypeVar("V_co", covariant=True)
 
 _BESIDE_CHANNEL: Final = ("content_type", "content_encoding", "correlation_id", "reply_to_channel")
 
@@ -180,8 +189,10 @@ def kind_like(context: MessageContext) -> type[MessageContext]:
     return ForwardedContext if context._is_received else MessageContext
 
 
-class Message:
+class Message(Generic[V_co]):
     """A payload and its context (RFC 5.6.1). Immutable; may be shared between threads.
+
+    Generic in the model: ``value()`` of a ``Message[Reading]`` returns a ``Reading``.
 
     It can be pickled and deep-copied, for other processes. The copy of a received message cannot be acknowledged: its
     state is ``UNSUPPORTED``, unless the message was settled before.
@@ -209,7 +220,7 @@ class Message:
         return self._context
 
     @overload
-    def value(self) -> Any: ...
+    def value(self) -> V_co: ...
     @overload
     def value(self, model: type[T]) -> T: ...
     def value(self, model: type[T] | None = None) -> T | Any:
@@ -261,3 +272,15 @@ class Message:
     @tolerant
     def __repr__(self) -> str:
         return f"Message({len(self._payload)} bytes, {self._context!r})"
+
+
+class ReceivedMessage(Message[V_co]):
+    """A message that was received: its context names a channel, and can be acknowledged (RFC 5.8.5)."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def context(self) -> AcknowledgeMessageContext:
+            """The context; never ``None``."""

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from messaging.codecs import check_model
 from messaging.errors import ArgumentError
@@ -14,6 +14,23 @@ from messaging.message import Message
 
 #: the parameter has no annotation
 NOT_ANNOTATED: Final[Any] = inspect.Parameter.empty
+
+
+class MessageParameter(NamedTuple):
+    """The annotation ``Message`` or ``Message[model]``: the handler takes the message itself."""
+
+    model: Any = None
+
+    def argument(self, message: Message) -> Message:
+        """Return the message with its model.
+
+        Raises:
+            CodecError: the payload does not fit the model.
+        """
+        if self.model is not None:
+            message = type(message)(message._payload, message._context, self.model)
+            message.value()
+        return message
 
 
 def parameter_of(function: Callable[..., Any], role: str, argument: str) -> Any:
@@ -24,7 +41,8 @@ def parameter_of(function: Callable[..., Any], role: str, argument: str) -> Any:
         role, argument: what it is, and what it is called with, for the error message.
 
     Returns:
-        ``None`` if the handler takes no argument, ``NOT_ANNOTATED`` if its parameter has no annotation.
+        ``None`` if the handler takes no argument, ``NOT_ANNOTATED`` if its parameter has no annotation, and a
+        :class:`MessageParameter` if it takes the message.
 
     Raises:
         ArgumentError: the handler needs other arguments, or its annotation is not a type that pydantic can validate.
@@ -60,8 +78,15 @@ def parameter_of(function: Callable[..., Any], role: str, argument: str) -> Any:
         annotation = evaluated(function, parameter.name, parameter.annotation)
     except Exception as error:
         raise ArgumentError(f"the annotation of {parameter.name!r} in {name} cannot be evaluated: {error}") from error
-    if annotation is Message or annotation is NOT_ANNOTATED:
+    if annotation is NOT_ANNOTATED:
         return annotation
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and issubclass(kind, Message):
+        (model,) = get_args(annotation) or (None,)
+        if model is None or model is Any:
+            return MessageParameter()
+        check_model(model)
+        return MessageParameter(model)
     check_model(annotation)
     return annotation
 

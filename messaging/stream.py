@@ -27,7 +27,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from reactivex import Observable
 from reactivex import abc as rx
@@ -36,7 +36,7 @@ from reactivex.scheduler import CurrentThreadScheduler
 from messaging.consumers import Pull, Push, StreamEndedError, callbacks_of, ignore, in_observer, remove
 from messaging.engine import may_block, wait_for
 from messaging.errors import ClosedError, DeadlineError
-from messaging.message import Message
+from messaging.message import ReceivedMessage, V
 from messaging.reprs import tolerant
 from messaging.waiting import refuse_in_loop, warn_in_loop
 
@@ -45,12 +45,27 @@ if TYPE_CHECKING:
     from messaging.delivery import StreamCounters, Subscription
     from messaging.promise import Promise
 
-
 #: how long the subscribing thread may take to assemble the rest of a chain of operators
 _ASSEMBLY_SECONDS: Final = 0.1
 
 
-class MessageStream(Observable[Message]):
+V_contra = TypeVar("V_contra", contravariant=True)
+
+
+class MessageObserver(Protocol[V_contra]):
+    """Observes a stream (an ``rx.ObserverBase`` does)."""
+
+    def on_next(self, value: ReceivedMessage[V_contra], /) -> object:
+        """A message has arrived."""
+
+    def on_error(self, error: Exception, /) -> object:
+        """The stream has failed."""
+
+    def on_completed(self) -> object:
+        """The stream has ended."""
+
+
+class MessageStream(Observable[ReceivedMessage[V]]):
     """The messages of one subscription; see the module for when it emits, completes and errors.
 
     Each observer, and the iterator, has a subscription of its own at the broker: the first one to come takes the one
@@ -84,7 +99,7 @@ class MessageStream(Observable[Message]):
 
     def subscribe(
         self,
-        on_next: Any = None,
+        on_next: MessageObserver[V] | Callable[[ReceivedMessage[V]], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
         on_completed: Callable[[], object] | None = None,
         *,
@@ -104,10 +119,10 @@ class MessageStream(Observable[Message]):
             ArgumentError: no observer, nor a callable.
             ClosedError: the stream is closed.
         """
-        on_next, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
+        next_, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
         with self._guard:
             subscription = self._claim()
-            push = Push(self._connection, subscription, on_next or ignore, on_error, on_completed)
+            push = Push(self._connection, subscription, next_ or ignore, on_error, on_completed)
             self._pushes.add(push)
             if self._closed:  # by a finalizer, just now
                 push.stop()
@@ -123,7 +138,7 @@ class MessageStream(Observable[Message]):
         return push
 
     def _subscribe_core(
-        self, observer: rx.ObserverBase[Message], scheduler: rx.SchedulerBase | None = None
+        self, observer: rx.ObserverBase[ReceivedMessage[V]], scheduler: rx.SchedulerBase | None = None
     ) -> rx.DisposableBase:
         return self.subscribe(observer.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
@@ -150,7 +165,7 @@ class MessageStream(Observable[Message]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Message:
+    def __next__(self) -> ReceivedMessage[V]:
         refuse_in_loop("the next message", "iterate with `async for`")
         try:
             return self._puller().next(None)
@@ -160,13 +175,13 @@ class MessageStream(Observable[Message]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> ReceivedMessage[V]:
         try:
             return await self._puller().anext()
         except (StreamEndedError, ClosedError):
             raise StopAsyncIteration from None
 
-    def receive(self, timeout: float | None = None) -> Message:
+    def receive(self, timeout: float | None = None) -> ReceivedMessage[V]:
         """Wait for the next message, as the iterator does, for at most ``timeout`` seconds.
 
         Raises:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from messaging.adapter import Incoming
     from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
-    from messaging.message import Message, MessageContext
+    from messaging.message import Message, MessageContext, ReceivedMessage
     from messaging.publisher import MessagePublisher
     from messaging.replyto.publisher import ReplyToPublisher
     from messaging.replyto.requests import Requests
@@ -187,7 +187,7 @@ class ReplySubscription(Subscription):
         self._is_over_there = is_over
         self._error = error
 
-    def take(self) -> Message | None:
+    def take(self) -> ReceivedMessage | None:
         """See ``Subscription.take``; the end comes after the last reply."""
         message = super().take()
         if message is None and self._is_final and not self._buffer:

@@ -46,7 +46,7 @@ from messaging.errors import (
 )
 from messaging.extensions import subscribe_options
 from messaging.features import Features
-from messaging.message import Message, MessageContext
+from messaging.message import Message, MessageContext, ReceivedMessage, V
 from messaging.outbox import Publication, step_of
 from messaging.promise import Promise
 from messaging.replyto import marks
@@ -83,7 +83,7 @@ class RequestCounters:
     foreign: int = 0
 
 
-class Request(Promise[Any]):
+class Request(Promise[V]):
     """A request that was made: the promise of its reply.
 
     Cancelling whoever awaits it cancels the request; so does :meth:`cancel`.
@@ -107,14 +107,15 @@ class Request(Promise[Any]):
         """See ``Promise``."""
         return f"request to {self.publication.context._channel!r}"
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> V:
         """As ``Promise.result``: the reply, or its value if the request was made with a model.
 
         Raises:
             DecodeError: the reply does not fit the model.
         """
-        message = super().result(timeout)
-        return message if self.model is None else message.value(self.model)
+        message: Any = super().result(timeout)
+        found: V = message if self.model is None else message.value(self.model)
+        return found
 
     def cancel(self) -> None:
         """Want the reply no more: the request fails with ``RequestCancelledError``, unless it is settled."""
@@ -123,7 +124,7 @@ class Request(Promise[Any]):
             self.requests.give_up, self, RequestCancelledError(f"{self.what} was cancelled")
         )
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, V]:
         try:
             return (yield from super().__await__())
         except BaseException:
@@ -218,7 +219,7 @@ class Inbox(Subscribed):
         if request is None:
             requests.unmatched(incoming, correlation_id)
         elif mark is None:
-            requests.answered(request, Message(incoming.payload, incoming, request.model))
+            requests.answered(request, ReceivedMessage(incoming.payload, incoming, request.model))
         elif mark.kind == marks.FAULT:
             requests.failed(request, ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
         else:

@@ -13,7 +13,7 @@ from messaging.codecs import encode
 from messaging.coroutines import is_coroutine
 from messaging.errors import ArgumentError
 from messaging.message import Message
-from messaging.parameters import NOT_ANNOTATED, evaluated, parameter_of
+from messaging.parameters import NOT_ANNOTATED, MessageParameter, evaluated, parameter_of
 from messaging.replyto.exchange import Content
 from messaging.replyto.streaming import is_promise
 
@@ -52,8 +52,8 @@ class TypedHandler:
         takes = self._takes
         if takes is None:
             return ()
-        if takes is Message:
-            return (request,)
+        if isinstance(takes, MessageParameter):
+            return (takes.argument(request),)
         return (request.value() if takes is NOT_ANNOTATED else request.value(takes),)
 
     def _content(self, found: Any) -> Message | Content:

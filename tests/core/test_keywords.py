@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -14,7 +15,16 @@ from adapters.memory.adapter import MemoryAdapter
 from adapters.mqtt.adapter import MqttAdapter
 from messaging import Messaging
 from messaging.extensions import CHECKS, PUBLISH_ONLY, SUBSCRIBE_ONLY
+from messaging.keywords import (
+    PublishKeywords,
+    ReplyKeywords,
+    RequestKeywords,
+    RequestManyKeywords,
+    SubscribeKeywords,
+)
 
+#: values of the context, which are no extensions
+CONTEXT = {"content_type", "content_encoding", "correlation_id", "reply_to"}
 ADAPTERS = (MemoryAdapter, MqttAdapter, AmqpAdapter)
 
 
@@ -44,3 +54,71 @@ SUBSCRIBING = {snake(key) for key in CHECKS.keys() - PUBLISH_ONLY}.union(
 def test_no_parameter_hides_an_extension(method: Callable[..., Any], extensions: set[str], shared: set[str]) -> None:
     """``durable`` is an extension of AMQP queues: a parameter of that name would keep it from the broker."""
     assert inspect.signature(method).parameters.keys() & extensions == shared
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        (PublishKeywords, PUBLISHING | CONTEXT | {"channel_extension"}),
+        (RequestKeywords, PUBLISHING - {"timeout"} | CONTEXT | {"channel_extension"}),
+        (
+            RequestManyKeywords,
+            PUBLISHING - {"timeout"} | CONTEXT | {"channel_extension", "buffer_size", "overflow", "prefetch"},
+        ),
+        (SubscribeKeywords, SUBSCRIBING | {"channel_extension"}),
+        (ReplyKeywords, SUBSCRIBING),
+    ],
+)
+def test_the_keywords_are_the_extensions_of_all_adapters(keywords: type, expected: set[str]) -> None:
+    assert hints(keywords).keys() == expected
+
+
+def hints(keywords: type) -> dict[str, Any]:
+    names = {"Mapping": Mapping, "Sequence": Sequence, "datetime": datetime}
+    return get_type_hints(keywords, localns=names)
+
+
+def checks() -> dict[str, Callable[[Any], Any]]:
+    found = {snake(key): check for key, check in CHECKS.items()}
+    for adapter in ADAPTERS:
+        for extensions in (adapter.publish_extensions, adapter.subscribe_extensions):
+            found |= {snake(key): check for key, check in extensions.items()}
+    return found
+
+
+#: types of keywords -> values of which the check takes one
+SAMPLES: dict[Any, tuple[Any, ...]] = {
+    bool: (True,),
+    int: (1, 2),
+    float: (1.5,),
+    str: ("a", "1", "topic", "1h"),
+    datetime: (datetime(2026, 1, 1, tzinfo=UTC),),
+    Mapping[str, Any]: ({"k": "v"},),
+    Sequence[str]: (["a"],),
+}
+
+
+@pytest.mark.parametrize(("name", "annotation"), sorted({**hints(PublishKeywords), **hints(SubscribeKeywords)}.items()))
+def test_the_check_of_an_extension_takes_what_its_keyword_is_typed_as(name: str, annotation: Any) -> None:
+    check = checks().get(name)
+    if check is None:
+        assert name in CONTEXT | {"channel_extension"}
+        return
+    for kind in get_args(annotation):
+        if kind is type(None):
+            continue
+        if get_origin(kind) is Literal:
+            for value in get_args(kind):
+                check(value)
+            with pytest.raises(ValueError, match="one of"):
+                check("no such value")
+        else:
+            assert any(takes(check, value) for value in SAMPLES[kind]), (name, kind)
+
+
+def takes(check: Callable[[Any], Any], value: Any) -> bool:
+    try:
+        check(value)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Type checking as a user's editor does it."""
