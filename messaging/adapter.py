@@ -379,6 +379,10 @@ class Adapter(abc.ABC):
         """
         return (ReplyRoute(channel, mandatory=Features.EXTENSION_MANDATORY in self.features),)
 
+    def patterns(self, spec: SubscriptionSpec) -> tuple[str, ...]:
+        """Return the channel patterns that a subscription hears: its own, and what its extensions add."""
+        return (spec.channel,)
+
     def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
         """Return whether what is published to an address arrives at a subscription, as far as both tell.
 

@@ -290,6 +290,10 @@ class AmqpAdapter(Adapter):
         queue = names.routing_key(channel)
         return ReplyRoute(channel, mandatory=True), ReplyRoute(declarations.DEFAULT_EXCHANGE, queue, mandatory=True)
 
+    def patterns(self, spec: SubscriptionSpec) -> tuple[str, ...]:
+        """See ``Adapter.patterns``: those of the extension ``bindings``, too."""
+        return _compiled(spec, self.settings.exchange, self.settings.max_priority).patterns or (spec.channel,)
+
     def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
         """See ``Adapter.reaches``: by the exchange and its routing key, or to the queue by its name."""
         source = _compiled(spec, self.settings.exchange, self.settings.max_priority)

@@ -67,7 +67,8 @@ class Route:
         self.retry_after = retry_after
         self.channel = key[0]
         self.queue = queue
-        self.matches = channels.matcher(self.channel)
+        #: what the subscription hears
+        self.patterns: tuple[str, ...] = (self.channel,)
         self.subscription: Subscription
         #: the preferred first
         self.bindings: list[Binding] = []
@@ -90,6 +91,7 @@ class Route:
     def open(self, subscription: Subscription) -> None:
         """Take the requests of ``subscription``."""
         self.subscription = subscription
+        self.patterns = self._replies.adapter.patterns(subscription.spec)
         self._limit = min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size)
         subscription.consumer = self
         subscription.ready.listen(self._confirmed)
@@ -100,12 +102,14 @@ class Route:
             self.retry_after = RETRY_FIRST
 
     def is_rival(self, other: Route) -> bool:
-        """Whether a request may reach both routes, or either of them."""
+        """Return whether a request may reach both routes, or either of them."""
         if self.queue is not None and self.queue == other.queue:
             return True
-        if channels.has_wildcard(self.channel) or channels.has_wildcard(other.channel):
-            return channels.overlap(self.channel, other.channel)
-        return self.channel == other.channel
+        return any(_overlap(mine, theirs) for mine in self.patterns for theirs in other.patterns)
+
+    def matches(self, channel: str) -> bool:
+        """Return whether the subscription hears a channel."""
+        return any(channels.matches(pattern, channel) for pattern in self.patterns)
 
     # --- requests
 
@@ -263,3 +267,10 @@ class Route:
                 exchange.stop("the handler was stopped")
         if not self._exchanges:
             self._quiet.resolve(None)
+
+
+def _overlap(first: str, second: str) -> bool:
+    # most channels have no wildcards, and there may be many of them
+    if channels.has_wildcard(first) or channels.has_wildcard(second):
+        return channels.overlap(first, second)
+    return first == second

@@ -12,6 +12,8 @@ from messaging import ReplyError
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.brokers import RabbitMQ
 
 PATIENCE = 10.0
@@ -62,3 +64,26 @@ def test_a_request_that_names_the_queue_of_a_handler_for_its_reply_gets_none_the
         assert m.request(channel, b"2").result(PATIENCE).payload == b"!"
         assert m.request(channel, b"3").result(PATIENCE).payload == b"!"
         assert calls == [b"1", b"2", b"3"]
+
+
+def test_a_request_that_two_handlers_hear_by_further_bindings_is_handled_once(rabbitmq: RabbitMQ) -> None:
+    """The extension ``bindings`` adds channels to a subscription: they overlap with others as well."""
+    token = secrets.token_hex(4)
+    calls: list[str] = []
+
+    def handler(name: str) -> Callable[[], str]:
+        def handle() -> str:
+            calls.append(name)
+            return name
+
+        return handle
+
+    with messaging.connect(rabbitmq.url, services=ServiceRegistry(), timeout=PATIENCE) as m:
+        m.reply(f"a/{token}", handler("low"), bindings=[f"b/{token}", f"c/{token}/+"])
+        m.reply(f"b/{token}", handler("high"), ranking=1)
+        m.reply(f"c/+/{token}", handler("higher"), ranking=2)
+        for channel, name in {f"a/{token}": "low", f"b/{token}": "high", f"c/{token}/{token}": "higher"}.items():
+            calls.clear()
+            for _ in range(5):
+                assert m.request(channel).result(PATIENCE).value() == name
+            assert calls == [name] * 5

@@ -237,3 +237,28 @@ def test_a_plain_handler_does_not_hide_one_that_answers(backend: Backend, plain_
     assert {name for name, _ in calls.all} == {"single"}
     m.publish(channel, b"tell", qos=1).result(PATIENCE)
     calls.wait("plain" if plain_first or ranking else "single", b"tell")
+
+
+@feature(Features.REPLY_TO, Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
+def test_the_copy_in_a_queue_is_not_acknowledged_before_the_request_is(backend: Backend) -> None:
+    """A responder that goes away before it has answered leaves the copy of the queue to the next one."""
+    m, first = backend.connect(), backend.connect(close_timeout=0.3)
+    channel, queue = backend.channel(), backend.queue()
+    started, going = threading.Event(), threading.Event()
+
+    def stuck(_: Message, builder: MessageContextBuilder) -> Message:
+        started.set()
+        going.wait(PATIENCE)
+        return builder.content(b"too late").build_message()
+
+    register(first, Calls().handler("low"), channel, queue=queue)
+    register(first, stuck, channel, 1)
+    promise = m.request(channel, b"x", qos=1)
+    try:
+        assert started.wait(PATIENCE)
+        first.close()
+        second = backend.connect()
+        register(second, Calls().handler("second"), channel, queue=queue)
+        assert promise.result(PATIENCE).payload == b"second"
+    finally:
+        going.set()
