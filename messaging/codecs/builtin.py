@@ -13,6 +13,8 @@ from pydantic_core import from_json, to_json, to_jsonable_python
 
 from messaging.codecs.encodings import charset_name
 from messaging.codecs.models import is_any, serializer_of, shorten, validate_json, validate_python
+from messaging.codecs.overflow import BEYOND_FLOAT, holds_infinity, may_overflow, refuse_infinity
+from messaging.codecs.tags import WITH_REFERENCES, WITHOUT_REFERENCES, StringReferenceFoundError, check_references
 from messaging.errors import DecodeError, EncodeError, MissingExtraError, UnknownContentTypeError
 
 #: nesting of arrays and maps
@@ -41,7 +43,7 @@ class OctetStreamCodec:
         """The bytes, as ``model``."""
         if model in (bytearray, memoryview):
             return model(data)
-        return data if model is bytes else validate_python(model, data, "application/octet-stream")
+        return data if model is bytes else validate_python(model, data, len(data), "application/octet-stream")
 
 
 class TextCodec:
@@ -68,7 +70,7 @@ class TextCodec:
         except UnicodeError as error:
             problem = _unicode_problem(error)
         else:
-            return text if model is str else validate_python(model, text, "text")
+            return text if model is str else validate_python(model, text, len(data), "text")
         raise DecodeError(f"text: not {charset} {problem}")
 
 
@@ -93,8 +95,9 @@ class JsonCodec:
     sets, … Fields go by their alias, without their types being checked. Bytes become text if they are UTF-8 and are
     an :class:`~messaging.errors.EncodeError` if not; a model may set ``ser_json_bytes="base64"``.
 
-    NaN and infinity are not JSON: refused both ways. Beware that a model or dataclass writes them as ``null``, unless
-    its ``ser_json_inf_nan`` says otherwise; of its ``"strings"`` nothing is lost.
+    NaN and infinity are not JSON: refused both ways, and so are numbers that would become infinite, being beyond the
+    range of a float. Beware that a model or dataclass writes them as ``null``, unless its ``ser_json_inf_nan`` says
+    otherwise; of its ``"strings"`` nothing is lost.
     """
 
     content_types: ClassVar[Sequence[str]] = ("application/json",)
@@ -119,13 +122,22 @@ class JsonCodec:
         """What the JSON text stands for, validated by ``model``."""
         data = data.removeprefix(_UTF8_BOM)
         try:
+            has_large_numbers = may_overflow(data)
             if is_any(model):
-                return from_json(data, allow_inf_nan=False)
+                value = from_json(data, allow_inf_nan=False)
+                if has_large_numbers:
+                    refuse_infinity(value)
+                return value
             _refuse_constants(data)
+            if has_large_numbers:
+                refuse_infinity(from_json(data))
         except Exception as error:  # noqa: BLE001 - the parser tells by ValueError, but must not be trusted to
             problem = shorten(str(error))
         else:
-            return validate_json(model, data, "application/json")
+            value = validate_json(model, data, "application/json")
+            if not (has_large_numbers and holds_infinity(value)):
+                return value
+            problem = BEYOND_FLOAT
         raise DecodeError(f"application/json: {problem}")
 
 
@@ -143,8 +155,9 @@ class CborCodec:
     """``application/cbor`` and ``+cbor``: RFC 8949. Needs the extra ``cbor``.
 
     Dates with a time zone, decimals, UUIDs, sets and big integers are written as such, what CBOR has no tag for as
-    in JSON. Shared values (a few bytes could stand for more than memory holds), regular expressions and MIME
-    messages are refused. With a model the result is validated by it.
+    in JSON. Refused are shared values (a few bytes could stand for more than memory holds), regular expressions, MIME
+    messages, and numbers beyond the bounds of :mod:`messaging.bounds`. String references may stand for 64 MiB. With a
+    model the result is validated by it.
     """
 
     content_types: ClassVar[Sequence[str]] = ("application/cbor",)
@@ -156,7 +169,6 @@ class CborCodec:
             raise MissingExtraError("cbor", "content type application/cbor") from error
         self._dumps = cbor2.dumps
         self._decoder = cbor2.CBORDecoder
-        self._refused = {29: _refuse_tag, 35: _refuse_tag, 36: _refuse_tag}
 
     def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:  # noqa: ARG002
         """The CBOR item."""
@@ -170,25 +182,44 @@ class CborCodec:
 
     def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:  # noqa: ARG002
         """What the CBOR item stands for, validated by ``model``."""
-        source = BytesIO(data)
         try:
-            value = self._decoder(
-                source,
-                semantic_decoders=self._refused,
-                max_depth=MAX_DEPTH,
-                strict_hashable_types=len(data) > MAX_FREE_KEYS,
-            ).decode()
+            try:
+                value, rest = self._read(data, WITHOUT_REFERENCES)
+            except Exception as error:
+                if not _is_caused_by(error, StringReferenceFoundError):
+                    raise
+                value, rest = self._read(data, WITH_REFERENCES)
+                check_references(value)
         except Exception as error:  # noqa: BLE001
-            problem = shorten(str(error))
+            problem = _cbor_problem(error)
         else:
-            if source.tell() == len(data):
-                return validate_python(model, value, "application/cbor")
-            problem = f"{len(data) - source.tell()} bytes follow the item"
+            if not rest:
+                return validate_python(model, value, len(data), "application/cbor")
+            problem = f"{rest} bytes follow the item"
         raise DecodeError(f"application/cbor: {problem}")
 
+    def _read(self, data: bytes, tags: Mapping[int, Any]) -> tuple[Any, int]:
+        """The first item, and how many bytes follow it."""
+        source = BytesIO(data)
+        value = self._decoder(
+            source,
+            semantic_decoders=tags,
+            max_depth=MAX_DEPTH,
+            strict_hashable_types=len(data) > MAX_FREE_KEYS,
+        ).decode()
+        return value, len(data) - source.tell()
 
-def _refuse_tag(*_: Any) -> Any:
-    raise ValueError("refused: shared value, regular expression or MIME message")
+
+def _is_caused_by(error: BaseException | None, kind: type[Exception]) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__
+    return error is not None
+
+
+def _cbor_problem(error: Exception) -> str:
+    """What cbor2 tells, with the reason of one of our decoders."""
+    cause = error.__cause__
+    return shorten(f"{error}: {cause}" if isinstance(cause, ValueError) else str(error))
 
 
 class MsgpackCodec:
@@ -228,7 +259,7 @@ class MsgpackCodec:
         except Exception as error:  # noqa: BLE001
             problem = shorten(str(error)) or type(error).__name__
         else:
-            return validate_python(model, value, "application/msgpack")
+            return validate_python(model, value, len(data), "application/msgpack")
         raise DecodeError(f"application/msgpack: {problem}")
 
 

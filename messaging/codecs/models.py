@@ -5,16 +5,19 @@ Everything here may be called from any thread.
 
 from __future__ import annotations
 
+import functools
 import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
+from messaging.codecs.risks import Risk, problem_with, risks_of
 from messaging.errors import ArgumentError, DecodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pydantic_core import SchemaSerializer, SchemaValidator
 
@@ -27,8 +30,17 @@ _MANY_PROBLEMS: Final = 1000
 _SHOWN_PROBLEMS: Final = 5
 _SHOWN_LENGTH: Final = 200
 
-#: id -> (model, its validator); the model is kept so that its id stays its own
-_validators: dict[int, tuple[Any, SchemaValidator]] = {}
+
+class _Compiled(NamedTuple):
+    #: kept so that its id stays its own
+    model: Any
+    validator: SchemaValidator
+    #: what the model could take very long for
+    risks: tuple[Risk, ...]
+
+
+#: by the id of the model
+_validators: dict[int, _Compiled] = {}
 
 
 def is_any(model: Any) -> bool:
@@ -42,14 +54,33 @@ def validate_json(model: Any, data: bytes, content_type: str) -> Any:
     Raises:
         DecodeError: ``data`` does not fit ``model``, or ``model`` is nothing pydantic can validate.
     """
-    return _validated(_validator(model).validate_json, data, content_type)
+    compiled = _compiled_model(model)
+    if compiled.risks:
+        _refuse_risks(compiled.risks, len(data), functools.partial(from_json, data), content_type)
+    return _validated(compiled.validator.validate_json, data, content_type)
 
 
-def validate_python(model: Any, value: Any, content_type: str) -> Any:
-    """Validate what another parser made; any ``value`` if ``model`` asks for nothing. Raises as validate_json."""
+def validate_python(model: Any, value: Any, size: int, content_type: str) -> Any:
+    """Validate what another parser made of ``size`` bytes; any ``value`` if ``model`` asks for nothing.
+
+    Raises:
+        DecodeError: as validate_json.
+    """
     if is_any(model):
         return value
-    return _validated(_validator(model).validate_python, value, content_type)
+    compiled = _compiled_model(model)
+    if compiled.risks:
+        _refuse_risks(compiled.risks, size, lambda: value, content_type)
+    return _validated(compiled.validator.validate_python, value, content_type)
+
+
+def _refuse_risks(risks: Sequence[Risk], size: int, read: Callable[[], Any], content_type: str) -> None:
+    try:
+        problem = problem_with(risks, size, read)
+    except ValueError:  # the parser's: validating tells what is wrong
+        return
+    if problem is not None:
+        raise DecodeError(f"{content_type}: {problem}")
 
 
 def _validated(validate: Callable[[Any], Any], value: Any, content_type: str) -> Any:
@@ -94,25 +125,26 @@ def check_model(model: Any) -> None:
     if model is None:
         return
     try:
-        _validator(model)
+        _compiled_model(model)
     except DecodeError as error:
         raise ArgumentError(str(error)) from None
 
 
-def _validator(model: Any) -> SchemaValidator:
+def _compiled_model(model: Any) -> _Compiled:
     known = _validators.get(id(model))
     if known is not None:
-        return known[1]
+        return known
     try:
-        validator: Any = _adapter(model).validator
+        adapter: Any = _adapter(model)
+        compiled = _Compiled(model, adapter.validator, risks_of(adapter.core_schema))
     except Exception as error:
         raise DecodeError(
             f"{shorten(repr(model))} is no type pydantic can validate: {type(error).__name__}: {shorten(str(error))}"
         ) from error
     if len(_validators) >= _CACHE:
         _validators.clear()
-    _validators[id(model)] = (model, validator)
-    return validator  # type: ignore[no-any-return]
+    _validators[id(model)] = compiled
+    return compiled
 
 
 def _adapter(model: Any) -> TypeAdapter[Any]:

@@ -62,6 +62,7 @@ from typing import Any, Final, Literal, TypeAlias, Union
 import typing_extensions
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from messaging.bounds import holds_vast, is_vast
 from messaging.errors import ConversionError
 from messaging.typedevent.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
 from messaging.typedevent.schema import (
@@ -81,7 +82,6 @@ from messaging.typedevent.simple import (
     SIMPLE,
     Converter,
     instance_check,
-    is_vast,
     to_data,
     to_enum,
     to_none,
@@ -608,7 +608,7 @@ def _schema(schema: Schema) -> _Target:
             plan = _planned(schema.fields)
         if validate is not None:
             try:
-                return validate(to_data(given))
+                return validate(_bounded(to_data(given)))
             except Exception:  # noqa: BLE001, S110  # then it is to be converted first
                 pass
         values: dict[str, Any] = {}
@@ -681,7 +681,7 @@ def _root(schema: Schema) -> _Target:
             return value
         if schema.validate is not None:
             try:
-                return schema.validate(to_data(value))
+                return schema.validate(_bounded(to_data(value)))
             except Exception:  # noqa: BLE001, S110  # then it is to be converted first
                 pass
         return schema.make(root=_target(schema.fields[0].annotation).guarded(value))
@@ -718,7 +718,7 @@ def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
 
     def after_raw(value: Any) -> Any:
         try:
-            return check(value)
+            return check(_bounded(value))
         except Exception:  # noqa: BLE001  # then it is to be converted first
             return converter(value)
 
@@ -736,6 +736,13 @@ def _by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
             return value
         if validate is None:
             raise fail(value, wanted)
-        return validate(value)
+        return validate(_bounded(value))
 
     return converter
+
+
+def _bounded(value: Any) -> Any:
+    """Return ``value`` if pydantic cannot meet a number in it that takes very long to convert."""
+    if holds_vast(value):
+        raise ConversionError("", "has a number in it whose exponent or number of digits is out of bounds")
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import fractions
 import functools
 import numbers
 import operator
@@ -18,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 
+from messaging.bounds import is_vast, is_vast_text
 from messaging.errors import ConversionError, InvalidEventError
 from messaging.typedevent.maps import as_data
 from messaging.typedevent.problems import fail
@@ -116,17 +118,14 @@ def _to_number(type_: Callable[[Any], Any], wanted: str) -> Converter:
     return converter
 
 
-def is_vast(value: Any) -> bool:
-    """Whether a number is short to write, but takes very long to be made an ``int``."""
-    return isinstance(value, decimal.Decimal) and value.adjusted() > _DIGITS
-
-
-#: as many as ``int`` takes of a text
-_DIGITS: Final = 4300
-
-
 def _decimal(value: Any) -> decimal.Decimal:
     return decimal.Decimal(repr(float(value)) if isinstance(value, float) else value)
+
+
+def _fraction(value: Any) -> fractions.Fraction:
+    if isinstance(value, str) and is_vast_text(value):
+        raise ValueError("exponent out of bounds")
+    return fractions.Fraction(value)
 
 
 def _to_str(value: Any) -> str:
@@ -257,6 +256,7 @@ SIMPLE: Final[dict[type[Any], tuple[Converter, str]]] = {
     float: (_single(_to_number(float, "a float")), "number"),
     complex: (_single(_to_number(complex, "a complex")), "number"),
     decimal.Decimal: (_single(_to_number(_decimal, "a Decimal")), "number"),
+    fractions.Fraction: (_single(_to_number(_fraction, "a Fraction")), "number"),
     str: (_single(_to_str), "text"),
     bytes: (_to_bytes, "bytes"),
     bytearray: (lambda value: bytearray(_to_bytes(value)), "bytes"),

@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -821,6 +822,13 @@ def test_what_is_no_json_object_is_corrupt(payload: bytes) -> None:
 
 def test_a_byte_order_mark_is_no_content() -> None:
     assert value(spark.LongType(), b'\xef\xbb\xbf{"v":1}', b'{"v":2}') == [1, 2]
+
+
+def test_an_integer_with_a_huge_exponent_beside_a_decimal_is_corrupt_at_once() -> None:
+    columns = struct(n=spark.LongType(), amount=spark.DecimalType(5, 2))
+    start = time.process_time()
+    assert read(columns, b'{"n":1e3000000,"amount":1}') == [{}]
+    assert time.process_time() - start < 1
 
 
 def test_of_a_field_that_is_there_twice_the_last_counts() -> None:

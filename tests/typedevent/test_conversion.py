@@ -382,6 +382,47 @@ def test_what_does_not_become_what(value: Any, target: Any) -> None:
         convert(value, target)
 
 
+class Raw(BaseModel):
+    """Has a validator that sees the data before it is converted."""
+
+    value: int = 0
+    share: fractions.Fraction = fractions.Fraction(0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def look(cls, data: Any) -> Any:
+        return data
+
+
+@pytest.mark.parametrize(
+    "value",
+    [decimal.Decimal("1e3000000"), decimal.Decimal("-1e-3000000"), "1e3000000", "-1E-3000000", "0." + "9" * 500_000],
+    ids=["large", "small", "text", "small text", "digits"],
+)
+@pytest.mark.parametrize(
+    "target",
+    [*(int, fractions.Fraction, Annotated[fractions.Fraction, PydanticField(gt=0)], fractions.Fraction | None), Raw]
+    + [*(dict[str, int], list[fractions.Fraction], ipaddress.IPv4Address)],
+)
+def test_numbers_that_take_very_long_to_convert_are_refused_at_once(value: Any, target: Any) -> None:
+    """Such an event may come from a payload of a few bytes."""
+    start = time.process_time()
+    with pytest.raises(ConversionError):
+        convert({"value": value, "share": value} if target in (Raw, dict[str, int]) else value, target)
+    assert time.process_time() - start < 1
+
+
+def test_fractions_are_made_of_numbers_and_texts() -> None:
+    for value, expected in (
+        ("1/3", (1, 3)),
+        ("0.25", (1, 4)),
+        (0.5, (1, 2)),
+        (decimal.Decimal("1e-3"), (1, 1000)),
+        (None, (0, 1)),
+    ):
+        assert convert(value, fractions.Fraction) == fractions.Fraction(*expected)
+
+
 class Gap(enum.Flag):
     FIRST = 1
     LAST = 8

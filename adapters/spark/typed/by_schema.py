@@ -6,7 +6,6 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, Final
@@ -14,7 +13,7 @@ from typing import Any, Final
 from pydantic_core import CoreConfig, SchemaValidator, core_schema
 from pyspark.sql import types as spark
 
-from adapters.spark.typed.decimals import Decimals, has_decimals
+from adapters.spark.typed.decimals import Decimals, bounded, has_decimals
 from adapters.spark.typed.plan import RESERVED, Plan, Row
 from messaging.errors import InvalidOptionError
 
@@ -38,7 +37,7 @@ def plan_of_schema(schema: spark.StructType) -> Plan:
     validator = SchemaValidator(_struct(fields, ""))
 
     def read_exactly(payload: bytes) -> Row:
-        return validator.validate_python(json.loads(payload.decode(), parse_float=Decimal))
+        return validator.validate_python(json.loads(payload.decode(), parse_float=bounded))
 
     return Plan(
         fields,

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from pyspark.sql import types as spark
 
+from messaging.bounds import is_vast_text
+
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
 
 
@@ -46,6 +48,13 @@ def has_decimals(kind: spark.DataType) -> bool:
     if isinstance(kind, spark.ArrayType):
         return has_decimals(kind.elementType)
     return isinstance(kind, spark.DecimalType) or (isinstance(kind, spark.MapType) and has_decimals(kind.valueType))
+
+
+def bounded(number: str) -> Decimal:
+    """The number, which may become an integer; raises if that would take very long."""
+    if is_vast_text(number):
+        raise ValueError("exponent out of bounds")
+    return Decimal(number)
 
 
 def _rounded(number: str) -> bool:

@@ -1,0 +1,57 @@
+"""Numbers of JSON texts beyond the range of a float, which the parser turns into infinity without an error.
+
+Everything here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from messaging.bounds import leaves
+
+BEYOND_FLOAT: Final = "a number is beyond the range of a float"
+
+#: A float has at most 309 digits before the point: a number beyond has an exponent of three digits, or, with a shorter
+#: one, at least this many digits.
+_MANY_DIGITS: Final = b"0" * 200
+#: a plus sign becomes a digit, too: removing characters would take many times longer
+_DIGITS: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
+
+
+def may_overflow(data: bytes) -> bool:
+    """Return whether there may be a number beyond the range of a float in a JSON text; ``False`` is certain."""
+    digits = data.translate(_DIGITS)
+    # `in` takes an exception to find out that the text is no integer
+    return digits.find(b"0e000") >= 0 or (len(digits) >= len(_MANY_DIGITS) and _MANY_DIGITS in digits)
+
+
+def refuse_infinity(value: Any) -> None:
+    """Raise ``ValueError`` if there is an infinite float in what the parser made of a JSON text without constants."""
+    if any(type(each) is float and math.isinf(each) for each in leaves(value)):
+        raise ValueError(BEYOND_FLOAT)
+
+
+def holds_infinity(value: Any) -> bool:
+    """Return whether there is an infinite float in what a model made of a JSON text."""
+    todo = [value]
+    seen: set[int] = set()
+    while todo:
+        for each in leaves(todo.pop()):
+            if isinstance(each, float):
+                if math.isinf(each):
+                    return True
+            elif isinstance(each, complex):
+                todo += [each.real, each.imag]
+            elif (isinstance(each, BaseModel) or hasattr(each, "__dataclass_fields__")) and id(each) not in seen:
+                seen.add(id(each))
+                todo.append([getattr(each, name, None) for name in _fields(each)])
+    return False
+
+
+def _fields(instance: Any) -> list[str]:
+    if isinstance(instance, BaseModel):
+        return [*type(instance).model_fields, *(instance.model_extra or ())]
+    return [*type(instance).__dataclass_fields__]

@@ -1,0 +1,97 @@
+"""Models for which pydantic can take very long: known by their schema, and refused what they take long for.
+
+Everything here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from messaging.bounds import MAX_EXPONENT, holds_vast, may_collide
+
+
+class Risk(NamedTuple):
+    """Values that a model takes very long for.
+
+    Attributes:
+        is_met: whether there are such values in what a parser made of a payload.
+        smallest: payload that can hold them, bytes.
+        problem: what is told of them.
+    """
+
+    is_met: Callable[[Any], bool]
+    smallest: int
+    problem: str
+
+
+#: Numbers beyond 64 bits in one payload. They can be chosen to have one hash, and then a set or a map of ``n`` numbers
+#: takes ``n * n`` steps. A number of 64 bits shares its hash with few others.
+MAX_LONG_NUMBERS: Final = 1000
+
+#: ``Fraction`` takes a text of any exponent
+_FRACTIONS: Final = Risk(
+    holds_vast, 4, f"a number with an exponent or digits beyond {MAX_EXPONENT} does not become a Fraction"
+)
+_COLLISIONS: Final = Risk(
+    lambda value: may_collide(value, MAX_LONG_NUMBERS),
+    9 * MAX_LONG_NUMBERS,
+    f"more than {MAX_LONG_NUMBERS} numbers beyond 64 bits do not become a set, or keys",
+)
+#: schemas of elements and keys whose hashes cannot be chosen
+_RANDOM_HASHES: Final = frozenset({"str", "bytes", "bool", "float", "none", "enum", "literal", "url"})
+
+
+def risks_of(core_schema: Any) -> tuple[Risk, ...]:
+    """Return the risks of a model by its core schema."""
+    risks: dict[Risk, None] = {}
+    for part in _parts(core_schema):
+        kind = part.get("type") if isinstance(part, dict) else None
+        # before 2.14, pydantic makes fractions with a function
+        if kind == "fraction" or getattr(part, "__name__", "") == "fraction_validator":
+            risks[_FRACTIONS] = None
+        elif _may_be_number(_hashed(part)):
+            risks[_COLLISIONS] = None
+    return tuple(risks)
+
+
+def _parts(core_schema: Any) -> Iterator[Any]:
+    todo = [core_schema]
+    while todo:
+        part = todo.pop()
+        yield part
+        if isinstance(part, dict):
+            todo.extend(part.values())
+        elif isinstance(part, (list, tuple)):
+            todo.extend(part)
+
+
+_TEXT: Final = {"type": "str"}
+
+
+def _hashed(schema: Any) -> Any:
+    """The schema of the elements of a set, or of the keys of a map if they are not those that the parser made."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "dict":
+        keys = schema.get("keys_schema", _TEXT)
+        return _TEXT if keys.get("type") == "any" else keys
+    return schema.get("items_schema") if kind in ("set", "frozenset") else _TEXT
+
+
+def _may_be_number(schema: Any) -> bool:
+    return not isinstance(schema, dict) or schema.get("type") not in _RANDOM_HASHES
+
+
+def problem_with(risks: Sequence[Risk], size: int, read: Callable[[], Any]) -> str | None:
+    """Return what is wrong with the value that ``read`` makes of ``size`` bytes, or ``None``.
+
+    Raises:
+        Exception: what ``read`` raises.
+    """
+    met = [risk for risk in risks if size >= risk.smallest]
+    if met:
+        value = read()
+        for risk in met:
+            if risk.is_met(value):
+                return risk.problem
+    return None
