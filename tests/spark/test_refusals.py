@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
+from adapters.spark import folders
+from adapters.spark.errors import JournalLockedError
 from adapters.spark.journal import Journal, Source
 from tests.brokers import Mosquitto, RabbitMQ, free_port
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
+from tests.spark.readers import Driven
 from tests.spark.test_source import make_stream, stream, unique
 
 if TYPE_CHECKING:
@@ -155,18 +159,17 @@ def test_a_queue_that_is_deleted_ends_the_query_when_all_is_processed(
         assert "SubscriptionRefusedError" in str(query.query.exception())
 
 
-def test_a_journal_in_use(
-    spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "journal")
-    url = f"mqtt://127.0.0.1:{mosquitto.port}"
-    held = Journal.open(path, Source(url, ["a"], None, "1", 1))
-    try:
-        text = failure(spark, tmp_path, url=url, channel="a", journalPath=path)
-    finally:
-        held.close()
-    assert "JournalLockedError" in text
-    assert "'journalPath'" in text
+def test_a_journal_in_use(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Spark: a query waits 15 seconds for one that is stopping, and in its process that cannot be set."""
+    monkeypatch.setattr(folders, "LOCK_SECONDS", 0.2)
+    path = tmp_path / "journal"
+    held = Journal.open(str(path), Source("mqtt://127.0.0.1:1", ["a"], None, "1", 1))
+    with (
+        contextlib.closing(held),
+        Driven(mosquitto.url, path, channel="a") as query,
+        pytest.raises(JournalLockedError, match=r"'journalPath'.*another query is using this journal"),
+    ):
+        query.start()
 
 
 def test_a_journal_of_other_channels(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
