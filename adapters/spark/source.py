@@ -56,7 +56,7 @@ _TASK_BYTES: Final = 64 * 2**20
 #: objects that are made between two looks for garbage, in the process of a query
 _GARBAGE: Final = 50_000
 #: how long a full disk may keep the ingest waiting once the query has nothing left to do, seconds
-_PATIENCE: Final = 10.0
+PATIENCE: Final = 10.0
 
 
 class Columns:
@@ -312,7 +312,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._commit(begins)
                 break
         for ingest in self._ingests:
-            ingest.raise_failure(_PATIENCE)
+            ingest.raise_failure(PATIENCE)
 
     def _limited(
         self, logs: Sequence[Log], begins: Mapping[int, int], ends: dict[int, int], limit: ReadLimit

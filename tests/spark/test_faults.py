@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from adapters.spark import source
+from adapters.spark.errors import JournalFullError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
+from tests.spark.readers import Driven
 from tests.spark.test_source import make_stream, stream, unique
 
 if TYPE_CHECKING:
@@ -81,18 +84,19 @@ def test_a_full_disk_holds_up_nothing_but_what_does_not_fit(
 
 
 def test_a_disk_that_stays_full_fails_the_query(
-    spark: SparkSession, rabbitmq: RabbitMQ, small_disk: Path, tmp_path: Path
+    rabbitmq: RabbitMQ, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(small_disk / "journal")
-    frame = stream(spark, rabbitmq.url, tmp_path, channel="no/room", journalPath=path, group="no-room")
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+    """Without Spark: in its process the ten seconds that a full disk may take cannot be set."""
+    monkeypatch.setattr(source, "PATIENCE", 0.5)
+    journal, channel = small_disk / "journal", unique("no-room")
+    with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
         (small_disk / "ballast").write_bytes(b"x" * (4 * 2**20 - 40_000))
-        publish(rabbitmq.url, "no/room", [b"x" * 100_000])
-        wait_for(lambda: not query.query.isActive, "the query to fail")
-        assert "JournalFullError: option 'journalPath'" in str(query.query.exception())
+        publish(rabbitmq.url, channel, [b"x" * 100_000])
+        with pytest.raises(JournalFullError, match="option 'journalPath'"):
+            wait_for(lambda: query.micro_batch() and False, "the query to fail")
     (small_disk / "ballast").unlink()
-    with Collected(frame, tmp_path / "checkpoint") as query:
-        assert values(query.receive(1)) == [b"x" * 100_000]
+    with Driven(rabbitmq.url, journal, query.checkpoint, channel=channel, group=channel).start() as query:
+        assert query.receive(1) == [b"x" * 100_000]
 
 
 def test_a_broker_of_streams_that_is_away_for_a_while(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
