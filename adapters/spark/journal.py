@@ -161,8 +161,9 @@ class Journal(Generic[L]):
         if self.meta.committed and not adopt:
             raise JournalMismatchError(
                 self.folder.path,
-                "it is the journal of another query, which has processed part of it: give this query one of its own, "
-                "or the checkpoint of that query; adoptJournal=true goes on with what is left in it",
+                "it is the journal of another query, which has processed part of it: set checkpointLocation to the "
+                "checkpoint of that query, or journalPath to an empty folder; adoptJournal=true with a new output path "
+                "goes on with what is left in it",
             )
         query = uuid.uuid4().hex
         unread = {str(partition): offset for partition, offset in (starts or {}).items()}

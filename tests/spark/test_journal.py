@@ -40,7 +40,7 @@ from adapters.spark.errors import (
     JournalUnreadableError,
 )
 from adapters.spark.folders import LocalFolder
-from adapters.spark.journal import Journal
+from adapters.spark.journal import Journal, leave_mark
 from adapters.spark.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from tests.spark import journals
@@ -1180,6 +1180,27 @@ def test_a_damaged_object_is_an_error(remote: str) -> None:
     with_journal.folder.write(name, [data[:-1]])
     with pytest.raises(JournalCorruptError, match="rows 3 to 6 are missing"):
         opened(remote)
+
+
+@pytest.mark.parametrize("where", ["path", "remote"])
+def test_marks_of_one_query_are_found_and_deleted(where: str, request: pytest.FixtureRequest) -> None:
+    with_journal = opened(request.getfixturevalue(where))
+    assert with_journal.mark is None
+    with_journal.begin_query(adopt=False, starts={0: 0})
+    stale = with_journal.mark
+    with_journal.begin_query(adopt=False, starts={0: 0})
+    mark = with_journal.mark
+    assert stale is not None
+    assert mark is not None
+    leave_mark(with_journal.folder, stale)  # a task of the query before
+    assert not with_journal.is_marked()
+    for _ in range(2):
+        leave_mark(with_journal.folder, mark)
+    assert with_journal.is_marked()
+    with_journal.note_read()
+    assert with_journal.mark is None
+    assert not any(name.startswith("read-") for name in with_journal.folder.list())
+    with_journal.close()
 
 
 def test_the_older_of_two_writers_notices(remote: str) -> None:
