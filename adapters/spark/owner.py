@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: how long a query waits for the queue of another one, which may be one whose machine failed: RabbitMQ notices that
+#: after two or three heartbeats of 10 seconds; seconds
+QUEUE_SECONDS: Final = 40.0
 #: how long a broker may take to notice that an earlier connection of this query is dead, seconds
 REGAIN_SECONDS: Final = 120.0
 #: pause between two attempts to get a lock, seconds
@@ -120,7 +123,7 @@ class QueueLock:
         self._is_held = False
 
     def acquire(self, patience: float | None = None) -> None:
-        """Declare the queue; wait up to ``patience`` seconds, by default 15, for a query that is stopping.
+        """Declare the queue; wait up to ``patience`` seconds, by default 40, for a query that is stopping.
 
         Raises:
             TakenOverError: another query has the queue.
@@ -129,7 +132,7 @@ class QueueLock:
         name = f"{self._group}.owner"
         builder = self._instance.context_builder().channel("amq.default", name)  # bound to no channel
         context = builder.extension_entry("queue", name).extension_entry("exclusive", True).build_context()
-        deadline = time.monotonic() + (LOCK_SECONDS if patience is None else patience)
+        deadline = time.monotonic() + (QUEUE_SECONDS if patience is None else patience)
         while not self._closed.is_set():
             stream = self._instance.subscription.subscribe(context)
             stream.subscribe(lambda _: None, self._ended)

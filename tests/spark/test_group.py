@@ -201,7 +201,7 @@ def test_a_query_does_not_end_for_what_is_no_earlier_query(payload: bytes) -> No
 def test_the_query_that_comes_second_to_a_queue_ends(
     rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(owner, "QUEUE_SECONDS", 0.3)
     options = {"channel": channel, "group": group, "receivers": "2"}
     with Driven(rabbitmq.url, tmp_path / "one", **options).start() as first:
         with (
