@@ -6,6 +6,7 @@ Everything runs on the engine's loop, unless it says otherwise.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging import channels
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 #: when a subscription that failed is tried again, at first, seconds
 RETRY_FIRST: Final = 1.0
+#: how long a subscription has nothing to do until all that waited for it at the broker is through, seconds
+_CAUGHT_UP: Final = 1.0
 
 
 class RequestSubscription(Subscription):
@@ -82,6 +85,10 @@ class Route:
         #: how many there may be: the protocol's credit does not bound those without acknowledgement
         self._limit = 1
         self._is_full = False
+        #: rivals that were subscribed to while requests waited here: they have no copies of these
+        self._behind: set[Route] = set()
+        #: when one of those was added, or a request was taken or finished since; monotonic seconds
+        self._busy_at = 0.0
         self._has_failed = False
         self._is_stopping = False
         #: the broker has confirmed the subscription, once
@@ -100,12 +107,21 @@ class Route:
         if not self.subscription.ended:
             self._was_confirmed = True
             self.retry_after = RETRY_FIRST
+            for other in self.rivals:
+                if other._is_full or other.subscription.buffered:
+                    other._behind.add(self)
+                    other._busy_at = time.monotonic()
 
     def is_rival(self, other: Route) -> bool:
         """Return whether a request may reach both routes, or either of them."""
         if self.queue is not None and self.queue == other.queue:
             return True
         return any(_overlap(mine, theirs) for mine in self.patterns for theirs in other.patterns)
+
+    def forget(self, rival: Route) -> None:
+        """Learn that a rival ends."""
+        self.rivals.remove(rival)
+        self._behind.discard(rival)
 
     def matches(self, channel: str) -> bool:
         """Return whether the subscription hears a channel."""
@@ -142,11 +158,23 @@ class Route:
             claim.add(self, message)
             return False
         best = self._best(message)
-        if best is not None and best[0].queue not in (None, self.queue):
-            # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
-            self.subscription.accept(message)
+        if best is None or best[0].queue in (None, self.queue):
+            return True
+        if self._is_behind(best[0].queue):
+            return True
+        # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
+        self.subscription.accept(message)
+        return False
+
+    def _is_behind(self, queue: str | None) -> bool:
+        """Whether requests may have been waiting here since before there was a subscription to ``queue``."""
+        if not self._behind:
             return False
-        return True
+        now = time.monotonic()
+        if now - self._busy_at > _CAUGHT_UP and not self._exchanges:
+            self._behind.clear()
+        self._busy_at = now
+        return any(other.queue == queue for other in self._behind)
 
     def _expect_copies(self, exchange: Exchange) -> None:
         """Have the other routes that a request reaches take their copies for what they are."""
@@ -228,6 +256,8 @@ class Route:
     def finished(self, exchange: Exchange, verdict: Verdict) -> None:
         """See ``exchange.Origin``."""
         self._exchanges.discard(exchange)
+        if self._behind:
+            self._busy_at = time.monotonic()
         self.settle(exchange.request, verdict)
         if exchange.claim is not None:
             # what goes back to a queue is handled there: its copies elsewhere are not

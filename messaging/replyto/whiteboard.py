@@ -196,7 +196,7 @@ class ReplyToWhiteboard:
     def _remove(self, key: tuple[str, str]) -> Route:
         route = self._routes.pop(key)
         for other in route.rivals:
-            other.rivals.remove(route)
+            other.forget(route)
         return route
 
     def _tell_served(self) -> None:

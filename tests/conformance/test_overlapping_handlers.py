@@ -262,3 +262,25 @@ def test_the_copy_in_a_queue_is_not_acknowledged_before_the_request_is(backend: 
         assert promise.result(PATIENCE).payload == b"second"
     finally:
         going.set()
+
+
+@feature(Features.REPLY_TO, Features.EXTENSION_QUEUE)
+def test_requests_that_wait_when_a_queue_is_made_are_not_left_to_it(backend: Backend) -> None:
+    """A handler with a queue and a higher ranking comes while requests wait: its queue has no copies of them."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    started, going = threading.Event(), threading.Event()
+
+    def slow(_: Message, builder: MessageContextBuilder) -> Message:
+        started.set()
+        going.wait(PATIENCE)
+        return builder.content(b"slow").build_message()
+
+    register(responder, slow, channel, prefetch=1)
+    promises = [m.request(channel, b"%d" % number, qos=1) for number in range(10)]
+    try:
+        assert started.wait(PATIENCE)
+        register(responder, Calls().handler("queue"), channel, 1, queue=backend.queue())
+    finally:
+        going.set()
+    assert {promise.result(PATIENCE).payload for promise in promises} <= {b"slow", b"queue"}
