@@ -41,7 +41,10 @@ class Settler(Protocol):
     """Takes verdicts on the messages of a subscription. From any thread."""
 
     def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
-        """Pass a verdict on; ``False`` if it can no longer reach the broker."""
+        """Decide on a message and pass the verdict on, unless it was settled; whether this call did it.
+
+        ``False`` also if the verdict can no longer reach the broker: the state is then UNKNOWN.
+        """
         ...
 
 
@@ -53,7 +56,7 @@ class AcknowledgeMessageContext(MessageContext):
     _is_received = True
 
     _state: AcknowledgeType
-    #: set as long as the state is RECEIVED
+    #: passes on the verdict; ``None`` once it has
     _settler: Settler | None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,15 +85,14 @@ class AcknowledgeMessageContext(MessageContext):
         return AcknowledgeHandler(self)
 
     def _settle(self, acknowledged: bool) -> bool:
+        settler = self._settler if self._state is AcknowledgeType.RECEIVED else None
+        if settler is not None:
+            return settler.settle(self, acknowledged)  # type: ignore[arg-type]  # it is an Incoming
         with state_lock:
             if self._state is not AcknowledgeType.RECEIVED:
                 return False
             self._state = AcknowledgeType.ACKNOWLEDGED if acknowledged else AcknowledgeType.REJECTED
-            settler, self._settler = self._settler, None
-        if settler is None or settler.settle(self, acknowledged):  # type: ignore[arg-type]  # it is an Incoming
-            return True
-        self._state = AcknowledgeType.UNKNOWN
-        return False
+        return True
 
 
 class AcknowledgeHandler:

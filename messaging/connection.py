@@ -113,13 +113,21 @@ class Connection:
         """Have ``subscription.flush`` called on the loop soon: one wake-up serves all that ask. From any thread."""
         self._to_flush.append(subscription)
         if not self._signalled:
-            self._signalled = True
-            self.engine.call(self.flush_verdicts)
+            try:
+                self._signalled = True
+                self.engine.call(self.flush_verdicts)
+            except BaseException:  # an interrupt: the next request signals again
+                self._signalled = False
+                raise
 
     def set_will(self, will: Publication) -> None:
         """Have the adapter register ``will``, now or once connected. From any thread."""
         self.outbox.put(will, queue=False)
-        self.engine.call(self._register_will, will)
+        try:
+            self.engine.call(self._register_will, will)
+        except BaseException:  # an interrupt: nobody has its promise
+            self.engine.call(self.outbox.withdraw, will)
+            raise
 
     # --- life cycle
 

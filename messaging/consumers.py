@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from reactivex import abc as rx
@@ -15,7 +16,7 @@ from reactivex import abc as rx
 from messaging.engine import mailbox
 from messaging.errors import ArgumentError, CodecError, DeadlineError, MessagingError, StreamConsumedError
 from messaging.promise import Promise
-from messaging.waiting import wait_for
+from messaging.waiting import Flag, seconds
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -61,14 +62,15 @@ class Push(rx.DisposableBase):
         subscription.consumer = self
 
     def wake(self) -> None:
-        """Have a worker drain the buffer, unless one does."""
+        """Have a worker drain the buffer, unless one does. On the loop."""
         if self._started and not self._over and self._busy.acquire(blocking=False):
             workers().submit(self._drain)
 
     def start(self) -> None:
         """Emit from now on. From any thread; idempotent."""
         self._started = True
-        self.wake()
+        # there, since no signal handler interrupts what it does with the right to drain
+        self._connection.engine.call(self.wake)
 
     def _drain(self) -> None:
         subscription = self.subscription
@@ -98,6 +100,7 @@ class Push(rx.DisposableBase):
                 self._finish(error, notify=True)
                 return
             except BaseException as error:  # noqa: BLE001  # out of a direct acknowledgement callback
+                subscription.reject_unfinished()
                 self._observer_raised(error)
                 return
             if message is None:
@@ -231,16 +234,23 @@ class Pull:
         """Nothing runs here that could be waited for."""
 
     def settle(self, *, failed: bool = False) -> None:
-        """Settle the message handed out last."""
-        message, self._in_hand = self._in_hand, None
-        if message is not None and not self.subscription.manual:
+        """Settle the message handed out last.
+
+        Settling twice does no harm, losing the message would: it is forgotten when the verdict is recorded.
+        """
+        message, subscription = self._in_hand, self.subscription
+        if message is None or message is subscription.fetched:  # that one was not handed out: an interrupt came first
+            return
+        if not subscription.manual:
             if failed:
-                self.subscription.refuse(message)
+                subscription.refuse(message)
             else:
-                self.subscription.accept(message)
+                subscription.accept(message)
+        if self._in_hand is message:
+            self._in_hand = None
 
     def _claim(self, caller: object) -> None:
-        """Take the right to ask. An interrupt may come at any time: the caller is to be in its ``try`` already."""
+        """Take the right to ask. An interrupt may come at any time: the caller must be in its ``try`` already."""
         with self._guard:
             if self._asking is not None:
                 raise StreamConsumedError(
@@ -249,66 +259,84 @@ class Pull:
                 )
             self._asking = caller
 
-    def _take(self) -> ReceivedMessage | None:
+    def _take(self) -> ReceivedMessage | Exception | None:
+        """The next message, or what ends the stream: returned, so that all of :meth:`next` is in its ``try``."""
         subscription = self.subscription
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            return self._error.with_traceback(None)
         if subscription.ended:
-            if subscription.error is not None:
-                raise subscription.error.with_traceback(None)
-            raise StreamEndedError
+            return StreamEndedError() if subscription.error is None else subscription.error.with_traceback(None)
         try:
-            message = self._in_hand = subscription.take()
+            message = self._in_hand = subscription.fetch()
         except CodecError as error:
             self._error = error
             self._connection.engine.call(subscription.fail, error)
-            raise
+            return error
         return message
+
+    def _withdraw(self, caller: object, found: ReceivedMessage | Exception | None) -> None:
+        """Give the right to ask back after an interrupt; a message that was taken already is handed out next."""
+        if found is not None and not isinstance(found, Exception):
+            self.subscription.fetched = found
+        if self._asking is caller:
+            self._asking = None
 
     def next(self, timeout: float | None) -> ReceivedMessage:
         """The next message; raises ``StreamEndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
+        if timeout is not None:
+            timeout = seconds(timeout)
         caller = object()
+        found: ReceivedMessage | Exception | None = None
+        arrived: Flag | None = None
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             self._claim(caller)
             self.settle()
-            deadline = None if timeout is None else time.monotonic() + timeout
-            arrived = threading.Event()
-            while True:
+            while (found := self._take()) is None:
+                if arrived is None:
+                    arrived = Flag()
+                    self._arrived = arrived.set
+                    continue  # what arrived before that woke nobody
+                if not arrived.wait(None if deadline is None else deadline - time.monotonic()):
+                    found = DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
+                    break
                 arrived.clear()
-                self._arrived = arrived.set
-                message = self._take()
-                if message is not None:
-                    return message
-                left = None if deadline is None else deadline - time.monotonic()
-                if not wait_for(arrived, left):
-                    raise DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
-        finally:
-            if self._asking is caller:
+            if isinstance(found, Exception):
                 self._asking = None
+            else:
+                # From here on it is the caller's. No signal is looked for between the assignments and the return; on a
+                # thread that is interrupted otherwise, see _withdraw.
+                self._asking = self.subscription.fetched = None
+                return found
+        except BaseException:
+            self._withdraw(caller, found)
+            raise
+        raise found
 
     async def anext(self) -> ReceivedMessage:
         """The next message; raises ``StreamEndedError``. Cancelling loses none."""
         caller = object()
+        found: ReceivedMessage | Exception | None = None
+        arrived: asyncio.Event | None = None
         try:
             self._claim(caller)
             self.settle()
-            loop = asyncio.get_running_loop()
-            box = mailbox(loop)
-            arrived = asyncio.Event()
-
-            def wake() -> None:
-                box.post(arrived.set)
-
-            while True:
-                arrived.clear()
-                self._arrived = wake
-                message = self._take()
-                if message is not None:
-                    return message
+            while (found := self._take()) is None:
+                if arrived is None:
+                    arrived = asyncio.Event()
+                    self._arrived = partial(mailbox(asyncio.get_running_loop()).post, arrived.set)
+                    continue
                 await arrived.wait()
-        finally:
-            if self._asking is caller:
+                arrived.clear()
+            if isinstance(found, Exception):
                 self._asking = None
+            else:
+                self._asking = self.subscription.fetched = None  # as in next()
+                return found
+        except BaseException:
+            self._withdraw(caller, found)
+            raise
+        raise found
 
 
 def _nothing() -> None:

@@ -11,6 +11,8 @@ import os
 import threading
 from typing import Any
 
+from messaging.workers import start_thread
+
 
 def is_coroutine(function: Any) -> bool:
     """Whether calling ``function``, or an object like one, takes an event loop."""
@@ -43,7 +45,7 @@ def handlers_loop() -> asyncio.AbstractEventLoop:
                 asyncio.set_event_loop(loop)
                 loop.run_forever()
 
-            threading.Thread(target=run, name="messaging-handlers", daemon=True).start()
+            start_thread(run, "messaging-handlers")
             _loop = loop
         return _loop
 

@@ -25,6 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from messaging import redelivery
@@ -149,14 +150,24 @@ class Subscription(Subscribed):
         self._withheld: deque[Incoming] = deque()
         #: there was a loss: what is in the buffer may be from before, and come again
         self._expect_stale = self._delivers_again = False
+        #: takes messages off the buffer: in one step with assigning them, so that no interrupt comes in between
+        self._moving = map(deque.popleft, repeat(self._buffer))
+        #: off the buffer, not a message yet; by the consumer
+        self._moved: Incoming | None = None
+        #: whose credit is counted in ``_handed_out``, while it is ``_moved``
+        self._counted: Incoming | None = None
+        #: the message that :meth:`fetch` returned, until its consumer has confirmed that it has it; by the consumer
+        self.fetched: ReceivedMessage | None = None
         self._handed_out = 0
-        #: what the consumer holds, if it may hold it for long: by identity, popped by whoever counts it as settled
+        #: what the consumer holds, if it may hold it for long: by identity, popped when it is counted as settled
         self._held: dict[int, Incoming] | None = {} if self._direct is not None else None
-        #: verdicts on their way to the loop: tokens to acknowledge, messages to have delivered again
-        self._acknowledged: deque[Any] = deque()
+        #: messages with verdicts on their way to the loop: to acknowledge, to have delivered again, and those that
+        #: the broker delivers again by itself. Recorded twice at worst, if an interrupt comes: see :meth:`_collect`.
+        self._acknowledged: deque[Incoming] = deque()
         self._rejected: deque[Incoming] = deque()
-        #: accepted after all: their rejections count no more
-        self._forgotten: deque[Incoming] = deque()
+        self._void: deque[Incoming] = deque()
+        #: rejected after the subscription released them, with no other consumer
+        self._rejected_late: deque[Incoming] = deque()
         self._flush_requested = False
         #: the loop looks for verdicts by itself: it need not be told
         self._gathering = False
@@ -227,13 +238,13 @@ class Subscription(Subscribed):
         if self.ended or self._connection.state == "closed":  # then the adapter is closed, too
             self._gathering = False
             return
-        if self._acknowledged or self._rejected:
+        if self._has_verdicts():
             self.flush()
             self._gather_soon()
             return
         self._gathering = False
         # settled between the two lines above, without telling
-        if self._acknowledged or self._rejected:
+        if self._has_verdicts():
             self._request_flush()
 
     def _admit(self, arrived: Sequence[Incoming]) -> None:
@@ -392,49 +403,96 @@ class Subscription(Subscribed):
     # --- the consumer's side
 
     def take(self) -> ReceivedMessage | None:
+        """:meth:`fetch` and confirm: for consumers on threads that no signal handler interrupts."""
+        message = self.fetch()
+        self.fetched = None
+        return message
+
+    def fetch(self) -> ReceivedMessage | None:
         """The next message that enters the stream, or ``None`` if there is none to be had now.
 
-        The consumer is woken when there may be. By one thread at a time.
+        It stays :attr:`fetched`, and is what the next call returns, until the consumer sets that to ``None``. So an
+        interrupt on the consumer's thread, anywhere up to there, costs no message.
+
+        The consumer is woken when there may be one. By one thread at a time.
 
         Raises:
             CodecError: a message does not fit the model and ``on_invalid`` is ``raise``. It was rejected.
         """
-        crowd = self._crowd
-        while not self.paused and self._handed_out - self.settled_count < self._prefetch:
-            try:
-                incoming = self._buffer.popleft()
-            except IndexError:
-                break
+        if self.fetched is not None and not self._is_fetched_void():
+            return None if self.paused else self.fetched
+        crowd, moving = self._crowd, self._moving
+        while True:
+            if self._moved is None:
+                if self.paused or self._handed_out - self.settled_count >= self._prefetch:
+                    break
+                try:
+                    for self._moved in moving:
+                        break
+                except IndexError:
+                    break
+            incoming: Incoming = self._moved  # type: ignore[assignment]  # the loop above has set it
             if crowd.is_there and len(self._buffer) <= crowd.few:
-                crowd.is_there = False
-                self._connection.engine.call(crowd.disperse)
+                self._disperse()
             if self._withheld and not self._admitting:
-                self._admitting = True
-                self._connection.engine.call(self._readmit)
+                self._request_more()
             if self._expect_stale and self._is_forgotten(incoming):
+                self._moved = None
                 continue
             if incoming.token is None:
                 incoming._state = AcknowledgeType.UNSUPPORTED
             elif self._auto:
                 incoming._state = _ACKNOWLEDGED
-            else:
-                self._handed_out += 1
+            elif incoming is not self._counted:
                 if self._held is not None:
                     self._held[id(incoming)] = incoming
                 incoming._settler = self
                 incoming._state = _RECEIVED
+                self._counted, self._handed_out = incoming, self._handed_out + 1
             message = ReceivedMessage(incoming.payload, incoming, self._model)
             if (self._model is None and self._direct is None) or self._enters(message, incoming):
-                self.counters.delivered += 1
+                counters = self.counters
+                # in one step, as far as interrupts go: assignments do not look for signals
+                self.fetched, self._moved, self._counted, counters.delivered = (
+                    message, None, None, counters.delivered + 1
+                )  # fmt: skip
                 return message
-        if (self._acknowledged or self._rejected) and not self._flush_requested:
+        if self._has_verdicts() and not self._flush_requested:
             self._request_flush()
         return None
+
+    def _is_fetched_void(self) -> bool:
+        """Drop the fetched message if the broker delivers it again: its connection was lost meanwhile."""
+        if self.fetched is not None and self.is_void(self.fetched):
+            self.fetched = None
+            return True
+        return False
+
+    def _disperse(self) -> None:
+        crowd = self._crowd
+        try:
+            crowd.is_there = False
+            self._connection.engine.call(crowd.disperse)
+        except BaseException:  # an interrupt: the next call sees to it
+            crowd.is_there = True
+            raise
+
+    def _request_more(self) -> None:
+        try:
+            self._admitting = True
+            self._connection.engine.call(self._readmit)
+        except BaseException:  # an interrupt: the next call requests again
+            self._admitting = False
+            raise
+
+    def _has_verdicts(self) -> bool:
+        return bool(self._acknowledged or self._rejected or self._void or self._rejected_late)
 
     @property
     def buffered(self) -> int:
         """Messages that arrived and were not taken yet."""
-        return len(self._buffer) + len(self._withheld)
+        held = (self._moved is not None) + (self.fetched is not None)  # by an interrupt of the consumer
+        return len(self._buffer) + len(self._withheld) + held
 
     @property
     def has_next(self) -> bool:
@@ -453,15 +511,27 @@ class Subscription(Subscribed):
         """Validate, and acknowledge directly."""
         try:
             if self._model is not None and not self._valid(message, incoming):
+                self._moved = None
                 return False
-            if self._direct is None or self._direct.run(message, incoming):
+            # one that was settled already: the callbacks had it before an interrupt
+            if self._direct is None or self._is_decided(incoming) or self._direct.run(message, incoming):
                 return True
             if self._auto or incoming._state is AcknowledgeType.UNSUPPORTED:
                 self._connection.engine.call(self._kept_out, incoming)
+            self._moved = None
             return False
-        except BaseException:  # an interrupt, say: nobody has the message in hand
-            incoming._settle(False)
+        except CodecError:
+            self._moved = None
             raise
+
+    def reject_unfinished(self) -> None:
+        """Reject the message in which :meth:`fetch` was interrupted, for there will be no next call."""
+        if self._moved is not None:
+            self._moved._settle(False)
+            self._moved = None
+
+    def _is_decided(self, incoming: Incoming) -> bool:
+        return incoming is self._counted and incoming._state is not _RECEIVED
 
     def _kept_out(self, incoming: Incoming) -> None:
         """A message was refused that cannot be rejected: no longer, or not by its protocol. On the loop."""
@@ -487,21 +557,30 @@ class Subscription(Subscribed):
         return True
 
     def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
-        """Pass on a verdict, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
-        if self._held is not None and self._held.pop(id(incoming), None) is None:
-            return False  # its connection was lost, and its credit given back
+        """Decide, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
         if self._is_released or self._adapter.is_stale(incoming.token):
-            in_vain = None if acknowledged or not self._is_lost else incoming
-            self._connection.engine.call(self._settled_in_vain, in_vain)
-            return False
-        if acknowledged:
-            if self._redelivery.rejections:
-                self._forgotten.append(incoming)
-            self._acknowledged.append(incoming.token)
+            state = AcknowledgeType.UNKNOWN
+            is_lost = not acknowledged and self._is_lost and (self._held is None or id(incoming) in self._held)
+            verdicts = self._rejected_late if is_lost else self._void
+        elif acknowledged:
+            verdicts, state = self._acknowledged, _ACKNOWLEDGED
         else:
-            self._rejected.append(incoming)
-        if not (self._flush_requested or self._gathering):
+            verdicts, state = self._rejected, AcknowledgeType.REJECTED
+        try:
+            with state_lock:
+                if incoming._state is not _RECEIVED:
+                    return False
+                incoming._state = state
+                verdicts.append(incoming)
+            if not (self._flush_requested or self._gathering):
+                self._request_flush()
+        except BaseException:  # an interrupt: what was decided is recorded, twice at worst
+            if incoming._state is state:
+                verdicts.append(incoming)
             self._request_flush()
+            raise
+        if state is AcknowledgeType.UNKNOWN:
+            return False
         if self._direct is not None:
             self._direct.settled(ReceivedMessage(incoming.payload, incoming, self._model))
         return True
@@ -514,16 +593,19 @@ class Subscription(Subscribed):
     def accept(self, message: Message) -> None:
         """Acknowledge a message its consumer is done with, unless it was settled: the short way of ``settle``."""
         incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
-        with state_lock:
-            if incoming._state is not _RECEIVED:
-                return
-            incoming._state = _ACKNOWLEDGED
-            incoming._settler = None
-        if self._redelivery.rejections:
-            self._forgotten.append(incoming)
-        self._acknowledged.append(incoming.token)
-        if not (self._flush_requested or self._gathering):
+        try:
+            with state_lock:
+                if incoming._state is not _RECEIVED:
+                    return
+                incoming._state = _ACKNOWLEDGED
+                self._acknowledged.append(incoming)
+            if not (self._flush_requested or self._gathering):
+                self._request_flush()
+        except BaseException:  # an interrupt, as in settle()
+            if incoming._state is _ACKNOWLEDGED and not self._auto:
+                self._acknowledged.append(incoming)
             self._request_flush()
+            raise
 
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
@@ -534,12 +616,29 @@ class Subscription(Subscribed):
     def untake(self, message: Message) -> None:
         """Give back a message that was taken, and not begun when its consumer stopped. From any thread."""
         incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
+        if self._is_unsettled(incoming):
+            self._untaken.append(incoming)
+
+    @staticmethod
+    def _is_unsettled(incoming: Incoming) -> bool:
+        """Whether a message has no verdict; if so it takes none from now on."""
         with state_lock:
             if incoming._state is not _RECEIVED:
-                return
+                return False
             incoming._state = AcknowledgeType.UNKNOWN
             incoming._settler = None
-        self._untaken.append(incoming)
+            return True
+
+    def _untake_interrupted(self) -> None:
+        """Give back the message that an interrupt kept from being handed out."""
+        message, self.fetched = self.fetched, None
+        if message is not None:
+            self.untake(message)
+        incoming, self._moved = self._moved, None
+        if incoming is None or incoming.token is None or self._auto:
+            return
+        if incoming is not self._counted or self._is_unsettled(incoming):
+            self._untaken.append(incoming)
 
     def leave(self) -> None:
         """Take in nothing more: the consumer is about to go, and a rejected message must not come back to it."""
@@ -550,16 +649,15 @@ class Subscription(Subscribed):
         if self.handle is not None:
             self._adapter.pause(self.handle)
 
-    def _settled_in_vain(self, rejected: Incoming | None) -> None:
-        """A verdict came too late. A message ``rejected`` then is delivered to no other consumer."""
-        if rejected is not None:
-            self._redelivery.reject(rejected, _nothing, is_leaving=True)
-        self.settled_count += 1
-        self.proceed()
-
     def _request_flush(self) -> None:
-        self._flush_requested = True
-        self._connection.request_flush(self)
+        try:
+            self._flush_requested = True
+            self._connection.request_flush(self)
+        except BaseException:
+            # an interrupt, and whether it was requested is not known: it is, at the latest with the next verdict
+            self._flush_requested = False
+            self._connection.request_flush(self)
+            raise
 
     # --- verdicts, on the loop
 
@@ -567,23 +665,47 @@ class Subscription(Subscribed):
         """Pass the verdicts gathered so far to the adapter."""
         # cleared before the queues are read: whoever appends after this line requests again
         self._flush_requested = False
-        accepted = self._acknowledged
-        if accepted:
-            tokens = [accepted.popleft() for _ in range(len(accepted))]
-            self.settled_count += len(tokens)
+        if self._acknowledged:
+            accepted = self._collect(self._acknowledged)
+            tokens = [incoming.token for incoming in accepted]
+            self.settled_count += len(tokens) if self._held is None else sum(map(self._returns_credit, accepted))
             self.counters.acknowledged += len(tokens)
             self._adapter.acknowledge(tokens)
-        for _ in range(len(self._forgotten)):
-            self._redelivery.forget(self._forgotten.popleft())
-        if self._rejected and self.leaving:
-            self._hold_back()  # this may be here before what leave() asked for
-        for _ in range(len(self._rejected)):
-            self._redelivery.reject(self._rejected.popleft(), self._given_back, is_leaving=self.leaving)
+            if self._redelivery.rejections:
+                for incoming in accepted:
+                    self._redelivery.forget(incoming)
+        if self._rejected:
+            if self.leaving:
+                self._hold_back()  # this may be here before what leave() asked for
+            for incoming in self._collect(self._rejected):
+                given_back = self._given_back if self._returns_credit(incoming) else self.proceed
+                self._redelivery.reject(incoming, given_back, is_leaving=self.leaving)
+        if self._void:
+            self.settled_count += sum(map(self._returns_credit, self._collect(self._void)))
+        for incoming in self._collect(self._rejected_late):  # no other consumer receives them
+            self._redelivery.reject(incoming, _nothing, is_leaving=True)
+            self.settled_count += self._returns_credit(incoming)
         self.proceed()
+
+    @staticmethod
+    def _collect(verdicts: deque[Incoming]) -> list[Incoming]:
+        """Take messages off a queue of verdicts: each once, however often it was recorded."""
+        found = []
+        for _ in range(len(verdicts)):
+            incoming = verdicts.popleft()
+            if incoming._settler is not None:
+                incoming._settler = None
+                found.append(incoming)
+        return found
+
+    def _returns_credit(self, incoming: Incoming) -> bool:
+        """Whether a settled message has its credit yet: a new connection gives back that of the lost one."""
+        return self._held is None or self._held.pop(id(incoming), None) is not None
 
     async def release(self, timeout: float) -> None:
         """Release the unsettled messages of a consumer that has stopped. On the loop; see ``Subscribed.release``."""
         self._stop_handing_out()
+        self._untake_interrupted()
         self._redelivery.hand_on(self._untaken)
         requeued = self._is_requeued()
         self._is_lost = not requeued
@@ -591,7 +713,9 @@ class Subscription(Subscribed):
         unsettled = self._untaken
         self._untaken = []
         if self._held is not None:
-            unsettled += self._held.values()
+            for incoming in [*self._held.values()]:
+                if self._is_unsettled(incoming):
+                    unsettled.append(incoming)
             self._held.clear()
         if not self.is_lasting:  # replies: no other consumer wants them
             self._adapter.acknowledge([each.token for each in unsettled])

@@ -22,12 +22,16 @@ from typing import Any, Final, TypeVar
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.promise import Promise
 from messaging.waiting import runs_loop
+from messaging.workers import start_thread
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 THREAD_NAME: Final = "messaging-engine"
+
+#: a mailbox wakes its loop anew with so many callbacks waiting, less one: a power of two, less one
+_LOST: Final = 63
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -39,26 +43,42 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def _nothing() -> None:
+    """Only wake the loop."""
+
+
 class Engine:
     """The loop thread. Use :func:`engine` to get the process's one."""
 
     def __init__(self) -> None:
         self.loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self._thread.start()
+        self._ident: int | None = None
+        self._thread = start_thread(self._run, THREAD_NAME)
 
     def _run(self) -> None:
+        self._ident = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
     def is_current_thread(self) -> bool:
         """Whether the caller is the engine's thread."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._ident
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run ``function`` on the loop soon. From any thread."""
-        self.loop.call_soon_threadsafe(function, *args)
+        """Run ``function`` on the loop soon. From any thread.
+
+        An interrupt that comes out of this call may come before or after ``function`` was handed over. If it was, it
+        runs without delay.
+        """
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop is closed
+            raise
+        except BaseException:
+            # asyncio hands over first and wakes the loop then: the interrupt may have come in between
+            self.loop.call_soon_threadsafe(_nothing)
+            raise
 
     def spawn(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         """Start a task on the loop, held until it ends; an exception in it is logged. On the loop only."""
@@ -144,34 +164,55 @@ class Mailbox:
     ``call_soon_threadsafe`` costs microseconds and a system call; an append to a deque does not.
     """
 
-    __slots__ = ("_loop", "_pending", "_scheduled")
+    __slots__ = ("_loop", "_pending", "_retried", "_scheduled")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # weak: the mailbox is found by its loop, which must not live on for it
         self._loop = weakref.ref(loop)
         self._pending: deque[Callable[[], object]] = deque()
         self._scheduled = False
+        #: the callback that is called once more, because the first call ended with an exception
+        self._retried: Callable[[], object] | None = None
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Run ``callback`` on the loop soon. From any thread. A closed loop drops it: nobody waits there."""
+        """Run ``callback`` on the loop soon. From any thread. A closed loop drops it: nobody waits there.
+
+        It must not raise, and a second call after one that was interrupted must do no harm.
+        """
         self._pending.append(callback)
-        if not self._scheduled:
+        # now and then again: asyncio may lose a callback, if an interrupt comes in its own code
+        if not self._scheduled or not len(self._pending) & _LOST:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        try:
             self._scheduled = True
             loop = self._loop()
-            try:
-                if loop is None:
-                    raise RuntimeError("the loop is gone")
-                loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:
-                self._pending.clear()
-                self._scheduled = False
+            if loop is None:
+                raise RuntimeError("the loop is gone")
+            loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:
+            self._pending.clear()
+            self._scheduled = False
+        except BaseException:  # an interrupt: the next callback schedules again
+            self._scheduled = False
+            raise
 
     def _drain(self) -> None:
-        # cleared before draining: whoever appends after this line schedules again
-        self._scheduled = False
         pending = self._pending
-        for _ in range(len(pending)):
-            pending.popleft()()
+        try:
+            # cleared before draining: whoever appends after this line schedules again
+            self._scheduled = False
+            for _ in range(len(pending)):
+                pending[0]()
+                pending.popleft()
+        except BaseException:
+            # an interrupt of the loop's thread: the callback it came in is called once more, and the others follow
+            if pending and pending[0] is self._retried:
+                pending.popleft()
+            self._retried = pending[0] if pending else None
+            self._schedule()
+            raise
 
 
 _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()

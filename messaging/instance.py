@@ -62,6 +62,7 @@ from messaging.reprs import tolerant
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
     SERVICE_RANKING,
+    ListenerRegistration,
     ServiceEvent,
     ServiceEventKind,
     ServiceRegistration,
@@ -106,7 +107,8 @@ _CONTEXT_CACHE: Final = 1024
 
 #: what was not closed yet
 _open: WeakSet[Messaging] = WeakSet()
-_names: WeakKeyDictionary[ServiceRegistry, set[str]] = WeakKeyDictionary()
+#: by name, what has it
+_names: WeakKeyDictionary[ServiceRegistry, dict[str, object]] = WeakKeyDictionary()
 _names_lock = threading.Lock()  # guards _names
 
 
@@ -141,14 +143,16 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
     if services is not None and not isinstance(services, ServiceRegistry):
         raise ArgumentError(f"services must be a ServiceRegistry, not {type(services).__name__}")
     kind = find_adapter(parsed.scheme)
-    instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
-    if may_block():
-        try:
+    instance: Messaging | None = None
+    try:
+        instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
+        if may_block():
             instance.ready.result()
-        except BaseException:
+        return instance
+    except BaseException:
+        if instance is not None:
             instance.close()
-            raise
-    return instance
+        raise
 
 
 def find_adapter(scheme: str) -> type[Adapter]:
@@ -218,9 +222,26 @@ class Messaging:
         self._settings: Settings = load_settings(kind.settings_type, url, keywords)
         self.name: str = self._settings.name or f"{url.scheme}-{uuid4().hex[:12]}"
         self.services = services
+        self._registrations: list[ServiceRegistration] = []
+        self._watches: list[ListenerRegistration] = []
+        self._closing: Promise[None] | None = None
         self._adapter = kind(url, self._settings, self.name)
-        _claim_name(services, self.name)
-        self._connection = connection = Connection(engine(), self._adapter)
+        #: has the name in ``services``
+        self._claim = object()
+        try:
+            _claim_name(services, self.name, self._claim)
+            self._open(Connection(engine(), self._adapter))
+        except BaseException:  # an interrupt: there is no instance that could be closed
+            for watch in self._watches:
+                watch.remove()
+            for registration in self._registrations:
+                registration.unregister()
+            _release_name(services, self.name, self._claim)
+            raise
+
+    def _open(self, connection: Connection) -> None:
+        services = self.services
+        self._connection = connection
         self.ready: Promise[None] = connection.ready
         self.connection_state: ConnectionStates = connection.states
         self.publisher = MessagePublisher(connection)
@@ -236,17 +257,16 @@ class Messaging:
         self._replying: dict[int, ServiceRegistration] = {}
         #: what ``register_context_builder`` registered, and the properties it was given
         self._builders: list[tuple[ServiceRegistration, Mapping[str, Any]]] = []
-        self._registrations = self._register_services()
-        self._closing: Promise[None] | None = None
+        self._register_services()
         #: the thread that takes the services out of the registry, while it does
         self._unregistering: int | None = None
         self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
         self._contexts: dict[Any, MessageContext] = {}
         connection.on_connected = self._connected
         connection.on_closed = self._closed
-        connection.engine.call(connection.start)
         _open.add(self)
         workers().hold()
+        connection.engine.call(connection.start)
 
     # --- services
 
@@ -306,35 +326,33 @@ class Messaging:
             self._refuse_closed()
         return registration
 
-    def _register_services(self) -> list[ServiceRegistration]:
+    def _register_services(self) -> None:
         properties = self._properties()
-        register = self.services.register
+        registrations = self._registrations
+
+        def register(interface: Any, service: object, properties: dict[str, Any], **scope: Any) -> ServiceRegistration:
+            registrations.append(self.services.register(interface, service, properties, **scope))
+            return registrations[-1]
+
         runtime = register(MessageServiceRuntime, self.runtime, properties)
         subscription = register(MessageSubscription, self.subscription, properties)
         self._subscription_reference = subscription.reference
         self.runtime.bind(runtime.reference, subscription.reference)
-        registrations = [
-            runtime,
-            subscription,
-            register(MessagePublisher, self.publisher, properties),
-            register(MessageContextBuilder, self.context_builder, properties, scope="prototype"),
-        ]
+        register(MessagePublisher, self.publisher, properties)
+        register(MessageContextBuilder, self.context_builder, properties, scope="prototype")
         if Features.REPLY_TO in self.features:
-            registrations.append(register(ReplyToPublisher, self.reply_to, properties))
-            registrations.append(register(ReplyToManyPublisher, self.reply_to_many, properties))
-            registrations.append(register(ReplyToWhiteboard, self.whiteboard, properties))
+            register(ReplyToPublisher, self.reply_to, properties)
+            register(ReplyToManyPublisher, self.reply_to_many, properties)
+            register(ReplyToWhiteboard, self.whiteboard, properties)
             self.whiteboard.open(self._properties)
         if Features.ACKNOWLEDGE in self.features:
             builder = self.acknowledge_context_builder
-            registrations.append(register(AcknowledgeMessageContextBuilder, builder, properties, scope="prototype"))
+            register(AcknowledgeMessageContextBuilder, builder, properties, scope="prototype")
         # RFC 5.4: when the subscription service goes, its subscriptions end
         listen = self.services.add_listener
-        self._watches = [
-            listen(self._service_event, MessageSubscription),
-            listen(self._forget_reply, ReplyToSingleSubscriptionHandler),
-            listen(self._forget_reply, ReplyToManySubscriptionHandler),
-        ]
-        return registrations
+        self._watches.append(listen(self._service_event, MessageSubscription))
+        self._watches.append(listen(self._forget_reply, ReplyToSingleSubscriptionHandler))
+        self._watches.append(listen(self._forget_reply, ReplyToManySubscriptionHandler))
 
     def _forget_reply(self, event: ServiceEvent) -> None:
         if event.kind is ServiceEventKind.UNREGISTERING:
@@ -390,7 +408,7 @@ class Messaging:
         for registration in self._registrations:
             with contextlib.suppress(MessagingError):  # by somebody else, before
                 registration.unregister()
-        _release_name(self.services, self.name)
+        _release_name(self.services, self.name, self._claim)
 
     # --- the short way
 
@@ -955,17 +973,17 @@ hold_over_fork(_names_lock)
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _claim_name(services: ServiceRegistry, name: str) -> None:
+def _claim_name(services: ServiceRegistry, name: str, claim: object) -> None:
     with _names_lock:
-        taken = _names.setdefault(services, set())
-        if name in taken:
+        if _names.setdefault(services, {}).setdefault(name, claim) is not claim:
             raise DuplicateNameError(
                 f"another instance in this service registry has the osgi.messaging.name {name!r}; "
                 f"give each its own name="
             )
-        taken.add(name)
 
 
-def _release_name(services: ServiceRegistry, name: str) -> None:
+def _release_name(services: ServiceRegistry, name: str, claim: object) -> None:
     with _names_lock:
-        _names.get(services, set()).discard(name)
+        taken = _names.get(services, {})
+        if taken.get(name) is claim:
+            del taken[name]

@@ -26,6 +26,7 @@ from messaging.errors import (
     OutcomeUnknownError,
 )
 from messaging.promise import PENDING, Promise
+from messaging.waiting import Waiters
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -184,8 +185,8 @@ class Outbox:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._blocked_publishers = 0
+        #: publishers that wait for room
+        self._blocked = Waiters()
         self._room_step = max(1, max_messages // 8)
         self._room_step_bytes = max(1, max_bytes // 8)
         #: nothing more is accepted; what was is still sent
@@ -232,26 +233,44 @@ class Outbox:
     def put(self, entry: Publication, *, queue: bool = True) -> None:
         """Accept ``entry`` (and queue it for sending), waiting for room if the calling thread may block.
 
+        An interrupt withdraws ``entry``, unless it is on its way already.
+
         Raises:
             ClosedError: the outbox is closed.
             OutboxFullError: no room, and the caller runs an event loop, or its deadline passed.
         """
         size = len(entry.payload)
-        with self._lock:
-            if (
-                self._accepted - self._settled_messages >= self._max_messages
-                or self._accepted_bytes - self._settled_bytes + size > self._max_bytes
-            ):
+        try:
+            while True:
+                with self._lock:
+                    if (
+                        self._accepted - self._settled_messages < self._max_messages
+                        and self._accepted_bytes - self._settled_bytes + size <= self._max_bytes
+                    ) or self._may_go_on(size):
+                        if self._refusing:
+                            raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
+                        # in one step, as far as interrupts go: assignments do not look for signals
+                        sequence, accepted_bytes = self._accepted + 1, self._accepted_bytes + size
+                        self._accepted, self._accepted_bytes, entry.sequence = sequence, accepted_bytes, sequence
+                        if queue:
+                            self._waiting.append(entry)
+                        break
                 self._await_room(entry, size)
-            if self._refusing:
-                raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
-            self._accepted = entry.sequence = self._accepted + 1
-            self._accepted_bytes += size
-            if queue:
-                self._waiting.append(entry)
-        if not self._signalled:
-            self._signalled = True
-            self._engine.call(self._wake)
+            if not self._signalled:
+                self._signalled = True
+                self._engine.call(self._wake)
+        except BaseException:
+            if entry.sequence:  # an interrupt, after it was accepted
+                self._signalled = False
+                entry._looked_at = True
+                self._engine.call(self.withdraw, entry)
+            raise
+
+    def withdraw(self, entry: Publication) -> None:
+        """Give up a message whose publisher was interrupted, unless it is with the adapter. On the loop."""
+        if entry.is_waiting:
+            self.give_up(entry, ClosedError(f"{entry.what}: publishing was interrupted"))
+        self._wake()
 
     def _has_room(self, size: int) -> bool:
         return self._accepted - self._settled_messages < self._max_messages and (
@@ -260,19 +279,13 @@ class Outbox:
             or self._accepted == self._settled_messages
         )
 
-    def _await_room(self, entry: Publication, size: int) -> None:
-        def may_go_on() -> bool:
-            return self._refusing or self._has_room(size)
+    def _may_go_on(self, size: int) -> bool:
+        return self._refusing or self._has_room(size)
 
-        if may_go_on():
-            return
-        self._blocked_publishers += 1
-        try:
-            wait = min(entry.deadline - time.monotonic(), threading.TIMEOUT_MAX) if may_block() else 0.0
-            if wait <= 0 or not self._room.wait_for(may_go_on, wait):
-                raise self._full(entry)
-        finally:
-            self._blocked_publishers -= 1
+    def _await_room(self, entry: Publication, size: int) -> None:
+        wait = entry.deadline - time.monotonic() if may_block() else 0.0
+        if wait <= 0 or not self._blocked.wait_for(lambda: self._may_go_on(size), wait):
+            raise self._full(entry)
 
     def _full(self, entry: Publication) -> OutboxFullError:
         waiting = self._accepted_bytes - self._settled_bytes
@@ -335,7 +348,7 @@ class Outbox:
         """Refuse and fail everything, without the lock: in a forked child nobody may be left to release it."""
         self._refusing = self._closed = True
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._blocked = Waiters()
         for entry in self._outstanding():
             entry.settled = True
             entry.forsake(ClosedError(f"{entry.what}: published by the parent of this process"))
@@ -365,7 +378,7 @@ class Outbox:
             # nothing of a batch may stay in this frame: it would keep its payloads until the next one
             await self._send_batch()
             self._batch = []
-            if self._blocked_publishers:
+            if self._blocked:
                 self._offer_room()
             # an adapter that never has to wait must not keep the loop from everybody else
             await asyncio.sleep(0)
@@ -418,7 +431,7 @@ class Outbox:
         if self._in_flight:
             self._in_flight.pop(entry.sequence, None)
         # publishers that wait are woken for a good many messages at once, not for each
-        if self._blocked_publishers and (
+        if self._blocked and (
             self._settled_messages % self._room_step == 0
             or self._settled_bytes - self._offered_bytes >= self._room_step_bytes
         ):
@@ -428,11 +441,7 @@ class Outbox:
 
     def _offer_room(self) -> None:
         self._offered_bytes = self._settled_bytes
-        if self._lock.acquire(blocking=False):
-            self._room.notify_all()
-            self._lock.release()
-        else:
-            self._engine.loop.call_later(_LOCK_RETRY, self._offer_room)
+        self._blocked.wake()
 
     def _settle(self, entry: Publication, error: MessagingError) -> None:
         if not entry.settled:
@@ -582,7 +591,7 @@ class Outbox:
             # also behind those that still have time: what is settled counts no more, so it must not stay either
             self._purge()
         self._again = [entry for entry in self._again if not entry.settled]
-        if self._blocked_publishers:
+        if self._blocked:
             self._offer_room()
         self._shortest = shortest
         if self.pending:

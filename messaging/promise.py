@@ -7,7 +7,6 @@ event loop, ``add_done_callback`` otherwise. A failure that nobody looks at is l
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
@@ -16,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
 from messaging.reprs import tolerant
-from messaging.waiting import refuse_in_loop, wait_for
+from messaging.waiting import Flag, refuse_in_loop, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +60,13 @@ class Promise(Generic[T]):
             timeout: seconds; ``None`` waits as long as the operation's own deadline lets it take.
 
         Raises:
+            ArgumentError: ``timeout`` is no number.
             DeadlineError: ``timeout`` passed. The operation goes on.
             WouldBlockError: the outcome is not there yet, and the thread runs an event loop: ``await`` the promise.
             MessagingError: the operation failed; the same error every time.
         """
+        if timeout is not None:
+            timeout = seconds(timeout)
         if self._value is PENDING:
             self._wait(timeout)
         self._looked_at = True
@@ -76,6 +78,8 @@ class Promise(Generic[T]):
 
     def exception(self, timeout: float | None = None) -> MessagingError | None:
         """Wait for the outcome and return its error, or ``None`` if it succeeded. Parameters as :meth:`result`."""
+        if timeout is not None:
+            timeout = seconds(timeout)
         if self._value is PENDING:
             self._wait(timeout)
         self._looked_at = True
@@ -84,11 +88,14 @@ class Promise(Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         if timeout != 0:
             refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
-        arrived = threading.Event()
-        self.listen(arrived.set)
-        if not wait_for(arrived, timeout):
-            self._forget(arrived.set)
-            raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
+        arrived = Flag()
+        try:
+            self.listen(arrived.set)
+            if not arrived.wait(timeout):
+                raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
+        except BaseException:  # an interrupt, too
+            self._take_back(arrived.set)
+            raise
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._value is PENDING:
@@ -104,11 +111,11 @@ class Promise(Generic[T]):
             def listener() -> None:
                 box.post(arrived)
 
-            self.listen(listener)
             try:
+                self.listen(listener)
                 yield from future
             except BaseException:
-                self._forget(listener)
+                self._take_back(listener)
                 raise
         return self.result()
 
@@ -178,14 +185,18 @@ class Promise(Generic[T]):
             listeners = self._listeners
         listeners.append(listener)
         # resolve() stores the outcome before it reads the listeners: one of the two sees the other
-        if self._value is not PENDING:
-            self._notify()
+        if self._value is not PENDING and self._take_back(listener):
+            listener()  # only this one: an interrupt of this thread must not cost others theirs
 
-    def _forget(self, listener: Callable[[], object]) -> None:
-        """Take back a listener that gave up."""
-        with contextlib.suppress(ValueError):  # it is being called just now
+    def _take_back(self, listener: Callable[[], object]) -> bool:
+        """Remove a listener; ``False`` if another thread is calling it, or has."""
+        try:
             if self._listeners is not None:
                 self._listeners.remove(listener)
+                return True
+        except ValueError:
+            pass
+        return False
 
     def _notify(self) -> None:
         listeners = self._listeners

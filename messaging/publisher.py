@@ -18,7 +18,6 @@ from messaging.errors import (
     ArgumentError,
     InvalidChannelError,
     InvalidContentError,
-    MessagingError,
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
@@ -253,7 +252,7 @@ class MessagePublisher:
             self._will_taken = True
         try:
             self._connection.set_will(will)
-        except MessagingError:
+        except BaseException:  # an interrupt, too
             self._will_taken = False
             raise
 

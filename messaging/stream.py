@@ -26,6 +26,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
@@ -82,14 +83,20 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         self._open_subscription = open_subscription
         #: guards the fields below; reentrant, because a finalizer that closes may run anywhere
         self._guard = threading.RLock()
-        self._first: Subscription | None = open_subscription()
-        self._primary = self._first
+        #: a subscription without a consumer yet
+        self._first: Subscription | None = None
         self._pushes: set[Push] = set()
         self._pull: Pull | None = None
         self._closed = False
         self._paused = False
-        self.ready: Promise[None] = self._primary.ready
-        self._watch_over(self._primary)
+        try:
+            self._first = self._primary = open_subscription()
+            self.ready: Promise[None] = self._primary.ready
+            self._watch_over(self._primary)
+        except BaseException:  # an interrupt: no stream is returned that could be closed
+            if self._first is not None:
+                remove(connection, self._first)
+            raise
 
     def _watch_over(self, subscription: Subscription) -> None:
         """End ``subscription`` if this stream is forgotten before it is closed or observed."""
@@ -120,22 +127,30 @@ class MessageStream(Observable[ReceivedMessage[V]]):
             ClosedError: the stream is closed.
         """
         next_, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
-        with self._guard:
-            subscription = self._claim()
-            push = Push(self._connection, subscription, next_ or ignore, on_error, on_completed)
-            self._pushes.add(push)
-            if self._closed:  # by a finalizer, just now
-                push.stop()
-        push.gone.listen(lambda: self._pushes.discard(push))
-        if may_block():
-            with contextlib.suppress(DeadlineError):
-                subscription.ready.exception(self._connection.settings.timeout)
-        # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
-        trampoline = CurrentThreadScheduler.singleton()
-        if not trampoline.schedule_required():  # who blocks in there must not wait for ever
-            self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, push.start)
-        trampoline.schedule(lambda *_: push.start())
-        return push
+        push: Push | None = None
+        try:
+            with self._guard:
+                subscription = self._claim()
+                push = Push(self._connection, subscription, next_ or ignore, on_error, on_completed)
+                self._pushes.add(push)
+                self._first = None
+                if self._closed:  # by a finalizer, just now
+                    push.stop()
+            push.gone.listen(partial(self._pushes.discard, push))
+            if may_block():
+                with contextlib.suppress(DeadlineError):
+                    subscription.ready.exception(self._connection.settings.timeout)
+            # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
+            trampoline = CurrentThreadScheduler.singleton()
+            start = push.start
+            if not trampoline.schedule_required():  # who blocks in there must not wait for ever
+                self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, start)
+            trampoline.schedule(lambda *_: start())
+            return push
+        except BaseException:  # an interrupt: no disposable is returned
+            if push is not None:
+                push.dispose()
+            raise
 
     def _subscribe_core(
         self, observer: rx.ObserverBase[ReceivedMessage[V]], scheduler: rx.SchedulerBase | None = None
@@ -143,13 +158,13 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         return self.subscribe(observer.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
     def _claim(self) -> Subscription:
-        """A subscription for one more consumer. Under the guard."""
+        """A subscription for one more consumer; ``_first`` until it has that consumer. Under the guard."""
         if self._closed:
             raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
-        first, self._first = self._first, None
-        subscription = first if first is not None else self._open_subscription()
-        subscription.paused = self._paused
-        return subscription
+        if self._first is None:
+            self._first = self._open_subscription()
+        self._first.paused = self._paused
+        return self._first
 
     # --- iterators
 
@@ -158,8 +173,9 @@ class MessageStream(Observable[ReceivedMessage[V]]):
             if self._closed:
                 raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
             if self._pull is None:
-                self._pull = Pull(self._connection, self._claim())
-                self._watch_over(self._pull.subscription)
+                pull = Pull(self._connection, self._claim())
+                self._watch_over(pull.subscription)
+                self._pull, self._first = pull, None
             return self._pull
 
     def __iter__(self) -> Self:
@@ -265,21 +281,26 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         return self._connection.engine.run(end(), f"closing the stream of {self._primary.spec.channel!r}")
 
     def __enter__(self) -> Self:
-        if may_block():
-            what = f"subscribing to {self._primary.spec.channel!r}"
-            try:
+        try:
+            if may_block():
+                what = f"subscribing to {self._primary.spec.channel!r}"
                 wait_for(self.ready, self._connection.settings.timeout, what)
-            except BaseException:
-                self.close()
-                raise
-        elif not self.ready.done():
-            warn_in_loop("the broker has confirmed the subscription", "use `async with`")
-        return self
+            elif not self.ready.done():
+                warn_in_loop("the broker has confirmed the subscription", "use `async with`")
+            return self
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        closing = self.close(failed=kind is not None and not issubclass(kind, GeneratorExit))
+        failed = kind is not None and not issubclass(kind, GeneratorExit)
+        try:
+            closing = self.close(failed=failed)
+        except BaseException:  # an interrupt: nothing else would end it
+            self.close(failed=failed)
+            raise
         if may_block() and not in_observer():
             wait_for(closing, self._connection.settings.close_timeout * 2, "closing a stream")
 

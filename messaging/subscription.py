@@ -103,8 +103,12 @@ class MessageSubscription:
             observed = observed_here()
             if observed is not None and observed.source == subscription.source:
                 observed.heir = subscription
-            self._connection.engine.call(self._connection.start_subscription, subscription)
-            return subscription
+            try:
+                self._connection.engine.call(self._connection.start_subscription, subscription)
+                return subscription
+            except BaseException:  # an interrupt: there is no stream to close
+                self._connection.engine.call(self._connection.end_subscription, subscription)
+                raise
 
         return MessageStream(self._connection, open_subscription)
 

@@ -7,6 +7,7 @@ is bounded by the number of streams that are busy at once, and a blocked observe
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import os
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -22,24 +24,38 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS: Final = 1.0
 
 
-def start_thread(target: Callable[[], object], name: str) -> None:
+def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
     """Run ``target`` on a daemon thread of its own.
+
+    ``Thread.start`` waits for the new thread with a ``threading.Event``. On the main thread an interrupt of that wait
+    can leave the new thread blocked for ever, see :mod:`messaging.waiting`: a thread in between does it there.
 
     Raises:
         RuntimeError: no thread can be started; at the end of the interpreter, where waiting for it would never end.
     """
     if sys.is_finalizing():
         raise RuntimeError("the interpreter is ending")
-    threading.Thread(target=target, name=name, daemon=True).start()
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    if threading.get_ident() != threading.main_thread().ident:
+        thread.start()
+    else:
+        _thread.start_new_thread(_start, (thread, target))
+    return thread
+
+
+def _start(thread: threading.Thread, target: Callable[[], object]) -> None:
+    try:
+        thread.start()
+    except RuntimeError:  # there is none but this one
+        target()
 
 
 class _Worker:
-    __slots__ = ("job", "wake")
+    __slots__ = ("wake",)
 
-    def __init__(self, job: Callable[[], object]) -> None:
+    def __init__(self) -> None:
         self.wake = threading.Lock()  # held by the worker while it waits: acquiring it again is the wait
         self.wake.acquire()
-        self.job: Callable[[], object] | None = job
 
 
 class Workers:
@@ -53,7 +69,8 @@ class Workers:
     def __init__(self) -> None:
         #: most recently idle last: the warmest thread gets the next job, the coldest ones leave
         self._idle: deque[_Worker] = deque()
-        self._backlog: deque[Callable[[], object]] = deque()
+        #: every job wakes or starts a thread, which runs it unless one that has just become free is faster
+        self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _holders
         self._holders = 0
 
@@ -73,48 +90,51 @@ class Workers:
     def submit(self, job: Callable[[], object]) -> None:
         """Run ``job`` on a thread now. It must not raise; if it does, that is logged.
 
+        If an interrupt comes out of this call, the job may have been submitted.
+
         Raises:
             RuntimeError: no thread can be started and nobody holds one.
         """
+        self._jobs.append(job)
         try:
             worker = self._idle.pop()
         except IndexError:
             self._start(job)
         else:
-            worker.job = job
-            worker.wake.release()
+            with contextlib.suppress(RuntimeError):  # awake already: another thread was interrupted after it took it
+                worker.wake.release()
 
     def _start(self, job: Callable[[], object]) -> None:
-        worker = _Worker(job)
         try:
-            start_thread(lambda: self._work(worker), "messaging-worker")
+            start_thread(self._work, "messaging-worker")
         except RuntimeError:
             if not self._holders:
-                raise
-            self._backlog.append(job)
+                with contextlib.suppress(ValueError):  # a thread that has just become free runs it
+                    self._jobs.remove(job)
+                    raise
+                return
             # a thread may have become idle just now, and not have seen it
             with contextlib.suppress(IndexError):
                 self._idle.pop().wake.release()
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self) -> None:
+        worker = _Worker()
         while True:
-            job = worker.job
-            worker.job = None
-            if job is not None:
-                self._run(job)
-                job = None
-            while self._backlog:
+            while self._jobs:
                 with contextlib.suppress(IndexError):
-                    self._run(self._backlog.popleft())
+                    self._run(self._jobs.popleft())
             self._idle.append(worker)
+            if self._jobs:  # submitted just now, by a thread that found nobody idle, or was interrupted
+                with contextlib.suppress(IndexError):
+                    self._idle.pop().wake.release()
             if not worker.wake.acquire(timeout=IDLE_SECONDS):
                 try:
                     self._idle.remove(worker)
                 except ValueError:
-                    # popped by submit() just now: the job is coming
-                    worker.wake.acquire()
+                    # popped by submit() just now: the job is there, and the wake-up comes unless it was interrupted
+                    worker.wake.acquire(timeout=IDLE_SECONDS)
                 else:
-                    if not self._holders or self._idle:
+                    if not self._jobs and (not self._holders or self._idle):
                         return
 
     @staticmethod
@@ -136,23 +156,34 @@ class Lanes:
         self._limit = limit
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
-        self._active = 0
+        #: an object for each lane that is running, or about to
+        self._active: set[object] = set()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run ``job``, which must not raise, as soon as a lane is free."""
-        with self._lock:
-            self._jobs.append(job)
-            if self._active == self._limit:
-                return
-            self._active += 1
-        _workers.submit(self._drain)
+        """Run ``job``, which must not raise, as soon as a lane is free.
 
-    def _drain(self) -> None:
+        If an interrupt comes out of this call, the job is run at the latest with the next one.
+        """
+        lane = object()
+        try:
+            with self._lock:
+                self._jobs.append(job)
+                if len(self._active) >= self._limit:
+                    return
+                self._active.add(lane)
+            _workers.submit(partial(self._drain, lane))
+        except BaseException:  # the lane may be running, or will never
+            with self._lock:
+                self._active.discard(lane)
+            raise
+
+    def _drain(self, lane: object) -> None:
         while True:
             with self._lock:
                 if not self._jobs:
-                    self._active -= 1
+                    self._active.discard(lane)
                     return
+                self._active.add(lane)
                 job = self._jobs.popleft()
             try:
                 job()

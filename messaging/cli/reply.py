@@ -30,7 +30,7 @@ from messaging.errors import ArgumentError
 from messaging.extensions import MAX_PREFETCH
 from messaging.headers import as_text
 from messaging.publisher import check_printable
-from messaging.waiting import wait_for
+from messaging.waiting import Flag
 from messaging.workers import workers
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def reply(
             if all(each.request_channel.connected for each in dto.reply_to_subscriptions):
                 logger.info("answering requests on %s at %s", ", ".join(topics), identity(m))
                 warn_of_memory(m)
-            wait_for(responder.enough)
+            responder.enough.wait()
             withdraw()
     return ExitCode.OK
 
@@ -178,7 +178,7 @@ class _Responder:
         self._is_over = False
         self._finishing: asyncio.Task[None] | None = None  # a loop does not hold its tasks
         self.withdraw: Callable[[], object] | None = None
-        self.enough = threading.Event()
+        self.enough = Flag()
 
     def __enter__(self) -> Self:
         return self

@@ -25,10 +25,13 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
+from itertools import repeat
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from messaging.dispatch.log import EventLog
 from messaging.engine import mailbox, may_block
+from messaging.waiting import Waiters
 
 if TYPE_CHECKING:
     from messaging.dispatch.pool import Pool, Server
@@ -48,6 +51,9 @@ _PATIENCE: Final = 30.0
 
 #: what closed lanes hold, and will
 _NOTHING: Final[deque[Any]] = deque(maxlen=0)
+
+#: stands for no item: an item may be ``None``
+_NO_ITEM: Final = object()
 
 #: of threads that run receivers: ``pool``
 here: Final = threading.local()
@@ -140,7 +146,9 @@ class Lane(abc.ABC):
         self._items: deque[Any] = deque()
         #: markers that outlived it: to be reached when its receiver has returned
         self._left: deque[_Marker] = deque()
-        self._room = threading.Condition()  # guards dropped and the following
+        #: publishers that wait for room
+        self._blocked = Waiters()
+        self._room = threading.RLock()  # guards dropped and the following
         #: somebody found it full, and it is not yet half empty again
         self._is_crowded = False
         self._is_overflowing = False
@@ -156,15 +164,23 @@ class Lane(abc.ABC):
 
     def put(self, item: Any) -> None:
         """Have the receiver get ``item`` after all that was put before. Takes no lock unless the lane was idle."""
-        self._items.append(item)
-        if not self.is_scheduled:
-            self._wake()
+        try:
+            self._items.append(item)
+            if not self.is_scheduled:
+                self._wake()
+        except BaseException:  # an interrupt: what was put is delivered all the same
+            self._wake_again()
+            raise
 
     def put_all(self, items: list[Any]) -> None:
         """Put several; nothing that somebody else puts comes between them."""
-        self._items.extend(items)  # in one step, with the interpreter's lock
-        if not self.is_scheduled:
-            self._wake()
+        try:
+            self._items.extend(items)  # in one step, with the interpreter's lock
+            if not self.is_scheduled:
+                self._wake()
+        except BaseException:
+            self._wake_again()
+            raise
 
     def put_newest(self, item: Any) -> None:
         """Put an item without waiting; in a full lane, in the place of the oldest one. Not from several threads."""
@@ -207,8 +223,7 @@ class Lane(abc.ABC):
         lost = self._give_up(items)
         self._withdraw()
         self._settle()
-        with self._room:
-            self._room.notify_all()
+        self._blocked.wake()
         return lost
 
     # --- for subclasses and the pool
@@ -216,6 +231,11 @@ class Lane(abc.ABC):
     @abc.abstractmethod
     def _wake(self) -> None:
         """Something was put, and nobody is coming for it."""
+
+    def _wake_again(self) -> None:
+        """An interrupt ended a put, perhaps after it was noted that a thread or a task comes, and before it does."""
+        if self._items and not self.is_scheduled:
+            self._wake()
 
     @abc.abstractmethod
     def _withdraw(self) -> None:
@@ -274,15 +294,15 @@ class Lane(abc.ABC):
     def _wait_for_room(self) -> bool:
         # receivers of other pools must not wait either: those of this one may be waiting for them
         may_wait = may_block() and getattr(here, "pool", None) is None
+        if self._has_emptied():
+            return True
+        if may_wait:
+            fits = self._blocked.wait_for(self._has_emptied, _PATIENCE)
+        else:
+            fits = len(self._items) < _HARD * self._limit
+        if fits:
+            return True
         with self._room:
-            if self._has_emptied():
-                return True
-            if may_wait:
-                fits = self._room.wait_for(self._has_emptied, _PATIENCE)
-            else:
-                fits = len(self._items) < _HARD * self._limit
-            if fits:
-                return True
             self.dropped += 1
             is_first, self._is_overflowing = not self._is_overflowing, True
         if is_first:
@@ -290,7 +310,7 @@ class Lane(abc.ABC):
         return False
 
     def _has_emptied(self) -> bool:
-        """Whether half is gone; if not, this is told as soon as it is. With the lock."""
+        """Whether half is gone; if not, this is told as soon as it is."""
         self._is_crowded = True  # before it is looked: who takes something looks the other way round
         return self._is_half_empty()
 
@@ -303,14 +323,15 @@ class Lane(abc.ABC):
         with self._room:
             if self._is_half_empty():
                 self._is_crowded = self._is_overflowing = False
-                self._room.notify_all()
+                self._blocked.wake()
 
     # --- forks
 
     def _after_fork(self) -> None:
         self._items.clear()
         self._left.clear()
-        self._room = threading.Condition()
+        self._blocked = Waiters()
+        self._room = threading.RLock()
         self._is_crowded = self._is_overflowing = False
         self.is_stalled = False
         self.is_scheduled = self._is_held
@@ -394,6 +415,8 @@ class LoopLane(Lane):
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
         self._work: Coroutine[Any, Any, None] | None = None
+        #: taken, and not given to the receiver yet
+        self._taken: Any = _NO_ITEM
         self._is_parents = False
 
     @property
@@ -430,8 +453,13 @@ class LoopLane(Lane):
         self._box.post(do)
 
     def _wake(self) -> None:
-        if not self.is_closed and self._pool.adopt(self):
-            self._post(LoopLane._start)
+        try:
+            if not self.is_closed and self._pool.adopt(self):
+                self._post(LoopLane._start)
+        except BaseException:  # an interrupt: if the task is under way already, the next one is not started
+            self._pool.disown(self)
+            self.is_scheduled = False
+            raise
 
     def _withdraw(self) -> None:
         if not self.is_busy:
@@ -441,8 +469,10 @@ class LoopLane(Lane):
         return not self.is_busy
 
     def _start(self) -> None:
+        if self._task is not None:  # an interrupt had it posted twice
+            return
         self.is_busy = True  # before it is looked whether it is closed: see _is_at_rest
-        if not self._items:
+        if not self._items and self._taken is _NO_ITEM:
             self._rest()
             return
         self.progress.begun += 1
@@ -454,19 +484,27 @@ class LoopLane(Lane):
         self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
-        take, receive, progress = self._items.popleft, self._receive, self.progress
+        # takes items in one step with assigning them, so that no interrupt of the loop's thread comes in between
+        taking = map(methodcaller("popleft"), repeat(self._items))
+        receive, progress = self._receive, self.progress
         count = 0
         while True:
-            try:
-                item = take()
-            except IndexError:
-                return
+            if self._taken is _NO_ITEM:
+                try:
+                    for self._taken in taking:
+                        break
+                except IndexError:
+                    return
+            item = self._taken
             if self._is_crowded:
                 self._tell_of_room()
             if type(item) is _Marker:
                 item.reach()
+                self._taken = item = _NO_ITEM
             else:
-                await receive(item)
+                received = receive(item)
+                self._taken = _NO_ITEM
+                await received
             progress.begun += 1
             count += 1
             if count % _BATCH == 0:

@@ -41,10 +41,12 @@ _STAY: Final = 1.0
 class Server(Progress):
     """What one delivery thread does; shared with the supervisor."""
 
-    __slots__ = ("is_abandoned", "lane")
+    __slots__ = ("has_begun", "is_abandoned", "lane")
 
     def __init__(self) -> None:
         super().__init__()
+        #: a thread has come to it
+        self.has_begun = False
         #: the one it runs
         self.lane: ThreadLane | None = None
         #: the receiver did not return in time: this thread is the pool's no more. Sure only with the pool's lock
@@ -104,7 +106,8 @@ class Pool:
         self._taken = 0
         #: no thread could be started for it
         self._is_starved = False
-        self._is_supervised = False
+        #: stands for the supervisor there is, or is about to be
+        self._supervisor: object | None = None
         self._is_hurried = False
         self._hurry = _taken_lock()
         self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Beat] = weakref.WeakKeyDictionary()
@@ -123,18 +126,36 @@ class Pool:
 
     def schedule(self, lane: ThreadLane) -> None:
         """Have a thread come to a lane."""
+        server = None
+        try:
+            with self._lock:
+                if lane.is_scheduled or lane.is_closed:
+                    return
+                self._ready[lane] = None
+                lane.is_scheduled = True
+                if self._servers:
+                    self._has_backlog()
+                else:
+                    server = self._add_server()
+            if server is not None:
+                self._start(server)
+            else:
+                self._supervise()
+        except BaseException:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        """An interrupt came while a thread was being started: there may be none. Start another one then."""
         with self._lock:
-            if lane.is_scheduled or lane.is_closed:
-                return
-            lane.is_scheduled = True
-            self._ready[lane] = None
-            server = None if self._servers else self._add_server()
-            if server is None:
-                self._has_backlog()
-        if server is not None:
-            self._start(server)
-        else:
-            self._supervise()
+            for server in [*self._servers]:
+                if not server.has_begun:
+                    server.is_abandoned = True
+                    self._servers.discard(server)
+            another = self._add_server() if self._ready and not self._servers else None
+        if another is not None:
+            self._start(another)
+        self._supervise()
 
     def withdraw(self, lane: ThreadLane) -> None:
         """Have no thread come to it, if none is there."""
@@ -192,10 +213,18 @@ class Pool:
         else:
             self._is_starved = False
 
+    def _begins(self, server: Server) -> bool:
+        """Whether a thread that has just started is wanted; :meth:`_recover` may have started another one for it."""
+        with self._lock:
+            server.has_begun = not server.is_abandoned
+            return server.has_begun
+
     def _serve(self, server: Server) -> None:
         """Go from lane to lane until none has anything left."""
         here.pool = self
         try:
+            if not self._begins(server):
+                return
             self._supervise()
             lane = self._take(server)
             while lane is not None:
@@ -234,6 +263,10 @@ class Pool:
 
     # --- the supervisor
 
+    @property
+    def _is_supervised(self) -> bool:
+        return self._supervisor is not None
+
     def _has_backlog(self) -> None:
         """Lanes wait while threads are busy: there may have to be more of them. With the lock."""
         if not self._is_hurried and len(self._servers) < self._limit:
@@ -242,25 +275,32 @@ class Pool:
 
     def _supervise(self) -> None:
         """See to it that somebody looks."""
-        with self._lock:
-            was_supervised, self._is_supervised = self._is_supervised, True
-        if was_supervised:
+        if self._is_supervised:
             return
-        # no worker: the last one there is has to deliver
+        supervisor = object()
         try:
-            start_thread(self._watch, "messaging-supervisor")
+            with self._lock:
+                if self._supervisor is not None:  # another thread's, just now
+                    return
+                self._supervisor = supervisor
+            # no worker: the last one there is has to deliver
+            start_thread(lambda: self._watch(supervisor), "messaging-supervisor")
         except RuntimeError:
-            self._is_supervised = False  # not now
+            self._supervisor = None  # not now
+        except BaseException:  # an interrupt: if that one has started, it sees that it is not meant
+            if self._supervisor is supervisor:
+                self._supervisor = None
+            raise
 
-    def _watch(self) -> None:
+    def _watch(self, supervisor: object) -> None:
         try:
-            self._look_on()
+            self._look_on(supervisor)
         except BaseException:
             logger.exception("nobody looks after the receivers of events now")
-            self._is_supervised = False
+            self._supervisor = None
 
-    def _look_on(self) -> None:
-        """Until there has been nothing to do for some time."""
+    def _look_on(self, supervisor: object) -> None:
+        """Until there has been nothing to do for some time, or there is another supervisor."""
         taken = -1
         looked = needed = time.monotonic()
         to_do: deque[Callable[[], object]] = deque()
@@ -270,6 +310,8 @@ class Pool:
                 time.sleep(_GROW_AFTER)
             now = time.monotonic()
             with self._lock:
+                if self._supervisor is not supervisor:
+                    return
                 self._hurry.acquire(blocking=False)
                 self._is_hurried = False
                 more = self._missing(taken)
@@ -283,10 +325,10 @@ class Pool:
                 if to_do or self._is_needed():
                     needed = now
                 elif now - needed > _STAY:
-                    self._is_supervised = False
+                    self._supervisor = None
                     if not self._is_needed():  # still: a finalizer may have put something
                         return
-                    self._is_supervised = True
+                    self._supervisor = supervisor
             for server in more:
                 self._start(server)
             with contextlib.suppress(RuntimeError):  # no thread can be started: after the next look
@@ -356,7 +398,8 @@ def _after_fork() -> None:
         pool._adopted.clear()
         pool._ready.clear()
         pool._beats = weakref.WeakKeyDictionary()
-        pool._is_supervised = pool._is_hurried = pool._is_starved = False
+        pool._is_hurried = pool._is_starved = False
+        pool._supervisor = None
     after_fork()
 
 

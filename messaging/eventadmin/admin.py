@@ -46,7 +46,7 @@ from messaging.promise import Promise
 from messaging.reprs import tolerant
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
-from messaging.waiting import wait_for
+from messaging.waiting import Flag
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -246,9 +246,9 @@ class EventAdmin(EventService):
                     handler.receive(event)
                 else:
                     limit = handler.terms.timeout or seconds
-                    done = threading.Event()
+                    done = Flag()
                     self._receive_elsewhere(handler, event, limit, running_loop(), done.set)
-                    if not wait_for(done, limit):
+                    if not done.wait(limit):
                         self._took_too_long(handler, limit)
             except (KeyboardInterrupt, SystemExit) as error:
                 interrupt = interrupt or error

@@ -32,7 +32,7 @@ from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
-from messaging.waiting import wait_for
+from messaging.waiting import Flag
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher
@@ -100,13 +100,13 @@ class _Making:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._done = threading.Event()
+        self._done = Flag()
 
     def wait(self) -> None:
         """Until it is made, or has failed."""
         if self._thread == threading.get_ident():
             raise ArgumentError("it is not made yet: its own factory caused an event for it")
-        wait_for(self._done)
+        self._done.wait()
 
     def end(self) -> None:
         """Made, or failed."""

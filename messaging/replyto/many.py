@@ -187,9 +187,9 @@ class ReplySubscription(Subscription):
         self._is_over_there = is_over
         self._error = error
 
-    def take(self) -> ReceivedMessage | None:
-        """See ``Subscription.take``; the end comes after the last reply."""
-        message = super().take()
+    def fetch(self) -> ReceivedMessage | None:
+        """See ``Subscription.fetch``; the end comes after the last reply."""
+        message = super().fetch()
         if message is None and self._is_final and not self._buffer:
             self._connection.engine.call(self._conclude)
         return message

@@ -176,6 +176,8 @@ class Inbox(Subscribed):
         super().__init__(spec)
         self.reply_to = reply_to
         self.individual = individual
+        #: it is subscribed to, or about to be; on the loop
+        self.is_started = False
         #: requests may be published: what came too early for that is under way
         self.is_open = False
         #: correlation id -> who waits; written by any thread, see the module
@@ -326,8 +328,10 @@ class Requests:
             return self.own
 
     def _start_own(self, inbox: Inbox) -> None:
-        inbox.ready.listen(lambda: self._publish_early(inbox))
-        self.connection.start_subscription(inbox)
+        if not inbox.is_started:
+            inbox.is_started = True
+            inbox.ready.listen(lambda: self._publish_early(inbox))
+            self.connection.start_subscription(inbox)
 
     def _spec(self, pattern: str) -> SubscriptionSpec:
         adapter = self.connection.adapter
@@ -369,15 +373,15 @@ class Requests:
         publication.correlation_id = correlation_id
         publication.requester = request
         request.publication = publication
-        with self._lock:
-            if len(self.open) >= self._limit:
-                raise TooManyRequestsError(
-                    f"{request.what}: {self._limit} requests wait for their replies already; "
-                    f"await earlier ones first, or raise max_pending_requests"
-                )
-            self.open.add(request)
-        self._watch(timeout)
         try:
+            with self._lock:
+                if len(self.open) >= self._limit:
+                    raise TooManyRequestsError(
+                        f"{request.what}: {self._limit} requests wait for their replies already; "
+                        f"await earlier ones first, or raise max_pending_requests"
+                    )
+                self.open.add(request)
+            self._watch(timeout)
             if given:
                 self.reserve(context._reply_to_channel or "", correlation_id, request)
                 connection.engine.call(self._start_given, request)
@@ -389,6 +393,8 @@ class Requests:
             if self._claim(request):
                 self._remove(request)
             request._looked_at = True
+            if given:  # an interrupt may have come when it was entered
+                connection.engine.call(self._end_unused, request)
             raise
         return request
 
@@ -466,9 +472,13 @@ class Requests:
     def _watch(self, timeout: float) -> None:
         """See to it that deadlines are looked at."""
         if timeout < self._shortest or not self._is_watching:
-            self._shortest = min(timeout, self._shortest)
-            self._is_watching = True
-            self.connection.engine.call(self._arm)
+            try:
+                self._shortest = min(timeout, self._shortest)
+                self._is_watching = True
+                self.connection.engine.call(self._arm)
+            except BaseException:  # an interrupt: the next request sees to it
+                self._is_watching = False
+                raise
 
     # --- on the loop
 
@@ -487,6 +497,7 @@ class Requests:
 
     def _publish_early(self, inbox: Inbox) -> None:
         if not inbox.ready.done():
+            self._start_own(inbox)  # unless own_inbox() has: an interrupt may have kept it from that
             return
         for request in [*inbox.early]:
             if request in self.open and not inbox.ended:
@@ -531,6 +542,10 @@ class Requests:
         if len(past) > _REMEMBERED:
             del past[next(iter(past))]
         self._remove(request)
+        self._end_unused(request)
+
+    def _end_unused(self, request: Request) -> None:
+        """Unsubscribe from a reply channel that a request named, if no other one waits there."""
         inbox = request.inbox
         if inbox is not None and not inbox.pending and self._given.get(inbox.reply_to) is inbox:
             del self._given[inbox.reply_to]

@@ -21,6 +21,7 @@ from messaging.engine import mailbox, may_block
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.message import Message
 from messaging.replyto.exchange import Content
+from messaging.waiting import Waiters
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -208,8 +209,9 @@ class _Forwarder:
         self._ended = ended
         #: the thread that subscribes, as long as it does
         self._following: int | None = None
-        #: guards all below
-        self._changed = threading.Condition()
+        #: threads that emit, and wait for room
+        self._blocked = Waiters()
+        self._lock = threading.RLock()  # guards all below
         self._queue: deque[Callable[[], bool]] = deque()
         self._is_sending = False
         self._is_over = False
@@ -231,7 +233,7 @@ class _Forwarder:
             return
         finally:
             self._following = None
-        with self._changed:
+        with self._lock:
             self._disposable = disposable
             is_over = self._is_over
         if is_over:
@@ -263,19 +265,19 @@ class _Forwarder:
         def conclude() -> bool:
             return False
 
-        with self._changed:
+        with self._lock:
             self._queue.clear()
         self._put(conclude)
 
     def _put(self, step: Callable[[], bool], *, wait: bool = False) -> None:
-        with self._changed:
-            if wait and len(self._queue) >= _AHEAD:
-                if may_block():
-                    self._changed.wait_for(lambda: self._is_over or len(self._queue) < _AHEAD)
-                elif len(self._queue) >= _BUFFER:
-                    overflow = StreamOverflowError(f"{_BUFFER} replies wait to be sent, and their emitter cannot wait")
-                    self._queue.clear()
-                    step = lambda: _raise(overflow)  # noqa: E731
+        if wait and may_block():
+            self._blocked.wait_for(lambda: self._is_over or len(self._queue) < _AHEAD)
+            wait = False
+        with self._lock:
+            if wait and len(self._queue) >= _BUFFER:
+                overflow = StreamOverflowError(f"{_BUFFER} replies wait to be sent, and their emitter cannot wait")
+                self._queue.clear()
+                step = lambda: _raise(overflow)  # noqa: E731
             if self._is_over:
                 return
             self._queue.append(step)
@@ -288,12 +290,12 @@ class _Forwarder:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if self._is_over or not self._queue:
                     self._is_sending = False
                     return
                 step = self._queue.popleft()
-                self._changed.notify_all()
+            self._blocked.wake()
             try:
                 if not step():
                     self._finish()
@@ -310,11 +312,11 @@ class _Forwarder:
         return _goes_on(self._window)
 
     def _finish(self) -> None:
-        with self._changed:
+        with self._lock:
             self._is_over = True
             self._queue.clear()
-            self._changed.notify_all()
             disposable = self._disposable
+        self._blocked.wake()
         if disposable is not None:
             try:
                 disposable.dispose()

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -652,6 +653,7 @@ def test_sorting_out_after_a_loss_races_with_the_consumer(broker: FakeBroker, co
 
     contended = Contended(subscription._buffer)
     subscription._buffer = contended
+    subscription._moving = map(Contended.popleft, repeat(contended))
     broker.lose()
     broker.wait_open(2)
     assert m.publish("b", b"").result(PATIENCE) is None  # the connection lives

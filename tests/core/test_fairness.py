@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -171,7 +172,7 @@ def test_room_is_offered_when_there_is_some_rather_than_by_the_clock(
     broker.wait_sent(3)
     fourth = threading.Thread(target=m.publish, args=("a", bytes(300)), daemon=True)
     fourth.start()
-    until(lambda: m._connection.outbox._blocked_publishers == 1, "a publisher that waits for room")
+    until(lambda: m._connection.outbox._blocked, "a publisher that waits for room")
     broker.confirm(1)
     fourth.join(PATIENCE)
     assert not fourth.is_alive()
@@ -376,7 +377,18 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], No
             raise RuntimeError("can't start new thread")
         original(self)
 
-    yield lambda: monkeypatch.setattr(threading.Thread, "start", start)
+    start_new_thread = _thread.start_new_thread
+
+    def start_raw(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        if getattr(arguments[0], "name", None) == "messaging-worker":
+            raise RuntimeError("can't start new thread")
+        return start_new_thread(function, arguments)
+
+    def refuse() -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        monkeypatch.setattr(_thread, "start_new_thread", start_raw)
+
+    yield refuse
     monkeypatch.setattr(workers_module, "IDLE_SECONDS", 0.0)
 
 
@@ -397,7 +409,7 @@ def test_nothing_waits_for_a_worker_that_nobody_holds(no_more_threads: Callable[
     no_more_threads()
     with pytest.raises(RuntimeError):
         pool.submit(lambda: None)
-    assert not pool._backlog
+    assert not pool._jobs
 
 
 def test_the_last_worker_runs_what_others_would_have(no_more_threads: Callable[[], None]) -> None:

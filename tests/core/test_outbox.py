@@ -354,7 +354,7 @@ def test_a_full_outbox_makes_a_plain_thread_wait_for_room(broker: FakeBroker, co
     broker.wait_sent(2)
     with ThreadPoolExecutor(1) as pool:
         third = pool.submit(m.publish, "a", b"3")
-        until(lambda: m._connection.outbox._blocked_publishers == 1, "a blocked publisher")
+        until(lambda: m._connection.outbox._blocked, "a blocked publisher")
         assert not third.done()
         broker.confirm(1)
         promise = third.result(PATIENCE)
@@ -430,13 +430,13 @@ def test_a_blocked_publisher_is_released_when_the_instance_closes(broker: FakeBr
     first = m.publish("a", b"1")
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(m.publish, "a", b"2")
-        until(lambda: m._connection.outbox._blocked_publishers == 1, "a blocked publisher")
+        until(lambda: m._connection.outbox._blocked, "a blocked publisher")
         m.close()
         assert isinstance(second.exception(PATIENCE), ClosedError)
     assert isinstance(first.exception(0), OutcomeUnknownError)
 
 
-def test_many_blocked_publishers_all_get_through(broker: FakeBroker, connect: Connect) -> None:
+def test_many_blocked_all_get_through(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, outbox_size=3)
 
     def publish(number: int) -> None:
@@ -875,7 +875,7 @@ def test_publishers_that_wait_are_woken_although_another_holds_the_lock(broker: 
     m.publish("a", b"1")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(m.publish, "a", b"2")
-        until(lambda: m._connection.outbox._blocked_publishers)
+        until(lambda: m._connection.outbox._blocked)
         with m._connection.outbox._lock:
             on_loop(m._connection.outbox.refuse)
             assert not waiting.done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
@@ -175,10 +176,11 @@ def test_there_is_one_pool_per_process() -> None:
 
 
 def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: threading.Thread) -> None:
+    def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
 
 
 def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(

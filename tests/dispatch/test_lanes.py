@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import contextvars
@@ -1458,10 +1459,11 @@ def test_what_comes_while_a_lane_is_released_comes_after_what_it_begins_with(
 
 
 def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: threading.Thread) -> None:
+    def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
 
 
 def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(

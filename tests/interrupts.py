@@ -1,0 +1,194 @@
+"""Raises an exception at every place of this project's code where a signal handler could.
+
+Python looks for signals where a function is entered, after a call of a function that is not written in Python, and at
+the end of each round of a loop. :class:`Interrupter` raises after those calls, and besides at the start of every line,
+which covers the rest and more. Not where a ``with`` statement calls ``__exit__``: there Python looks for no signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Self, TypeVar
+
+import messaging
+
+T = TypeVar("T")
+
+_FOLDER = str(Path(messaging.__file__).parent)
+
+
+class InterruptError(BaseException):
+    """What a signal handler raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to raise: before an instruction of a function."""
+
+    code: CodeType
+    offset: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.code.co_filename).name}:{self.line} {self.code.co_qualname} +{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Instructions:
+    names: dict[int, str]
+    #: where a ``with`` statement begins to call ``__exit__``
+    exits: frozenset[int]
+    #: the handler of exceptions of each instruction
+    handlers: dict[int, int]
+
+
+@cache
+def _instructions(code: CodeType) -> _Instructions:
+    bytecode = dis.Bytecode(code)
+    all_of = [each for each in bytecode if each.opname != "CACHE"]
+    exits = set()
+    for first, second, third, after in zip(all_of, all_of[1:], all_of[2:], all_of[3:], strict=False):
+        if after.opname in ("PRECALL", "CALL") and all(
+            each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third)
+        ):
+            exits.add(first.offset)
+            before = all_of[all_of.index(first) - 1]
+            if before.opname == "SWAP":  # of the value that the block returns
+                exits.add(before.offset)
+    entries: Any = bytecode.exception_entries  # type: ignore[attr-defined]
+    handlers = {
+        each.offset: next((entry.target for entry in entries if entry.start <= each.offset < entry.end), -1)
+        for each in all_of
+    }
+    return _Instructions({each.offset: each.opname for each in all_of}, frozenset(exits), handlers)
+
+
+#: not empty while the code that runs is ready for an interrupt
+_ready: list[None] = []
+
+
+@contextlib.contextmanager
+def ready() -> Iterator[None]:
+    """The code in the block is ready for an interrupt."""
+    _ready.append(None)
+    try:
+        yield
+    finally:
+        _ready.pop()
+
+
+def again(call: Callable[[], T]) -> T:
+    """Call until no interrupt comes."""
+    while True:
+        try:
+            with ready():
+                return call()
+        except InterruptError:
+            pass
+
+
+class Interrupter:
+    """While entered, raises :class:`InterruptError` once, when the calling thread, :func:`ready`, comes to ``place``.
+
+    Attributes:
+        places: where it could have raised so far, in order, each once.
+        has_raised: whether it has.
+    """
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place
+        self.places: dict[Place, None] = {}
+        self.has_raised = False
+        #: the instruction that each frame has executed last
+        self._last: dict[FrameType, int] = {}
+        #: whose last call was of a function written in Python
+        self._called_python: set[FrameType | None] = set()
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        sys.settrace(None)
+        self._last.clear()
+        self._called_python.clear()
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
+        if not frame.f_code.co_filename.startswith(_FOLDER):
+            return None
+        frame.f_trace_opcodes = True
+        return self._comes_to
+
+    def _comes_to(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+        if event == "return":
+            self._last.pop(frame, None)
+            self._called_python.discard(frame)
+            self._called_python.add(frame.f_back)
+        elif event == "line":
+            if frame.f_lasti not in _instructions(frame.f_code).exits:
+                self._may_raise(frame)
+        elif event == "opcode":
+            code, offset = _instructions(frame.f_code), frame.f_lasti
+            before = self._last.get(frame)
+            self._last[frame] = offset
+            called_python = frame in self._called_python
+            self._called_python.discard(frame)
+            if called_python:
+                return self._comes_to
+            # where it is handled otherwise, Python has looked before
+            if (
+                before is not None
+                and code.names[before].startswith("CALL")
+                and (code.handlers[before] == code.handlers[offset])
+            ):
+                self._may_raise(frame)
+        return self._comes_to
+
+    def _may_raise(self, frame: FrameType) -> None:
+        if not _ready:
+            return
+        place = Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+        self.places[place] = None
+        if place == self.place and not self.has_raised:
+            self.has_raised = True
+            raise InterruptError
+
+
+def interrupt_everywhere(run: Callable[[], None], check: Callable[[], None], *modules: str) -> int:
+    """Call ``run`` again and again, each time with an interrupt at another place; ``check`` after each.
+
+    Interrupts come where ``run`` is :func:`ready` for them. Code that is only run after one is not interrupted.
+
+    Args:
+        run, check: see above.
+        modules: ends of the paths of the modules that are interrupted; without any, all are.
+
+    Returns:
+        How many places there were.
+    """
+    with Interrupter() as all_places:
+        run()
+    check()
+    places = [each for each in all_places.places if each.code.co_filename.endswith(modules or "")]
+    for place in places:
+        with Interrupter(place):
+            try:
+                run()
+            except BaseException as error:
+                error.add_note(f"interrupted at {place}")
+                raise
+        try:
+            check()
+        except AssertionError as error:
+            error.add_note(f"interrupted at {place}")
+            raise
+    return len(places)
