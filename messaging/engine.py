@@ -31,7 +31,7 @@ T = TypeVar("T")
 THREAD_NAME: Final = "messaging-engine"
 
 #: a mailbox wakes its loop anew with so many callbacks waiting, less one: a power of two, less one
-_LOST: Final = 63
+_LOST: Final = 1023
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
