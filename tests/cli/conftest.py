@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,8 @@ any_thread = pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thre
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))  # not the contexts of the user
     for name in [*os.environ]:
         if name.startswith("MESSAGING_"):
             monkeypatch.delenv(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from uuid import uuid4
 
@@ -12,7 +14,8 @@ import pytest
 import messaging
 from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.cli.conftest import Run
-from tests.cli.program import PATIENCE, Program
+from tests.cli.program import COMMAND, PATIENCE, ROOT, Lines, Program, environment
+from tests.proxy import Proxy
 
 SECONDS = r"\d+\.\d s"
 
@@ -75,6 +78,49 @@ def test_quiet_says_nothing_of_a_lost_connection(own: Mosquitto, topic: str) -> 
         assert program.out.rest() == b"one\ntwo\n"
         assert program.ended() == 0
         assert program.err.rest() == b""
+
+
+def test_a_loss_is_said_on_amqp_too(rabbitmq: RabbitMQ, topic: str) -> None:
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        with Program("sub", url, "-t", topic, "-C", "1") as program:
+            program.says("subscribed to")
+            proxy.sever()
+            where = f"amqp 'sub-{program.process.pid}' ({proxy.host}:{proxy.port}): "
+            assert where + "connection lost: " in program.says("connection lost")
+            assert where + "connected again after " in program.says("connected again")
+            with messaging.connect(rabbitmq.url) as m:
+                while program.process.poll() is None:  # the subscription comes back after the connection
+                    m.publish(topic, "after").result(PATIENCE)
+                    time.sleep(0.02)
+            assert program.out.rest() == b"after\n"
+            assert b"guest:guest" not in program.err.rest()
+
+
+@LISTENERS
+@pytest.mark.parametrize("stdin", ["</dev/null", "<&-"])
+def test_a_listener_works_as_a_service_whose_stdin_has_ended(
+    mosquitto: Mosquitto, topic: str, listener: tuple[str, ...], stdin: str
+) -> None:
+    command = " ".join([*COMMAND, *listener, mosquitto.url, "-t", topic, "-C", "1"])
+    program = subprocess.Popen(
+        ["bash", "-c", f"exec {command} {stdin}"], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert program.stdout is not None
+    assert program.stderr is not None
+    try:
+        assert f" {topic} at ".encode() in Lines(program.stderr).until(bool)
+        with messaging.connect(mosquitto.url) as m:
+            if listener[0] == "sub":
+                m.publish(topic, "x", qos=1).result(PATIENCE)
+            else:
+                assert m.request(topic, b"x", timeout=PATIENCE).result().payload == b"x"
+        assert Lines(program.stdout).rest() == (b"x\n" if listener[0] == "sub" else b"")
+        assert program.wait(PATIENCE) == 0
+    finally:
+        program.kill()
+        program.wait(PATIENCE)
 
 
 # --- who is connected
