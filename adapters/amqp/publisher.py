@@ -220,7 +220,7 @@ class Publisher:
 
     def progressed(self) -> None:
         """Something that is waited for may have come about."""
-        if self._retries:
+        if self._retries.held:
             self._retries.look()
         self._changed.set()
 
@@ -329,6 +329,7 @@ class Publisher:
         confirmed: list[Outgoing] = []
         unconfirmed: list[Outgoing] = []
         now = int(time.time())
+        held = None if again else self._retries.held
         while position < len(batch) and size < _CHUNK:
             message = batch[position]
             if not message.settled and (plan := self._plan(message)) is not None:
@@ -337,7 +338,7 @@ class Publisher:
                     break
                 if plan.shared_id is not None and channel.is_taken(plan.shared_id):
                     break
-                if self._retries and plan.confirms and plan.goal in self._retries and not again:
+                if held and plan.confirms and plan.goal in held:
                     self._retries.wait_behind(plan.goal, message)
                     position += 1
                     continue

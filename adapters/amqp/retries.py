@@ -87,23 +87,18 @@ class Retries:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._held: dict[Destination, _Held] = {}
+        #: the destinations that messages wait for
+        self.held: dict[Destination, _Held] = {}
         #: destinations whose trouble was told of
         self._told: set[Destination] = set()
         #: messages that wait here
         self.count = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
-    def __contains__(self, destination: Destination) -> bool:
-        return destination in self._held
-
     def refused(self, destination: Destination, number: int, message: Outgoing) -> None:
         """Keep a message that was refused; ``number`` rises in the order of publishing."""
-        held = self._held.get(destination)
+        held = self.held.get(destination)
         if held is None:
-            held = self._held[destination] = _Held()
+            held = self.held[destination] = _Held()
             self._tell(destination)
         if held.probe == number:
             held.probe = None
@@ -126,12 +121,12 @@ class Retries:
 
     def wait_behind(self, destination: Destination, message: Outgoing) -> None:
         """Keep a message that was not sent yet."""
-        self._held[destination].waiting.append(message)
+        self.held[destination].waiting.append(message)
         self.count += 1
 
     def look(self) -> None:
         """Send what waits for a message that has been answered for. Call after each answer."""
-        for destination, held in [*self._held.items()]:
+        for destination, held in [*self.held.items()]:
             if held.probe is not None and self._writer.is_answered(held.probe):
                 held.probe = None
                 self._send(destination, held)
@@ -139,11 +134,11 @@ class Retries:
     def end(self) -> list[Outgoing]:
         """Give up; returns the messages that waited."""
         left: list[Outgoing] = []
-        for held in self._held.values():
+        for held in self.held.values():
             if held.timer is not None:
                 held.timer.cancel()
             left += held.messages()
-        self._held.clear()
+        self.held.clear()
         self.count = 0
         return left
 
@@ -159,13 +154,13 @@ class Retries:
         messages = held.messages()
         if held.probe is None and not self._writer.has_in_flight(destination):
             if not messages:
-                del self._held[destination]
+                del self.held[destination]
                 self._writer.progressed()
                 return
-            if self._writer.send_again(messages[:1]) and self._held.get(destination) is held:
+            if self._writer.send_again(messages[:1]) and self.held.get(destination) is held:
                 held.probe = self._writer.last_number
                 self._sent(held, messages, 1)
-        if self._held.get(destination) is held:  # the connection lives
+        if self.held.get(destination) is held:  # the connection lives
             self._arm(destination, held)
             self._writer.progressed()
 
@@ -173,13 +168,13 @@ class Retries:
         """Send all, as far as there is room."""
         messages = held.messages()
         sent = self._writer.send_again(messages)
-        if self._held.get(destination) is not held:  # the connection ended
+        if self.held.get(destination) is not held:  # the connection ended
             return
         self._sent(held, messages, sent)
         if sent == len(messages):
             if held.timer is not None:
                 held.timer.cancel()
-            del self._held[destination]
+            del self.held[destination]
             logger.debug("the broker takes messages to exchange %r with routing key %r again", *destination)
         else:
             held.delay = _FIRST
