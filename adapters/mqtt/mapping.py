@@ -273,13 +273,13 @@ class Mqtt5Codec:
                 extensions[Features.EXTENSION_TIME_TO_LIVE] = float(properties.expiry)
             if properties.user:
                 headers: dict[str, Any] = dict(properties.user)
-                is_repeated = len(headers) < len(properties.user)
                 content_encoding = headers.pop(CONTENT_ENCODING, None)
                 if MESSAGE_ID in headers:
                     extensions["messageId"] = headers.pop(MESSAGE_ID)
-                if is_repeated and headers:
-                    headers = gathered(each for each in properties.user if each[0] in headers)
                 if headers:
+                    ours = (content_encoding is not None) + ("messageId" in extensions)
+                    if len(headers) + ours < len(properties.user):  # several of one name
+                        headers = gathered(each for each in properties.user if each[0] in headers)
                     extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
             told = MappingProxyType(extensions)
         return (

@@ -268,19 +268,19 @@ def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
         if length > MAX_PROPERTIES:
             raise LimitExceededError(f"{length} bytes of properties in one packet; at most {MAX_PROPERTIES} are read")
         found = Properties()
-        more: dict[int, None] = {}
+        identifiers: dict[int, None] | None = None
         has_format = False
         while at < end:
             kind = data[at]
             at += 1
             if kind == _SUBSCRIPTION:
                 identifier, at = _parse_varint(data, at)
-                if not identifier:
-                    raise ProtocolError("subscription identifier 0")
                 if not found.subscriptions:  # nearly always
                     found.subscriptions = (identifier,)
                 else:
-                    more[identifier] = None
+                    if identifiers is None:
+                        identifiers = dict.fromkeys(found.subscriptions)
+                    identifiers[identifier] = None
             elif kind == _USER:
                 name, at = _parse_text(data, at)
                 value, at = _parse_text(data, at)
@@ -308,8 +308,8 @@ def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
                 found.reason, at = _parse_text(data, at)
             else:
                 raise ProtocolError(f"{'repeated' if kind in _ONCE else 'unexpected'} property 0x{kind:02X}")
-        if more:
-            found.subscriptions = (*dict.fromkeys((*found.subscriptions, *more)),)
+        if identifiers is not None:
+            found.subscriptions = (*identifiers,)
     except (IndexError, UnicodeDecodeError) as error:
         raise ProtocolError("malformed properties") from error
     if at != end:

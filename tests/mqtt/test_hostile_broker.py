@@ -132,17 +132,6 @@ def test_a_repeated_property_that_may_come_once_ends_the_connection(entry: bytes
     run(main())
 
 
-def test_subscription_identifier_0_ends_the_connection() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            publish(connection, b"\x0b\x00")
-            error, reason = await end_of(core, connection)
-            assert reason == packets.PROTOCOL_ERROR
-            assert "subscription identifier 0" in str(error)
-
-    run(main())
-
-
 @pytest.mark.parametrize("kind", [packets.SUBACK, packets.PUBACK, packets.DISCONNECT, 0xF0])
 def test_a_large_packet_other_than_publish_ends_the_connection_before_its_body_arrives(kind: int) -> None:
     async def main() -> None:
