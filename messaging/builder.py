@@ -10,6 +10,7 @@ from messaging.acknowledge import DirectAcknowledgement
 from messaging.errors import ArgumentError, InvalidContentError
 from messaging.message import NO_EXTENSIONS, Message, MessageContext, kind_like
 from messaging.services import LdapFilter
+from messaging.text import exact
 
 T = TypeVar("T")
 
@@ -122,7 +123,7 @@ class MessageContextBuilder(MessageContextProvider):
         """Set one extension; see :class:`~messaging.features.Features`. A later value for a key wins."""
         if not isinstance(key, str):
             raise ArgumentError(f"an extension key must be a str, not {type(key).__name__}")
-        self._extensions[key] = frozen(value)
+        self._extensions[exact(key)] = frozen(value)
         return self
 
     def extensions(self, extensions: Mapping[str, Any]) -> Self:
@@ -156,7 +157,7 @@ class MessageContextBuilder(MessageContextProvider):
     def _text(self, name: str, value: str) -> Self:
         if not isinstance(value, str):
             raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
-        self._values[name] = value
+        self._values[name] = exact(value)
         return self
 
     def _build(self, values: Mapping[str, str | None]) -> MessageContext:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Final
 
 from messaging.errors import InvalidChannelError
+from messaging.text import exact
 
 SEPARATOR: Final = "/"
 ANY_LEVEL: Final = "+"
@@ -53,7 +54,7 @@ def escape_forbidden(text: str) -> str:
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidChannelError(f"{what} must be a str, not {type(value).__name__}")
-    return value
+    return exact(value)
 
 
 def _check_text(text: str, what: str) -> str:

@@ -73,6 +73,7 @@ from messaging.services import (
 from messaging.settings import URL_VARIABLE, Settings, load_settings
 from messaging.subscription import MessageSubscription
 from messaging.suggestions import did_you_mean
+from messaging.text import exact
 from messaging.url import BrokerUrl, concealed, parse_url
 from messaging.waiting import warn_in_loop
 from messaging.workers import workers
@@ -435,6 +436,8 @@ class Messaging:
         """``allowed``: keys of subscribing that have a meaning here, too."""
         try:
             # the types too: True and 1 are equal, and mean different things
+            if channel.__class__ is not str and isinstance(channel, str):
+                channel = exact(channel)  # one that equals another channel would get its context
             key = (channel, allowed, *context.items(), *map(type, context.values()))
             known = self._contexts.get(key)
         except TypeError:  # a value is not hashable, such as headers

@@ -25,6 +25,7 @@ from messaging.extensions import PublishOptions, identified, publish_options, re
 from messaging.features import Features
 from messaging.message import NO_EXTENSIONS, Message, MessageContext, kind_like
 from messaging.outbox import IdentifiedPublication, Publication
+from messaging.text import exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,7 +120,7 @@ class MessagePublisher:
 
     def check_like(self, context: MessageContext, options: PublishOptions) -> None:
         """:meth:`check` a context that differs from one that came to ``options`` in nothing but the channel."""
-        channels.check_name(context._channel or "")
+        context._channel = channels.check_name(context._channel or "")
         self._adapter.check_publish(context, options)
         context._plan = (self._stamp, options)
 
@@ -203,8 +204,10 @@ class MessagePublisher:
                 "no channel: neither the message's context nor the call names one; "
                 "use builder.channel(...) or publish(message, 'a/b')"
             )
-        if not isinstance(channel, str):
-            raise InvalidChannelError(f"channel must be a str, not {type(channel).__name__}")
+        if channel.__class__ is not str:
+            if not isinstance(channel, str):
+                raise InvalidChannelError(f"channel must be a str, not {type(channel).__name__}")
+            channel = context._channel = exact(channel)
         stamp = self._stamp
         extensions = requested(context, self._adapter) if context._is_received else context._extensions
         key = _alike(context, extensions)
@@ -241,7 +244,7 @@ class MessagePublisher:
             if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
                 raise self._adapter.lacks(Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber")
         if context._reply_to_channel is not None:
-            channels.check_name(context._reply_to_channel)
+            context._reply_to_channel = channels.check_name(context._reply_to_channel)
 
     def _set_will(self, will: Publication) -> None:
         with self._will_lock:

@@ -208,7 +208,7 @@ class MessageSubscription:
         adapter = self._connection.adapter
         if context._channel is None:
             raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
-        channels.check_pattern(context._channel)
+        context._channel = channels.check_pattern(context._channel)
         if channels.has_wildcard(context._channel) and Features.WILDCARDS not in adapter.features:
             raise adapter.lacks(Features.WILDCARDS)
         if context._channel_extension is not None:

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.dispatch.log import EventLog
-from messaging.dispatch.permission import TopicPermission
+from messaging.dispatch.permission import TopicPermission, check_principal
 from messaging.dispatch.topics import TopicTrie, check_topic
-from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
+from messaging.errors import ClosedError, PermissionDeniedError
 from messaging.promise import Promise
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.registry import interface_name
@@ -234,7 +234,7 @@ class Dispatcher(Generic[H, R]):
         Raises:
             NullEventError, InvalidTopicError: it is no topic.
         """
-        check_topic(topic)
+        topic = check_topic(topic)
         routes = self.routes  # first: what is made from now on may already be out of date, and then goes with them
         found = routes.get(topic)
         if found is not None:
@@ -280,8 +280,7 @@ class Dispatcher(Generic[H, R]):
             PermissionDeniedError: it may not do that with the topic.
             ArgumentError: it is none.
         """
-        if principal is not None and not isinstance(principal, str):
-            raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
+        principal = check_principal(principal)
         if not self.may(principal, action, topic):
             who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
             raise PermissionDeniedError(f"{self.name}: {who} may not {action} {topic!r}")

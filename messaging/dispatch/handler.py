@@ -19,6 +19,7 @@ from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.services.filter import LdapFilter
+from messaging.text import exact
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
@@ -114,7 +115,7 @@ def read_principal(value: Any, name: str) -> Principal:
     """
     if value is not None and not isinstance(value, str):
         raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
-    return value
+    return None if value is None else exact(value)
 
 
 def read_timeout(value: Any, name: str) -> float | None:

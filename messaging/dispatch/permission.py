@@ -14,6 +14,7 @@ from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.reprs import tolerant
+from messaging.text import exact
 
 logger = EventLog(__name__)
 
@@ -141,9 +142,17 @@ class _Listener:
         self.call = call
 
 
-def _check_principal(principal: Any) -> None:
-    if principal is not None and not isinstance(principal, str):
+def check_principal(principal: Any) -> Principal:
+    """Return the name of a principal as an exact ``str``, or ``None``.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if principal is None:
+        return None
+    if not isinstance(principal, str):
         raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
+    return exact(principal)
 
 
 class TopicPolicy:
@@ -169,7 +178,7 @@ class TopicPolicy:
         Raises:
             ArgumentError: what is granted is no TopicPermission, or the principal is no str; nothing is granted.
         """
-        _check_principal(principal)
+        principal = check_principal(principal)
         added = TopicPermissionCollection(permissions)
         with self._lock:
             granted = self._grants.get(principal)
@@ -186,7 +195,7 @@ class TopicPolicy:
         Raises:
             ArgumentError: the principal is no str.
         """
-        _check_principal(principal)
+        principal = check_principal(principal)
         with self._lock:
             self._grants = {each: granted for each, granted in self._grants.items() if each != principal}
         self._tell()
@@ -197,7 +206,7 @@ class TopicPolicy:
         Raises:
             ArgumentError: the principal is no str.
         """
-        _check_principal(principal)
+        principal = check_principal(principal)
         granted = self._grants.get(principal)
         return granted is not None and granted.implies(permission)
 

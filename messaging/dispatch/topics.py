@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import InvalidTopicError, NullEventError
 from messaging.reprs import tolerant
+from messaging.text import exact
 
 T = TypeVar("T")
 
@@ -43,24 +44,26 @@ def is_topic(text: str) -> bool:
     return bool(_ASCII.fullmatch(text)) or (not text.isascii() and all(map(_is_token, text.split("/"))))
 
 
-def check_topic(topic: str) -> None:
-    """Refuse what is not the name of a topic.
+def check_topic(topic: str) -> str:
+    """Return the name of a topic as an exact ``str``, and refuse what is none.
 
     Raises:
         NullEventError: it is ``None``.
         InvalidTopicError: it breaks the grammar, or has wildcards.
     """
-    _check_str(topic, "topic")
+    topic = _exact(topic, "topic")
     if not is_topic(topic):
         hint = "; wildcards are for handlers" if MULTI_LEVEL in topic or SINGLE_LEVEL in topic else ""
         raise InvalidTopicError(topic, f"not a topic: {_fault(topic)}{hint}")
+    return topic
 
 
-def _check_str(text: Any, what: str) -> None:
+def _exact(text: Any, what: str) -> str:
     if text is None:
         raise NullEventError(f"a {what} is needed, not None")
     if not isinstance(text, str):
         raise InvalidTopicError(text, f"a {what} must be a str, not {type(text).__name__}")
+    return exact(text)
 
 
 def _fault(text: str) -> str:
@@ -103,15 +106,15 @@ class TopicFilter:
             NullEventError: ``text`` is ``None``.
             InvalidTopicError: it breaks the grammar.
         """
-        _check_str(text, "topic filter")
+        text = _exact(text, "topic filter")
         tokens = text.split("/")
-        exact = tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens
-        for level, token in enumerate(exact, 1):
+        levels = tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens
+        for level, token in enumerate(levels, 1):
             if not (_is_token(token) or (token == SINGLE_LEVEL and single_level)):
                 raise InvalidTopicError(text, f"not a topic filter: {_wrong(token, level, text, single_level)}")
-        self.text = "/".join(tokens)  # a plain str, whatever it was
+        self.text = text
         self.tokens = tuple(tokens)
-        self.has_wildcard = len(exact) != len(tokens) or SINGLE_LEVEL in exact
+        self.has_wildcard = len(levels) != len(tokens) or SINGLE_LEVEL in levels
         self._expression = re.compile(_pattern(tokens)).fullmatch if self.has_wildcard else None
 
     def matches(self, topic: str) -> bool:
@@ -171,8 +174,7 @@ def _wrong(token: str, level: int, text: str, single_level: bool) -> str:
 
 def parse_filter(text: str, *, single_level: bool = True) -> TopicFilter:
     """A remembered ``TopicFilter(text)``. Raises as that; thread safe."""
-    _check_str(text, "topic filter")  # what has no hash cannot be looked up
-    return _parsed(text, single_level)
+    return _parsed(_exact(text, "topic filter"), single_level)
 
 
 @lru_cache(_PARSED)

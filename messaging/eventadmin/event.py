@@ -12,6 +12,7 @@ from messaging.errors import InvalidEventError, InvalidFilterError
 from messaging.eventadmin.constants import EventConstants
 from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
+from messaging.text import exact
 
 #: what subclasses must not override (6.3)
 _FINAL: Final = (
@@ -49,8 +50,7 @@ class Event:
         topic_names: Iterable[str] = EventConstants.EVENT_TOPIC_NAMES,
     ) -> None:
         if type(topic) is not str:
-            check_topic(topic)
-            topic = str.__str__(topic)  # a plain one, whatever a subclass makes of it
+            topic = check_topic(topic)  # an exact one, whatever a subclass makes of it
         _check_topic(topic)
         found: dict[str, Any] = {}
         if properties is not None:
@@ -60,7 +60,7 @@ class Event:
                 )
             found = dict(properties)  # of a dict in one step: others may change it meanwhile
             if not _STR.issuperset(map(type, found)):
-                found = {key: value for key, value in found.items() if isinstance(key, str)}
+                found = {exact(key): value for key, value in found.items() if isinstance(key, str)}
         if topic_names is not EventConstants.EVENT_TOPIC_NAMES:
             topic_names = _checked(topic_names)
         for name in topic_names:

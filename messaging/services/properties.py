@@ -7,6 +7,7 @@ from typing import Any
 
 from messaging.errors import ArgumentError
 from messaging.reprs import tolerant
+from messaging.text import exact
 
 
 class ServiceProperties(Mapping[str, Any]):
@@ -24,15 +25,17 @@ class ServiceProperties(Mapping[str, Any]):
     __slots__ = ("_folded", "_written")
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
-        self._written = dict(properties)
+        self._written: dict[str, Any] = {}
         self._folded: dict[str, Any] = {}
-        for key, value in self._written.items():
+        for key, value in dict(properties).items():
             if not isinstance(key, str) or not key:
                 raise ArgumentError(f"a property key must be a non-empty str, not {key!r:.80}")
+            key = exact(key)
             folded = key.casefold()
             if folded in self._folded:
                 raise ArgumentError(f"property {key!r:.80} is given twice; keys that differ only by case are the same")
             self._folded[folded] = value
+            self._written[key] = value
 
     def __getitem__(self, key: str) -> Any:
         return self._folded[key.casefold()]

@@ -33,6 +33,7 @@ from messaging.forking import hold_over_fork
 from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.properties import ServiceProperties
+from messaging.text import exact
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def interface_name(interface: Interface) -> str:
         ArgumentError: neither a class nor a non-empty str.
     """
     if isinstance(interface, str) and interface:
-        return interface
+        return exact(interface)
     if isinstance(interface, type):
         return f"{interface.__module__}.{interface.__qualname__}"
     raise ArgumentError(f"an interface must be a class or a non-empty str, not {interface!r:.80}")

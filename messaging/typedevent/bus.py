@@ -234,6 +234,8 @@ class TypedEventBus(EventService):
         if topic is None:
             _check_event(event)
             topic = topic_of(event.__class__)
+        elif topic.__class__ is not str:
+            topic = check_topic(topic)  # an exact one: what is checked is what it is published to
         route = self._route_of(topic)
         if principal is not None or self._dispatcher.policy is not None:
             self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
@@ -261,6 +263,8 @@ class TypedEventBus(EventService):
         """
         if event is None:
             raise NullEventError("an event is needed, not None")
+        if topic.__class__ is not str:
+            topic = check_topic(topic)  # see deliver()
         route = self._route_of(topic)
         if principal is not None or self._dispatcher.policy is not None:
             self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
@@ -285,6 +289,7 @@ class TypedEventBus(EventService):
         self, topic: str, data: Mapping[str, Any], passed: tuple[object, ...], *, principal: Principal = None
     ) -> None:
         """``deliver_untyped`` for an event that comes from other event services; see ``PublishedEvent.passed``."""
+        topic = check_topic(topic)
         route = self._route_of(topic)
         self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         event = PublishedEvent(topic, _copied(data))
@@ -319,16 +324,18 @@ class TypedEventBus(EventService):
     def _record(self, route: Route, event: PublishedEvent) -> None:
         """Publish to a topic that is recorded or watched, in one step with whoever joins or leaves."""
         dispatcher = self._dispatcher
+        kept = event.owned()  # a handler may change what it gets, but not what others see later
         while True:
             lanes = [lane for lane in route.lanes_for(event) if lane.has_room()]  # this may take time: without the lock
             with dispatcher.lock:
                 if dispatcher.routes.get(event.topic) is route:
-                    event.time = time.time()
-                    dropped = self._history.append(event, route.policy)  # noqa: F841  # let go of without the lock
+                    event.time = kept.time = time.time()
+                    dropped = self._history.append(kept, route.policy)  # noqa: F841  # let go of without the lock
+                    event.sequence = kept.sequence
                     for lane in lanes:
                         lane.put(event)
                     for tap in route.taps:
-                        tap.put(event)
+                        tap.put(kept)
                     return
             dispatcher.refuse_closed()
             route = dispatcher.route(event.topic)
@@ -362,7 +369,7 @@ class TypedEventBus(EventService):
             raise ArgumentError(f"event_type must be a class, not {event_type!r:.80}")
         if isinstance(topic, type):
             topic = topic_of(topic)
-        check_topic(topic)
+        topic = check_topic(topic)
         self._refuse_closed()
         self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         return TypedEventPublisher(self, topic, principal)

@@ -6,7 +6,7 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.typedevent.maps import EventData, to_map
+from messaging.typedevent.maps import EventData, checked_copy, to_map
 
 if TYPE_CHECKING:
     from messaging.typedevent.simple import Converter
@@ -72,8 +72,16 @@ class PublishedEvent:
         copy.passed = self.passed
         return copy
 
+    def owned(self) -> PublishedEvent:
+        """The same event with a copy of untyped data, which handlers of this one cannot reach."""
+        if self.data.__class__ is not dict:
+            return self
+        owned = self.copy()
+        owned.data = checked_copy(self.data)
+        return owned
+
     def as_map(self) -> EventData:
-        """The data in map form, made once. It is shared: not to be changed.
+        """The data in map form, made once. It is shared by handlers: not to be changed.
 
         Raises:
             InvalidEventError: the data is no tree.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
 from messaging.errors import InvalidEventError, NullEventError
+from messaging.text import exact
 from messaging.typedevent.schema import COMMON, Schema, is_collection, is_simple, schema_of
 
 #: event data in map form
@@ -161,6 +162,7 @@ def _checked_keys(data: dict[Any, Any], path: _Path) -> dict[Any, Any]:
                 raise InvalidEventError(
                     f"the keys of an event are str: in {_shown(path)} there is a {type(key).__name__}"
                 )
+        return {exact(key): value for key, value in data.items()}
     return data
 
 

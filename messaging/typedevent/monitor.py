@@ -13,6 +13,7 @@ from reactivex import Observable
 from reactivex.disposable import Disposable
 
 from messaging.dispatch.dispatcher import when_all_done
+from messaging.dispatch.handler import read_principal
 from messaging.dispatch.lanes import LIMIT, ThreadLane
 from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission
@@ -20,6 +21,7 @@ from messaging.dispatch.pool import Pool
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
 from messaging.typedevent.history import UNLIMITED, RangePolicy, last
+from messaging.typedevent.maps import to_map
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class MonitorEvent:
     """An event that was published (157.11.2)."""
 
     topic: str
-    #: in map form; shared with handlers and other monitors: not to be changed
+    #: in map form: a copy for this observer
     event_data: dict[str, Any]
     #: in UTC
     publication_time: datetime
@@ -100,7 +102,7 @@ class Tap:
 
     def _map_of(self, event: PublishedEvent) -> dict[str, Any] | None:
         try:
-            return event.as_map()
+            return to_map(event.data)  # a copy for each observer: the map of the event is shared
         except Exception as error:  # noqa: BLE001  # a property of the event may raise anything
             logger.error("%s: no monitor sees an event on %r: %s", self._monitor.dispatcher.name, event.topic, error)
             return None
@@ -176,8 +178,7 @@ class TypedEventMonitor:
         since = _in_utc(history) if isinstance(history, datetime) else history
         if not isinstance(history_only, bool):
             raise ArgumentError(f"history_only must be a bool, not {type(history_only).__name__}")
-        if principal is not None and not isinstance(principal, str):
-            raise ArgumentError(f"principal must be a str, not {type(principal).__name__}")
+        principal = read_principal(principal, "principal")
 
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
             tap = Tap(self, observer, principal)
@@ -305,7 +306,7 @@ class TypedEventMonitor:
         Raises:
             NullEventError, InvalidTopicError: it is no topic; one with wildcards is none.
         """
-        check_topic(topic_name)
+        topic_name = check_topic(topic_name)
         with self.dispatcher.lock:
             return self._history.effective(topic_name)
 
@@ -329,8 +330,7 @@ class TypedEventMonitor:
         parsed = parse_filter(arguments[-1])
 
         def matches(topic_name: str) -> bool:
-            check_topic(topic_name)
-            return parsed.matches(topic_name)
+            return parsed.matches(check_topic(topic_name))
 
         return matches if len(arguments) == 1 else matches(arguments[0])
 

@@ -219,7 +219,7 @@ class Receiver(Handler[PublishedEvent]):
         def go_on() -> None:
             first: list[PublishedEvent] = []
             try:
-                first = last(self.terms.history, filter(self.accepts, past))
+                first = [each.owned() for each in last(self.terms.history, filter(self.accepts, past))]
             finally:  # whatever interrupts this
                 lane.release(first)
 
