@@ -17,7 +17,11 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
-from messaging.capabilities import NAME_PROPERTY, builder_properties, instance_properties
+from messaging.capabilities import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
+from messaging.capabilities import NAME_PROPERTY as NAME_PROPERTY
+from messaging.capabilities import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
+from messaging.capabilities import PROVIDER_PROPERTY as PROVIDER_PROPERTY
+from messaging.capabilities import builder_properties, instance_properties
 from messaging.channels import check_name
 from messaging.codecs import encode
 from messaging.connection import Connection
