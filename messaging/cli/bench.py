@@ -1,4 +1,4 @@
-"""``messaging bench``: measure what a broker, and the way to it, carries."""
+"""``messaging bench``: measure rates and latencies of a broker and of the way to it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ logger = logging.getLogger(__name__)
 
 MODES: Final = ("both", "pub", "sub", "request")
 
-#: what of a run does not come while nothing comes for so long is lost, seconds
+#: silence after which the missing messages of a run count as lost, seconds
 _SILENCE: Final = 3.0
-#: how long a run that was ended waits for what is on its way, seconds
+#: how long an interrupted run waits for outcomes and deliveries, seconds
 _LAST_WAIT: Final = 5.0
 #: how often to look whether it is over, seconds
 _LOOK: Final = 0.02
 
-_Mode = Annotated[str, typer.Argument(metavar="[both|pub|sub|request]", help="What is measured.", show_default=False)]
+_Mode = Annotated[
+    str, typer.Argument(metavar="[both|pub|sub|request]", help="Which direction to measure.", show_default=False)
+]
 _Topic = Annotated[
     str | None, typer.Option("--topic", "-t", metavar="CHANNEL", help="By default one that is new for each run.")
 ]
@@ -92,8 +94,8 @@ def bench(
 ) -> int:
     """Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.
 
-    Ends by itself, and reports when it is interrupted, too. What is unconfirmed or on its way is
-    bounded, so no broker is flooded. Exit code 1 if messages failed or were lost.
+    Ends by itself, and reports when it is interrupted, too. Messages that are unconfirmed or on
+    their way are bounded, so no broker is flooded. Exit code 1 if messages failed or were lost.
 
     Example: messaging bench mqtt://localhost both --messages 50000 --qos 1 --publishers 2
     """
@@ -260,7 +262,7 @@ class _Bench:
         return time.monotonic() - max(self._last, self._quiet_since) < _SILENCE
 
     def end(self) -> None:
-        """Have the loads stop, and wait for what is on its way, so that it is not taken for lost."""
+        """Stop the loads, and wait for messages on their way, so that they do not count as lost."""
         self._stop.set()
         deadline = time.monotonic() + _LAST_WAIT
         while time.monotonic() < deadline and any(load.is_running or load.unsettled for load in self._loads):
@@ -341,7 +343,7 @@ class _Bench:
         return self._tally.missing({number: load.accepted for number, load in enumerate(self._loads)})
 
     def exit_code(self, *, interrupted: bool) -> ExitCode:
-        """Return what to exit with, and say on stderr why."""
+        """Return the exit code, and report the reason on stderr."""
         error = next((load.error for load in self._loads if load.error is not None), None)
         if error is not None:
             report(f"{sum(load.failed for load in self._loads)} messages failed: {error}")

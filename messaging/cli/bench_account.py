@@ -1,4 +1,4 @@
-"""What ``messaging bench`` counts: which messages arrived, lost ones, duplicates, and how long they took."""
+"""The accounts of ``messaging bench``: received, lost and duplicate messages, and latencies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BITS: Final = 8
 
 
 class Stamp(NamedTuple):
-    """What a payload says of itself."""
+    """The origin of a payload: run, publisher, sequence number, and when it was published."""
 
     run: bytes
     publisher: int
@@ -42,7 +42,7 @@ def stamped(run: bytes, publisher: int, sequence: int, sent: int, padding: bytes
 
 
 def stamp_of(payload: bytes) -> Stamp | None:
-    """Return what a payload says of itself, or ``None`` if it is not one of a bench."""
+    """Return the origin of a payload, or ``None`` if it is not one of a bench."""
     if len(payload) < LEAST_SIZE or not payload.startswith(_MARK):
         return None
     _, run, publisher, sequence, sent = _HEADER.unpack_from(payload)
@@ -95,7 +95,7 @@ class Latencies:
 
 
 class _Publisher:
-    """What arrived of one publisher."""
+    """The messages that arrived of one publisher."""
 
     def __init__(self) -> None:
         self.seen = bytearray()

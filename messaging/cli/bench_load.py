@@ -76,7 +76,7 @@ class Load:
         self._padding = bytes(size)
         self._window = threading.BoundedSemaphore(window)
         self._open = window
-        self._lock = threading.Lock()  # guards what callbacks change
+        self._lock = threading.Lock()  # guards the counters, which callbacks change
         self.accepted = bytearray(count)
         self.latencies = Latencies()
         self.sent = self.done = self.failed = 0

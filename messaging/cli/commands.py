@@ -68,7 +68,7 @@ OWN: Final[Mapping[str, Own]] = {
     ),
 }
 
-#: what other programs call a command -> ours
+#: name of a command in other programs -> the name here
 _ALIASES: Final[Mapping[str, str]] = {
     "publish": "pub",
     "send": "pub",
@@ -98,7 +98,7 @@ class Commands(TyperGroup):
         return [*OWN, *(name for name in found() if name not in OWN and self._loads(name))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the base class's
-        """Return the command of that name, or ``None``; of our own only what the list of commands needs.
+        """Return the command of that name, or ``None``. Own commands are stubs with name and help, for lists.
 
         Raises:
             ConfigurationError: it is of another package and does not load.
@@ -108,7 +108,7 @@ class Commands(TyperGroup):
         return self._load(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ARG002  # the base class's
-        """Return name, command and arguments of what is to be run.
+        """Return name, command and arguments of the command to run.
 
         Raises:
             ArgumentError: there is no such command; names the nearest one.

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
 
-#: bash takes these for the start of a word of its own, and replaces only what comes after the last of them
+#: bash begins a new word after each of these, and replaces only the text after the last one
 _BASH_BREAKS: Final = "=:"
 
 
 class Candidate(NamedTuple):
-    """What the word at the cursor may become.
+    """A word that may replace the one at the cursor.
 
     Attributes:
         help: a few words about it; may be empty.
@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
 
 def answer(shell: str, arguments: Sequence[str]) -> str:
-    """Return what the script of ``shell`` expects on stdout.
+    """Return the candidates as the script of ``shell`` expects them on stdout.
 
     Args:
         shell: one of :data:`~messaging.cli.completion_scripts.SCRIPTS`.
@@ -59,7 +59,7 @@ def _split(line: str) -> list[str]:
 
 
 def candidates(words: Sequence[str], incomplete: str) -> list[Candidate]:
-    """Return what may stand where ``incomplete`` does, after ``words``."""
+    """Return the words that may replace ``incomplete``, after ``words``."""
     if words and words[-1] in ("--install-completion", "--show-completion"):
         from messaging.cli.completion_scripts import SCRIPTS
 

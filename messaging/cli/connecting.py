@@ -1,4 +1,4 @@
-"""Connecting a command: which broker it was given, what its instance is called, what stderr says of the connection."""
+"""Connect a command: choose its broker, name its instance, report losses and returns of the connection on stderr."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def connect(
         target: where to.
         command: the name of the command. With the process id it is the name of the instance, so that logs and the
             broker's list of clients tell one run from another.
-        client_id: what ``--id`` was given.
-        settings: what ``--option`` was given. They win over those of a saved context, which win over those in the URL.
+        client_id: the value of ``--id``.
+        settings: the values of ``--option``. They win over those of a saved context, which win over those in the URL.
         tell: whether stderr says when a lost connection is back.
         defaults: settings for which the command line names no value; they win over the URL, too.
 

@@ -22,7 +22,7 @@ _LONGEST: Final = 65_536
 
 context = typer.Typer(name="context", add_completion=False, pretty_exceptions_enable=False)
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the context is called.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the context.")]
 _Json = Annotated[bool, typer.Option("--json", help="JSON, in one line.")]
 
 
@@ -151,7 +151,7 @@ def _shown(saved: SavedContext) -> dict[str, object]:
 @context.command()
 def remove(
     context_names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", show_default=False, help="What is to be removed.")
+        list[str], typer.Argument(metavar="NAME...", show_default=False, help="Names of the contexts.")
     ],
     quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
     debug: options.Debug = False,  # noqa: ARG001

@@ -26,7 +26,7 @@ from messaging.url import is_secret_option, parse_url
 
 logger = logging.getLogger(__name__)
 
-#: what marks a context where a broker URL may stand
+#: marks a context where a broker URL may stand
 PREFIX: Final = "@"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION: Final = 1
@@ -112,7 +112,7 @@ def load() -> dict[str, SavedContext]:
 
 
 class _MalformedError(Exception):
-    """The file is JSON, but not what this module writes."""
+    """The file is JSON of another structure."""
 
 
 def _checked(found: Any) -> Iterator[tuple[str, Any]]:
@@ -143,7 +143,7 @@ def get(name: str) -> SavedContext:
 
 
 def check_saved(name: str, known: Mapping[str, SavedContext]) -> None:
-    """Refuse a name that is none of those that are ``known``.
+    """Refuse a name that is not in ``known``.
 
     Raises:
         ConfigurationError: names the nearest one, or all.

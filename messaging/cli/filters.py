@@ -24,11 +24,11 @@ _REMEMBERED: Final = 10_000
 
 
 class Verdict(enum.Enum):
-    """What becomes of a message."""
+    """The decision on a message."""
 
     WRITE = enum.auto()
     SKIP = enum.auto()
-    #: it is not written, and neither is any after it
+    #: not written, and neither is any message after it
     END = enum.auto()
 
 
@@ -52,7 +52,7 @@ class Filter:
         self._retained_only = retained_only
 
     def verdict(self, message: Message) -> Verdict:
-        """Return what becomes of ``message``."""
+        """Return the decision on ``message``."""
         retained = is_retained(message)
         if self._retained_only and not retained:
             return Verdict.END
@@ -67,7 +67,7 @@ class Filter:
 
 
 class Removal:
-    """Removes messages that the broker has retained, and counts what became of it. For one thread at a time."""
+    """Removes messages that the broker has retained, and counts the outcomes. For one thread at a time."""
 
     def __init__(self, m: Messaging) -> None:
         self._m = m

@@ -89,7 +89,7 @@ def _unix(_: Message, now: int) -> bytes:
 
 
 def _parameters(message: Message, now: int) -> dict[str, Any]:
-    """What ``%j`` and ``%J`` write, up to the payload."""
+    """Return the object of ``%j`` and ``%J``, without the payload."""
     local = time.localtime(now // 10**9)
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{now // 1000 % 10**6:06}{time.strftime('%z', local)}"
     context = message.context
