@@ -28,7 +28,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     Features.EXTENSION_RETAIN: (True, ["1", 1]),
     Features.EXTENSION_TIME_TO_LIVE: (5.0, [0, -1, "5", float("inf"), float("nan"), True]),
     Features.EXTENSION_PRIORITY: (3, [-1, 10, 1.5, "3", True]),
-    Features.EXTENSION_HEADERS: ({"k": "v"}, ["k=v", {"k": 1}, {1: "v"}, {"": "v"}, {"k": "\0"}, {"k": "\ud800"}]),
+    Features.EXTENSION_HEADERS: ({"k": "v"}, ["k=v", {"k": 1j}, {1: "v"}, {"": "v"}, {"k": "\0"}, {"k": "\ud800"}]),
     Features.EXTENSION_MANDATORY: (True, ["yes", 1, None]),
     Features.EXTENSION_MESSAGE_ID: ("own", ["", "x" * 256, "a\nb", "\0", "\ud800", 7, b"own", None]),
     Features.EXTENSION_TIMEOUT: (5.0, [0, -1, "5", float("nan"), None]),
