@@ -111,6 +111,12 @@ def test_sample_of_the_page_on_events_runs(number: int) -> None:
     run_sample(SAMPLES_OF_EVENTS[number])
 
 
+def test_sample_of_the_page_on_extensions_runs() -> None:
+    """A context builder of one's own, found by its feature."""
+    (sample,) = (each for each in samples(ROOT / "docs" / "extensions.md") if "register_context_builder" in each)
+    run_sample(sample)
+
+
 def test_links_of_the_documentation_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)", page.read_text()):

@@ -33,7 +33,11 @@ EXTENSIONS: Final = "osgi.messaging.replyToSubscription.extensions"
 
 
 class ReplyToSubscriptionHandler(Protocol):
-    """Handles requests and answers nothing (RFC 5.7.4). What it raises goes to whoever named a reply channel."""
+    """Handle requests and answer nothing (RFC 5.7.4).
+
+    What it raises goes to the requester, if the request names a reply channel. A request that names one goes to a
+    handler that answers instead, if the whiteboard has one that is meant.
+    """
 
     def handle_response(self, request_message: Message) -> object:
         """Handle a request."""
