@@ -137,6 +137,7 @@ class Subscription(Subscribed):
         self._connection = connection
         self._adapter = connection.adapter
         self._model = consumption.model
+        self._default_content_type = connection.adapter.settings.default_content_type
         self._on_invalid = consumption.on_invalid
         direct = consumption.direct
         self._direct = DirectAcknowledger(direct, services, spec.channel) if direct is not None else None
@@ -450,6 +451,8 @@ class Subscription(Subscribed):
                 incoming._state = _RECEIVED
                 self._counted, self._handed_out = incoming, self._handed_out + 1
             message = ReceivedMessage(incoming.payload, incoming, self._model)
+            if self._default_content_type is not None:
+                message._default_content_type = self._default_content_type
             if (self._model is None and self._direct is None) or self._enters(message, incoming):
                 counters = self.counters
                 # in one step, as far as interrupts go: assignments do not look for signals
@@ -582,7 +585,9 @@ class Subscription(Subscribed):
         if state is AcknowledgeType.UNKNOWN:
             return False
         if self._direct is not None:
-            self._direct.settled(ReceivedMessage(incoming.payload, incoming, self._model))
+            message = ReceivedMessage(incoming.payload, incoming, self._model)
+            message._default_content_type = self._default_content_type
+            self._direct.settled(message)
         return True
 
     def is_void(self, message: Message) -> bool:

@@ -198,10 +198,12 @@ class Message(Generic[V_co]):
     state is ``UNSUPPORTED``, unless the message was settled before.
     """
 
-    __slots__ = ("_context", "_model", "_payload", "_value")
+    __slots__ = ("_context", "_default_content_type", "_model", "_payload", "_value")
 
     #: the model last decoded for, and the outcome; unset until then
     _value: tuple[Any, Any]
+    #: of a payload whose context has none; unset unless the instance that received it has the setting
+    _default_content_type: str | None
 
     def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
         self._payload = payload
@@ -244,7 +246,12 @@ class Message(Generic[V_co]):
                 return value
         from messaging.codecs import decode  # not at import: codecs are found by entry points, on first use
 
-        value = decode(self._payload, self._context, wanted)
+        value = decode(
+            self._payload,
+            self._context,
+            wanted,
+            default_content_type=getattr(self, "_default_content_type", None),
+        )
         self._value = (wanted, value)
         return value
 
@@ -260,7 +267,9 @@ class Message(Generic[V_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # without the value, which may be of any type: it is decoded again when it is asked for
-        return type(self), (self._payload, self._context, self._model)
+        default = getattr(self, "_default_content_type", None)
+        state = () if default is None else ((None, {"_default_content_type": default}),)
+        return type(self), (self._payload, self._context, self._model), *state
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, SecretStr, StringConstraints, Valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from messaging.channels import MAX_BYTES, forbidden_character
-from messaging.errors import InvalidOptionError
+from messaging.errors import CodecError, InvalidOptionError
 from messaging.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
 from messaging.suggestions import did_you_mean
 from messaging.url import concealed
@@ -45,7 +45,18 @@ def _secret(value: SecretStr) -> SecretStr:
     return value
 
 
+def _content_type(value: str) -> str:
+    from messaging.codecs import codec_for  # not at import: few instances need it
+
+    try:
+        codec_for(value)
+    except CodecError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 Text = Annotated[str, AfterValidator(_text)]
+ContentType = Annotated[Text, AfterValidator(_content_type)]
 Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 
@@ -85,6 +96,9 @@ class Settings(BaseSettings):
         None, description="where handlers may reply to: patterns, separated by commas; anywhere, if not given"
     )
     max_message_size: int | None = Field(None, ge=1, description="largest payload that may be published, bytes")
+    default_content_type: ContentType | None = Field(
+        None, description="content type of received messages that have none, such as application/json"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -33,6 +33,23 @@ def mqtt(request: pytest.FixtureRequest, mosquitto: Mosquitto) -> Iterator[tuple
         yield m, where, request.param
 
 
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_json_of_mosquitto_pub_is_read_as_the_documentation_shows(mosquitto: Mosquitto, version: str) -> None:
+    where = ["-h", mosquitto.host, "-p", str(mosquitto.port), "-t", "sensors/attic", "-m", '{"celsius": 21.5}']
+    url = f"{mosquitto.url}?default_content_type=application/json"
+    with messaging.connect(mosquitto.url, version=version) as plain, plain.subscribe("sensors/+", qos=1) as bytes_of:
+        with messaging.connect(url, version=version) as m, m.subscribe("sensors/+", qos=1) as stream:
+            bytes_of.ready.result(DEADLINE)
+            stream.ready.result(DEADLINE)
+            tool("mosquitto_pub", *where, "-q", "1")
+            message = stream.receive(DEADLINE)
+            assert message.value()["celsius"] == 21.5
+            assert message.payload == message.value(bytes) == b'{"celsius": 21.5}'
+        message = bytes_of.receive(DEADLINE)
+        assert message.value(dict) == {"celsius": 21.5}
+        assert message.value() == b'{"celsius": 21.5}'
+
+
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
 def test_mosquitto_pub_reaches_a_stream(mqtt: tuple[Messaging, list[str], str], qos: str) -> None:
     m, where, version = mqtt

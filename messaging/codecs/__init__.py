@@ -11,7 +11,8 @@ content type                              object                                
 ========================================  ==================================================  =======
 
 Without a content type, both ways: bytes are bytes, str is ``text/plain; charset=utf-8``, anything else is JSON; when
-decoding, the wanted type decides, and without one the bytes are returned as they are.
+decoding, the wanted type decides, and without one the bytes are returned as they are. The setting
+``default_content_type`` of an instance replaces this for messages that it receives.
 
 **Bytes are content, not an object**: ``bytes``, ``bytearray`` and ``memoryview`` are taken as encoded already,
 whatever the content type; so somebody who has JSON text in hand can publish it as ``application/json``. Content
@@ -107,7 +108,12 @@ def encode(obj: Any, content_type: str | None = None, content_encoding: str | No
 
 
 def decode(
-    payload: bytes, context: ContentDescription, model: Any = None, *, max_decoded_size: int = MAX_DECODED_SIZE
+    payload: bytes,
+    context: ContentDescription,
+    model: Any = None,
+    *,
+    max_decoded_size: int = MAX_DECODED_SIZE,
+    default_content_type: str | None = None,
 ) -> Any:
     """Turn the payload of a message into an object.
 
@@ -117,6 +123,7 @@ def decode(
         model: a pydantic model, dataclass, typed dict or any other type pydantic can validate; ``None`` for whatever
             the content type yields. Types are kept compiled: rather pass the same object than an equal one.
         max_decoded_size: bytes that a compressed payload may grow to.
+        default_content_type: taken if the context has none, unless bytes are wanted; ``None``: ``model`` decides.
 
     Raises:
         UnknownContentTypeError, UnknownContentEncodingError: nothing here reads it.
@@ -126,7 +133,10 @@ def decode(
     content_type = context.content_type
     content_encoding = context.content_encoding
     if not content_type:
-        content_type = OCTET_STREAM if model is None or model in _BYTES else TEXT if model is str else JSON
+        if default_content_type is not None and not _is_bytes(model):
+            content_type = default_content_type
+        else:
+            content_type = OCTET_STREAM if model is None or _is_bytes(model) else TEXT if model is str else JSON
     codec, parameters = _codecs.resolve(content_type)
     if content_encoding:
         encodings = parse_encodings(content_encoding)
@@ -139,6 +149,10 @@ def decode(
         raise
     except Exception as error:
         raise DecodeError(f"{content_type}: the codec failed with {type(error).__name__}") from error
+
+
+def _is_bytes(model: Any) -> bool:
+    return any(model is each for each in _BYTES)
 
 
 def codec_for(content_type: str) -> Codec:

@@ -186,6 +186,7 @@ class Inbox(Subscribed):
         self.early: dict[Request, None] = {}
         self._requests = requests
         self._adapter = requests.connection.adapter
+        self._default_content_type = self._adapter.settings.default_content_type
         self._level = len(reply_to) + 1
 
     # --- replies
@@ -221,7 +222,10 @@ class Inbox(Subscribed):
         if request is None:
             requests.unmatched(incoming, correlation_id)
         elif mark is None:
-            requests.answered(request, ReceivedMessage(incoming.payload, incoming, request.model))
+            reply = ReceivedMessage(incoming.payload, incoming, request.model)
+            if self._default_content_type is not None:
+                reply._default_content_type = self._default_content_type
+            requests.answered(request, reply)
         elif mark.kind == marks.FAULT:
             requests.failed(request, ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
         else:
