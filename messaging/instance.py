@@ -16,6 +16,7 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
+from messaging.arguments import check_mapping
 from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
 from messaging.capabilities import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
 from messaging.capabilities import NAME_PROPERTY as NAME_PROPERTY
@@ -321,7 +322,7 @@ class Messaging:
             ClosedError: the instance is closed.
         """
         self._refuse_closed()
-        given = dict(properties or {})
+        given = check_mapping("properties", {} if properties is None else properties)
         registration = self.services.register(
             MessageContextProvider, factory, builder_properties(self._properties(), given), scope="prototype"
         )

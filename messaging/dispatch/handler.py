@@ -7,6 +7,7 @@ import asyncio
 import functools
 import inspect
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -54,7 +55,7 @@ class Tolerance:
 
 
 def _check_seconds(what: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
         raise ArgumentError(f"{what} must be seconds, 0 or more, not {value!r:.80}")
     return value
 

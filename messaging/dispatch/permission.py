@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from messaging.arguments import check_mapping
 from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
@@ -169,7 +170,7 @@ class TopicPolicy:
         self._lock = threading.Lock()  # guards changes of the two below, which are replaced
         self._grants: dict[Principal, TopicPermissionCollection] = {}
         self._listeners: tuple[_Listener, ...] = ()
-        for principal, permissions in (grants or {}).items():
+        for principal, permissions in check_mapping("grants", {} if grants is None else grants).items():
             self.grant(principal, *permissions)
 
     def grant(self, principal: Principal, *permissions: TopicPermission) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from messaging.arguments import check_instance
 from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import (
@@ -148,6 +149,8 @@ class EventAdmin(EventService):
         super().__init__(f"event-admin-{next(_numbers)}" if name is None else name, threads, tolerance, permissions)
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
+        if services is not None:
+            check_instance("services", services, ServiceRegistry)
         self.services = default_registry() if services is None else services
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from messaging.arguments import check_instance
 from messaging.dispatch.handler import read_principal
 from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import TopicFilter, parse_filter
@@ -74,6 +75,13 @@ class EventBridge:
         to_admin: bool = True,
         principal: Principal = None,
     ) -> None:
+        from messaging.eventadmin.admin import EventAdmin  # which is imported with this package
+        from messaging.typedevent.bus import TypedEventBus
+
+        check_instance("admin", admin, EventAdmin)
+        check_instance("bus", bus, TypedEventBus)
+        if not isinstance(topics, Iterable):
+            raise ArgumentError(f"topics must be a str or several, not {type(topics).__name__}")
         self._admin = admin
         self._bus = bus
         self._principal = read_principal(principal, "principal")

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from messaging.arguments import check_instance
 from messaging.dispatch.handler import read_principal
 from messaging.dispatch.log import EventLog
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
@@ -29,12 +30,13 @@ from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.receiver import QUIET, within
+from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
     from messaging.eventadmin.admin import EventAdmin
     from messaging.instance import Messaging
-    from messaging.services import ServiceEvent, ServiceReference, ServiceRegistry
+    from messaging.services import ServiceEvent, ServiceReference
     from messaging.services.filter import LdapFilter
     from messaging.state import ConnectionState
 
@@ -80,6 +82,9 @@ class Source(abc.ABC):
     """Has an EventAdmin publish what happens, until it is closed. Thread safe."""
 
     def __init__(self, admin: EventAdmin, principal: Principal) -> None:
+        from messaging.eventadmin.admin import EventAdmin  # which imports this module
+
+        check_instance("admin", admin, EventAdmin)
         self._admin = admin
         self._principal = read_principal(principal, "principal")
         self._is_over = False
@@ -139,7 +144,9 @@ class ServiceEvents(Source):
         principal: Principal = None,
     ) -> None:
         super().__init__(admin, principal)
-        self._watch = (admin.services if services is None else services).add_listener(self._tell, filter=filter)
+        services = admin.services if services is None else services
+        check_instance("services", services, ServiceRegistry)
+        self._watch = services.add_listener(self._tell, filter=filter)
 
     def _tell(self, event: ServiceEvent) -> None:
         properties = {**service_properties(event.reference), Names.EVENT: event}
@@ -184,7 +191,12 @@ class LogEvents(Source, logging.Handler):
         principal: Principal = None,
     ) -> None:
         Source.__init__(self, admin, principal)
-        logging.Handler.__init__(self, level)
+        if logger is not None:
+            check_instance("logger", logger, logging.Logger)
+        try:
+            logging.Handler.__init__(self, level)
+        except ValueError as error:
+            raise ArgumentError(f"level must be an int or the name of a level of logging: {error}") from None
         self._logger = logger
         if logger is not None:
             logger.addHandler(self)
@@ -293,6 +305,8 @@ class ConnectionEvents(Source):
 
     def __init__(self, admin: EventAdmin, instance: Messaging, *, principal: Principal = None) -> None:
         super().__init__(admin, principal)
+        if not callable(getattr(getattr(instance, "connection_state", None), "subscribe", None)):
+            raise ArgumentError(f"instance must be a Messaging, not {type(instance).__name__}")
         self._name = instance.name
         self._watch: Any = None
         self._watch = instance.connection_state.subscribe(self._tell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from messaging.arguments import check_mapping
 from messaging.errors import ArgumentError
 from messaging.reprs import tolerant
 from messaging.text import exact
@@ -19,7 +20,7 @@ class ServiceProperties(Mapping[str, Any]):
         properties: copied; the values are not, so do not change them afterwards.
 
     Raises:
-        ArgumentError: a key is not a non-empty str, or two keys differ only by case.
+        ArgumentError: they are no mapping, a key is not a non-empty str, or two keys differ only by case.
     """
 
     __slots__ = ("_folded", "_written")
@@ -27,7 +28,7 @@ class ServiceProperties(Mapping[str, Any]):
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._written: dict[str, Any] = {}
         self._folded: dict[str, Any] = {}
-        for key, value in dict(properties).items():
+        for key, value in check_mapping("properties", properties).items():
             if not isinstance(key, str) or not key:
                 raise ArgumentError(f"a property key must be a non-empty str, not {key!r:.80}")
             key = exact(key)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
+from messaging.arguments import check_instance
 from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
@@ -183,6 +184,8 @@ class TypedEventBus(EventService):
         super().__init__(f"typed-events-{number}" if name is None else name, threads, tolerance, permissions)
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
+        if services is not None:
+            check_instance("services", services, ServiceRegistry)
         self.services = default_registry() if services is None else services
         self._history = History(history_capacity)
         self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
