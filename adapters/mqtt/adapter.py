@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -531,7 +532,8 @@ class MqttAdapter(Adapter):
         if not self._router.remove(handle):
             return
         if self._link is not None:
-            await self._link.unsubscribe(handle.route.filter)
+            with self._inbound.departing(handle) if self.settings.persistent else contextlib.nullcontext():
+                await self._link.unsubscribe(handle.route.filter)
         else:
             self._router.orphans.add(handle.route.filter)
 

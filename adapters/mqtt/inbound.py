@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
 import itertools
 import logging
 import operator
@@ -50,7 +51,7 @@ from adapters.mqtt.packets import ProtocolError
 from messaging.adapter import Incoming
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from adapters.mqtt.link import Link
     from adapters.mqtt.mapping import Codec, Decoded
@@ -141,6 +142,8 @@ class Inbound:
         #: copies of streams that have ended, kept unanswered for the next stream of the same filter
         self._left: dict[Token, None] = {}
         self._left_timer: asyncio.TimerHandle | None = None
+        #: ended streams that the broker has not unsubscribed yet
+        self._departing: set[Stream] = set()
         #: by packet id, messages that no stream has claimed yet; ``None`` once streams are not waited for
         self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
 
@@ -272,7 +275,9 @@ class Inbound:
             self._unclaimed.pop(receipt.id, None)  # given to another message by the broker
             self._unclaimed[receipt.id] = publish, receipt
             return
-        kept = self._router.kept(publish.topic) if receipt is not None else ()
+        kept = self._router.kept(publish.topic) if receipt is not None else []
+        if receipt is not None and not publish.retain:
+            kept += [stream for stream in self._departing if stream.settles and stream.route.matches(publish.topic)]
         if receipt is not None and kept:
             receipt.copies = len(kept)
             self._left |= {Token(receipt, stream): None for stream in kept}
@@ -365,6 +370,15 @@ class Inbound:
             del stream.unsettled[token]
             self._left[token] = None
         self._watch_left()
+
+    @contextlib.contextmanager
+    def departing(self, stream: Stream) -> Iterator[None]:
+        """Keep what the broker sends before it has confirmed that ``stream`` is unsubscribed, as ``leave`` does."""
+        self._departing.add(stream)
+        try:
+            yield
+        finally:
+            self._departing.discard(stream)
 
     def bequeath(self, stream: Stream, heir: Stream) -> None:
         """Deliver what an ended stream did not settle to ``heir``, unless that has had a copy of its own."""

@@ -224,10 +224,11 @@ def laden(backend: Backend, m: Messaging) -> dict[str, Any]:
 
 
 class Failing:
-    """An observer that raises at a payload."""
+    """An observer that raises at a payload, once it may."""
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, may_raise: threading.Event | None = None) -> None:
         self._payload = payload
+        self._may_raise = may_raise
         self.seen: list[bytes] = []
         self.error: Exception | None = None
         self.over = threading.Event()
@@ -235,6 +236,8 @@ class Failing:
     def on_next(self, message: Message) -> None:
         self.seen.append(message.payload)
         if message.payload == self._payload:
+            if self._may_raise is not None:
+                self._may_raise.wait(PATIENCE)
             raise ValueError("this one")
 
     def on_error(self, error: Exception) -> None:

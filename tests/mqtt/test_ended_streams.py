@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
+import threading
 from typing import Any
 
 import pytest
 
-from adapters.mqtt import inbound
+from adapters.mqtt import inbound, packets
 from messaging import DecodeError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import run
+from tests.mqtt.peer import session as scripted
+from tests.mqtt.peer import subscribed
+
+
+def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
+    async def main() -> None:
+        async with scripted(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+            _, handle = await subscribed(core, connection, "a", qos="1")
+            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+            body = await connection.expect(0xA0)
+            connection.deliver("a", b"crossed", 7, 1)
+            connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
+            await ending
+            sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+            await sink.wait(1)
+            assert [message.payload for message in sink.messages] == [b"crossed"]
+            core.acknowledge(*sink.messages)
+            assert await connection.expect(packets.PUBACK) == b"\0\x07"
+
+    run(main())
 
 
 def session(version: str) -> dict[str, Any]:
@@ -28,10 +51,12 @@ def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the
 ) -> None:
     settings = session(version)
     m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
-    failing = Failing(b"2")
+    published = threading.Event()
+    failing = Failing(b"2", published)
     stream = m.subscribe("a", qos=qos, max_deliveries=3, dead_letter_channel="dead")
     stream.subscribe(failing)
     publish(other, "a", [b"1", b"2", b"3"], qos=qos)
+    published.set()
     assert failing.over.wait(PATIENCE)
     stream.close().result(PATIENCE)
     if where == "instance":
