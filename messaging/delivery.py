@@ -207,7 +207,9 @@ class Subscription(Subscribed):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take messages in; see ``adapter.Sink``."""
         if self.ended or self.leaving:
-            return  # unsubscribing: the adapter releases them
+            if not self._is_released:  # unsubscribing: to be released with those in the buffer
+                self._untaken += [incoming for incoming in batch if incoming.token is not None]
+            return
         self.counters.received += len(batch)
         buffer = self._buffer
         if not buffer:

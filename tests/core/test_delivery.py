@@ -689,3 +689,20 @@ def test_what_arrives_after_the_end_is_ignored(broker: FakeBroker, connect: Conn
     on_loop(lambda: handle.sink.fail(UnsupportedFeatureError("x", "y")))
     assert [*stream] == []
     assert stream.counters.received == 0
+
+
+def test_messages_that_arrive_while_a_stream_closes_are_counted_as_dropped(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.subscribe(slow)
+    broker.deliver(b"first")
+    slow.wait()
+    closing = stream.close()
+    settle_loop()
+    broker.deliver(b"second", b"third")
+    slow.go()
+    closing.result(PATIENCE)
+    assert stream.counters.dropped == 2
+    assert stream.counters.acknowledged == 1
