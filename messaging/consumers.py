@@ -91,11 +91,12 @@ class Push(rx.DisposableBase):
 
     def _consume(self, subscription: Subscription) -> None:
         on_next = self._on_next
-        take = subscription.take
+        fetch = subscription.fetch
         accept = ignore if subscription.manual else subscription.accept
         while not (self._stopping or subscription.ended):
             try:
-                message = take()
+                message = fetch()
+                subscription.fetched = None
             except CodecError as error:
                 self._finish(error, notify=True)
                 return

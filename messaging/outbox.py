@@ -378,7 +378,7 @@ class Outbox:
             # nothing of a batch may stay in this frame: it would keep its payloads until the next one
             await self._send_batch()
             self._batch = []
-            if self._blocked:
+            if self._blocked.flags:
                 self._offer_room()
             # an adapter that never has to wait must not keep the loop from everybody else
             await asyncio.sleep(0)
@@ -431,7 +431,7 @@ class Outbox:
         if self._in_flight:
             self._in_flight.pop(entry.sequence, None)
         # publishers that wait are woken for a good many messages at once, not for each
-        if self._blocked and (
+        if self._blocked.flags and (
             self._settled_messages % self._room_step == 0
             or self._settled_bytes - self._offered_bytes >= self._room_step_bytes
         ):
@@ -591,7 +591,7 @@ class Outbox:
             # also behind those that still have time: what is settled counts no more, so it must not stay either
             self._purge()
         self._again = [entry for entry in self._again if not entry.settled]
-        if self._blocked:
+        if self._blocked.flags:
             self._offer_room()
         self._shortest = shortest
         if self.pending:

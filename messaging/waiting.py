@@ -96,14 +96,15 @@ class Waiters:
     The condition must be readable without a lock. A thread that makes it true calls :meth:`wake` afterwards.
     """
 
-    __slots__ = ("_flags",)
+    __slots__ = ("flags",)
 
     def __init__(self) -> None:
-        self._flags: deque[Flag] = deque()
+        #: of the threads that wait: whether there are any is a hot path's question, so it is asked of the deque
+        self.flags: deque[Flag] = deque()
 
     def __bool__(self) -> bool:
         """Return whether a thread waits."""
-        return bool(self._flags)
+        return bool(self.flags)
 
     def wait_for(self, holds: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until ``holds()`` is true, for at most ``timeout`` seconds, as :meth:`Flag.wait`; return whether."""
@@ -111,7 +112,7 @@ class Waiters:
         flag = Flag()
         try:
             while True:
-                self._flags.append(flag)
+                self.flags.append(flag)
                 # after entering the flag: the thread that makes it true looks the other way round
                 if holds():
                     return True
@@ -126,11 +127,11 @@ class Waiters:
 
     def _remove(self, flag: Flag) -> None:
         with contextlib.suppress(ValueError):  # wake() was faster
-            self._flags.remove(flag)
+            self.flags.remove(flag)
 
     def wake(self) -> None:
         """Have all waiting threads look again."""
-        flags = self._flags
+        flags = self.flags
         while flags:
             try:
                 flag = flags.popleft()
