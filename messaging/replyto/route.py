@@ -82,6 +82,8 @@ class Route:
         self._replies = routes.replies
         #: requests in the hands of handlers, or waiting for them
         self._exchanges: set[Exchange] = set()
+        #: copies of requests that handlers have from other routes
+        self._copies = 0
         #: how many there may be: the protocol's credit does not bound those without acknowledgement
         self._limit = 1
         self._is_full = False
@@ -108,7 +110,7 @@ class Route:
             self._was_confirmed = True
             self.retry_after = RETRY_FIRST
             for other in self.rivals:
-                if other._is_full or other.subscription.buffered:
+                if other._is_full or other._is_at_limit or other.subscription.buffered:
                     other._behind.add(self)
                     other._busy_at = time.monotonic()
 
@@ -122,6 +124,7 @@ class Route:
         """Learn that a rival ends."""
         self.rivals.remove(rival)
         self._behind.discard(rival)
+        self.expected.doubt(rival)
 
     def matches(self, channel: str) -> bool:
         """Return whether the subscription hears a channel."""
@@ -152,9 +155,10 @@ class Route:
 
     def _is_served_here(self, message: Message) -> bool:
         """Whether a request is to be handled here, and is no copy of another one; otherwise it is settled."""
-        claim = self.expected.take(identity_of(message))
-        # one that is to be handled again may come here instead
-        if claim is not None and claim.verdict is not Verdict.REFUSE:
+        identity = identity_of(message)
+        claim = self.expected.take(identity)
+        if claim is not None:
+            self._copies += 1
             claim.add(self, message)
             return False
         best = self._best(message)
@@ -163,6 +167,7 @@ class Route:
         if self._is_behind(best[0].queue):
             return True
         # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
+        self.expected.arrived_early(identity)
         self.subscription.accept(message)
         return False
 
@@ -179,11 +184,12 @@ class Route:
     def _expect_copies(self, exchange: Exchange) -> None:
         """Have the other routes that a request reaches take their copies for what they are."""
         request = exchange.request
-        channel, claim = request._context._channel or "", Claim()
+        channel, claim = request._context._channel or "", Claim(self)
         for other in self.rivals:
             if other.matches(channel) and not self._shares_copies(other):
                 exchange.claim = claim
-                other.expected.expect(identity_of(request), claim)
+                # a rival that was subscribed to since may have no copy of a request that waited here
+                other.expected.expect(identity_of(request), claim, is_uncertain=other in self._behind)
 
     def _shares_copies(self, other: Route) -> bool:
         """Whether a request arrives at one of both routes only, since they consume from one queue."""
@@ -255,10 +261,12 @@ class Route:
 
     def finished(self, exchange: Exchange, verdict: Verdict) -> None:
         """See ``exchange.Origin``."""
+        if self.rivals and self._is_at_limit:
+            self.expected.was_full()
         self._exchanges.discard(exchange)
         if self._behind:
             self._busy_at = time.monotonic()
-        self.settle(exchange.request, verdict)
+        self._settle(exchange.request, verdict)
         if exchange.claim is not None:
             # what goes back to a queue is handled there: its copies elsewhere are not
             exchange.claim.settle(Verdict.ACCEPT if verdict is Verdict.LEAVE else verdict)
@@ -270,7 +278,18 @@ class Route:
             self.wake()
 
     def settle(self, request: Message, verdict: Verdict) -> None:
-        """See ``copies.Holder``."""
+        """Pass a verdict on a copy to the broker; see ``copies.Holder``."""
+        if self._is_at_limit:
+            self.expected.was_full()
+        self._copies -= 1
+        self._settle(request, verdict)
+
+    @property
+    def _is_at_limit(self) -> bool:
+        """Whether the broker sends no more until a request, or a copy of one, is settled."""
+        return len(self._exchanges) + self._copies >= self._limit
+
+    def _settle(self, request: Message, verdict: Verdict) -> None:
         if verdict is Verdict.ACCEPT:
             self.subscription.accept(request)
         elif verdict is Verdict.REFUSE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -284,3 +285,50 @@ def test_requests_that_wait_when_a_queue_is_made_are_not_left_to_it(backend: Bac
     finally:
         going.set()
     assert {promise.result(PATIENCE).payload for promise in promises} <= {b"slow", b"queue"}
+
+
+@feature(Features.REPLY_TO, Features.WILDCARDS, Features.EXTENSION_QUEUE)
+def test_an_equal_request_is_handled_after_the_preferred_handler_and_its_queue_are_gone(backend: Backend) -> None:
+    """The copies of the first request, which were left to the queue, do not stand for the second request."""
+    m, responder = backend.connect(), backend.connect()
+    root, calls = backend.channel(), Calls()
+    for number, channel in enumerate(("#", "+")):
+        register(responder, calls.plain("low"), f"{root}/{channel}", -number, kind=ReplyToSubscriptionHandler)
+    queued = register(
+        responder, calls.plain("queue"), f"{root}/x", 1, kind=ReplyToSubscriptionHandler, queue=backend.queue()
+    )
+    m.publish(f"{root}/x", b"same", qos=1).result(PATIENCE)
+    calls.wait("queue", b"same")
+    m.publish(f"{root}/y", b"other", qos=1).result(PATIENCE)
+    calls.wait("low", b"other")
+    queued.unregister()
+    responder.whiteboard.ready().result(PATIENCE)
+    m.publish(f"{root}/x", b"same", qos=1).result(PATIENCE)
+    calls.wait("low", b"same")
+
+
+@feature(Features.REPLY_TO, Features.EXTENSION_QUEUE)
+def test_an_equal_request_is_handled_after_others_that_waited_when_the_queue_was_made(backend: Backend) -> None:
+    """Its queue has no copies of the requests that waited: it takes the next one for a request."""
+    m, responder = backend.connect(), backend.connect()
+    channel, calls = backend.channel(), Calls()
+    started, going = threading.Event(), threading.Event()
+
+    def slow(request: Message) -> None:
+        calls.plain("slow")(request)
+        started.set()
+        going.wait(PATIENCE)
+
+    register(responder, slow, channel, kind=ReplyToSubscriptionHandler, prefetch=1)
+    for payload in (b"first", b"same", b"end"):
+        m.publish(channel, payload, qos=1).result(PATIENCE)
+    try:
+        assert started.wait(PATIENCE)
+        register(responder, calls.plain("queue"), channel, 1, kind=ReplyToSubscriptionHandler, queue=backend.queue())
+    finally:
+        going.set()
+    eventually(lambda: len(calls.all) >= 3, "what waited is handled")
+    handled = calls.all.count(("queue", b"same"))
+    time.sleep(1.2)  # then what waited is through
+    m.publish(channel, b"same", qos=1).result(PATIENCE)
+    eventually(lambda: calls.all.count(("queue", b"same")) > handled, "the next request is handled")

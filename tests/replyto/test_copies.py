@@ -78,3 +78,66 @@ def test_copies_are_told_by_what_they_carry() -> None:
     others |= {identity(b"1", "a", "r", "d"), identity(b"1", "a", None, "c"), identity(b"1", "a", "r", None)}
     assert len(others) == 6
     assert identity(b"1", "a", "r", "c") not in others
+
+
+def test_no_more_than_a_few_thousand_equal_copies_are_expected() -> None:
+    expected = ExpectedCopies()
+    for _ in range(10_000):
+        expected.expect(1, Claim())
+    assert sum(expected.take(1) is not None for _ in range(10_000)) == 4_096
+
+
+def test_a_copy_is_expected_while_its_subscription_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow handler: the copy waits at the broker, for longer than a minute."""
+    now = 1000.0
+    monkeypatch.setattr(copies.time, "monotonic", lambda: now)
+    expected, claim = ExpectedCopies(), Claim()
+    expected.expect(1, claim)
+    expected.expect(2, claim)
+    now += 500
+    expected.was_full()
+    assert expected.take(1) is claim
+    now += 61
+    assert expected.take(2) is None
+
+
+def test_a_copy_of_a_request_that_is_handled_again_is_not_taken_for_the_first_attempt() -> None:
+    expected, refused, again = ExpectedCopies(), Claim(), Claim()
+    expected.expect(1, refused)
+    refused.settle(Verdict.REFUSE)
+    expected.expect(1, again)
+    assert expected.take(1) is again
+    expected.expect(1, refused)
+    assert expected.take(1) is None
+
+
+def test_a_copy_that_arrived_before_its_request_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(copies.time, "monotonic", lambda: now)
+    expected = ExpectedCopies()
+    expected.arrived_early(1)
+    expected.expect(1, Claim())
+    assert expected.take(1) is None
+    expected.arrived_early(1)
+    now += 61
+    expected.expect(1, Claim())
+    assert expected.take(1) is not None
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_copy_that_may_not_exist_is_expected_for_a_second(monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
+    now = 1000.0
+    monkeypatch.setattr(copies.time, "monotonic", lambda: now)
+    expected, holder = ExpectedCopies(), Holder()
+    claim = Claim(holder)
+    for _ in range(2):
+        expected.expect(1, claim, is_uncertain=is_known)
+    if not is_known:
+        expected.doubt(Holder())
+        now += 2
+        assert expected.take(1) is claim
+        expected.doubt(holder)
+    else:
+        assert expected.take(1) is claim
+        now += 2
+    assert expected.take(1) is None
