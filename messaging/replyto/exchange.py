@@ -141,7 +141,8 @@ class Replies:
     def serve(self, specs: Sequence[SubscriptionSpec]) -> None:
         """Learn what requests are taken from: no reply goes there from now on. On the loop."""
         self._served = tuple(specs)
-        self._routes.clear()
+        # not cleared: a thread that has looked at the earlier channels may enter its route only now
+        self._routes = {}
 
     def _is_served(self, channel: str, extension: str | None) -> bool:
         reaches = self.adapter.reaches
@@ -166,21 +167,23 @@ class Replies:
         Raises:
             InvalidChannelError: handlers of this instance take requests from there.
         """
-        found = self._routes.get(channel)
+        routes = self._routes
+        found = routes.get(channel)
         if found is None:
             self.refuse_served(channel, None)
             ways = self.adapter.reply_routes(channel)
             found = ways[:1] + tuple(way for way in ways[1:] if not self._is_served(way.channel, way.channel_extension))
-            if len(self._routes) >= _CONTEXTS:
-                self._routes.clear()
-            self._routes[channel] = found
+            if len(routes) >= _CONTEXTS:
+                routes.clear()
+            routes[channel] = found
         return found
 
     def prefer(self, channel: str, route: ReplyRoute) -> None:
         """A reply has got there that way; begin with it the next time."""
-        known = self._routes.get(channel)
+        routes = self._routes
+        known = routes.get(channel)
         if known is not None:
-            self._routes[channel] = (route, *(each for each in known if each != route))
+            routes[channel] = (route, *(each for each in known if each != route))
 
     def publish(
         self, payload: bytes, made: tuple[MessageContext, PublishOptions], correlation_id: str | None, *, on_loop: bool

@@ -125,6 +125,36 @@ def test_a_handler_may_pass_on_what_it_received(backend: Backend, caplog: pytest
         nothing_left(each)
 
 
+def test_a_channel_that_a_handler_comes_for_while_a_reply_goes_there_is_no_place_for_the_next_reply(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of the first reply is looked up before the handler of its channel comes, and known only after."""
+    m = backend.connect()
+    calls: list[bytes] = []
+    inbox, ways = m.subscribe("answers"), m._adapter.reply_routes
+    inbox.ready.result(PATIENCE)
+
+    def echo(request: Message) -> Message:
+        return request
+
+    def found_late(channel: str) -> Any:
+        if channel == "answers" and not calls:
+            calls.append(b"")
+            register(m, ReplyToSubscriptionHandler, lambda request: calls.append(request.payload), "answers")
+        return ways(channel)
+
+    m.reply("a", echo)
+    monkeypatch.setattr(m._adapter, "reply_routes", found_late)
+    m.publish("a", b"1", reply_to="answers", correlation_id="1").result(PATIENCE)
+    eventually(lambda: calls == [b"", b"1"], "the first reply is sent")
+    m.publish("a", b"2", reply_to="answers", correlation_id="2").result(PATIENCE)
+    assert m.request("a", b"3", bytes).result(PATIENCE) == b"3"  # requests are handled in their order
+    m.publish("answers", b"end").result(PATIENCE)
+    eventually(lambda: b"end" in calls, "the end is handled")
+    assert calls == [b"", b"1", b"end"]
+    inbox.close()
+
+
 def test_functions_may_return_what_coroutine_functions_would(backend: Backend) -> None:
     """Awaitables and async iterators from a plain function; lists from a coroutine; partial functions of both."""
     m = backend.connect()
