@@ -255,7 +255,7 @@ def frozen(value: Any, depth: int = 0) -> Any:
         return tuple(frozen(each, depth + 1) for each in value)
     if isinstance(value, (set, frozenset)):
         return frozenset(value)
-    return bytes(value) if isinstance(value, bytearray) else value
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
 def as_message(message: Any, call: str) -> Message:

@@ -95,12 +95,12 @@ def _checked(value: Any, what: str, depth: int) -> tuple[Any, int]:
     if isinstance(value, float):
         return float(value), _SIZE
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value), len(value)
+        data = bytes(value)
+        return data, len(data)
     if isinstance(value, datetime):
         return _checked_time(value, what), _SIZE
     if isinstance(value, Decimal):
-        _check_decimal(value, what)
-        return value, _SIZE
+        return _checked_decimal(value, what), _SIZE
     if depth == MAX_DEPTH:
         raise ValueError(f"header {what} is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, (list, tuple)):
@@ -113,7 +113,7 @@ def _checked(value: Any, what: str, depth: int) -> tuple[Any, int]:
 
 
 def _checked_time(value: datetime, what: str) -> datetime:
-    if value.tzinfo is None:
+    if value.utcoffset() is None:
         raise ValueError(f"header {what} needs its time zone: datetime(..., tzinfo=timezone.utc)")
     try:
         value = value.astimezone(UTC)
@@ -121,17 +121,17 @@ def _checked_time(value: datetime, what: str) -> datetime:
         raise ValueError(f"header {what} is out of range in UTC") from None
     if value < _EPOCH:
         raise ValueError(f"header {what} is a time before 1970")
-    return value
+    # conversion keeps the class: no protocol carries that of a library
+    return datetime.combine(value.date(), value.time(), UTC)
 
 
-def _check_decimal(value: Decimal, what: str) -> None:
-    _, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int) or not -_MAX_SCALE <= exponent <= 0 or len(digits) > 10:
-        fits = False
-    else:
-        fits = not value.is_signed() and int(value.scaleb(-exponent)) <= _MAX_DIGITS
-    if not fits:
+def _checked_decimal(value: Decimal, what: str) -> Decimal:
+    sign, digits, exponent = value.as_tuple()
+    fits = isinstance(exponent, int) and -_MAX_SCALE <= exponent <= 0 and len(digits) <= 10 and not sign
+    # from the digits: arithmetic depends on the caller's decimal context
+    if not fits or int("".join(map(str, digits))) > _MAX_DIGITS:
         raise ValueError(f"header {what} must be a Decimal of 0 or more, with digits in 31 bits and no exponent")
+    return Decimal(value)
 
 
 def _shown(name: Any) -> str:

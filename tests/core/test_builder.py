@@ -89,7 +89,8 @@ def test_extensions_cannot_be_written_to() -> None:
 def test_changing_what_was_handed_in_has_no_effect() -> None:
     """Scenario 3 [S][B], at any depth."""
     headers = {"a": "b"}
-    nested: dict[str, Any] = {"inner": {"list": [1]}, "set": {1}, "bytes": bytearray(b"x")}
+    data = bytearray(b"x")
+    nested: dict[str, Any] = {"inner": {"list": [1]}, "set": {1}, "bytes": bytearray(b"x"), "view": memoryview(data)}
     given: dict[str, Any] = {"headers": headers, "custom": nested, "list": [[1]]}
     builder = MessageContextBuilder().extensions(given)
     context = builder.build_context()
@@ -97,6 +98,7 @@ def test_changing_what_was_handed_in_has_no_effect() -> None:
     nested["inner"]["list"].append(2)
     nested["set"].add(2)
     nested["bytes"].extend(b"y")
+    data[0] = 0
     nested["new"] = 1
     given["list"][0].append(2)
     given["new"] = 1
@@ -108,6 +110,7 @@ def test_changing_what_was_handed_in_has_no_effect() -> None:
     assert [*custom["inner"]["list"]] == [1]
     assert set(custom["set"]) == {1}
     assert bytes(custom["bytes"]) == b"x"
+    assert bytes(custom["view"]) == b"x"
     with pytest.raises(TypeError):
         context.extensions["headers"]["x"] = "y"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal, Inexact, Rounded, localcontext
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -52,9 +53,58 @@ def test_a_value_is_taken_with_its_type_and_cannot_be_changed_afterwards(given: 
             found["x"] = 1
 
 
+class Silent(tzinfo):
+    """A time zone that has no offset to tell."""
+
+    def utcoffset(self, _: datetime | None) -> None:
+        return None
+
+
+class Moment(datetime):
+    """A time of a library, such as pandas or pendulum."""
+
+
+class Money(Decimal):
+    """An amount of an application."""
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
 def test_of_a_subclass_only_its_value_is_taken() -> None:
     [(name, value)] = headers.check({Text("name"): Text("value")}).items()
     assert (type(name), type(value), name, value) == (str, str, "name", "value")
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        (Moment(2026, 11, 22, 12, tzinfo=UTC), datetime(2026, 11, 22, 12, tzinfo=UTC)),
+        (Moment(2026, 11, 22, 12, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 11, 22, 10, tzinfo=UTC)),
+        (Money("1.50"), Decimal("1.50")), (Level.HIGH, 3),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_subclass_is_carried_as_its_base(given: Any, seen: Any) -> None:
+    found = headers.check({"h": given, "list": [given]})
+    assert (found["h"], type(found["h"]), type(found["list"][0])) == (seen, type(seen), type(seen))
+    assert headers.uncarried(found, headers.TYPED) is None
+
+
+@pytest.mark.parametrize("precision", [1, 28])
+def test_decimals_are_checked_whatever_the_decimal_context_of_the_caller(precision: int) -> None:
+    with localcontext() as context:
+        context.prec = precision
+        context.traps[Inexact] = context.traps[Rounded] = True
+        assert headers.check({"h": Decimal("21474836.47")})["h"] == Decimal("21474836.47")
+        with pytest.raises(ValueError, match="digits in 31 bits"):
+            headers.check({"h": Decimal("21474836.48")})
+
+
+def test_views_of_bytes_count_with_their_bytes() -> None:
+    view = memoryview(bytes(40_000)).cast("B", (2, 20_000))
+    with pytest.raises(ValueError, match="too large"):
+        headers.check({"h": view})
 
 
 def deep(levels: int) -> list[Any]:
@@ -68,7 +118,8 @@ def deep(levels: int) -> list[Any]:
     ("value", "why"),
     [
         (2**63, "64 bits"), (-(2**63) - 1, "64 bits"), (object(), "must be str, int"), ({1, 2}, "must be str, int"),
-        (1j, "not complex"), (datetime(2026, 1, 1), "time zone"), (datetime(1969, 12, 31, tzinfo=UTC), "before 1970"),
+        (1j, "not complex"), (datetime(2026, 1, 1), "time zone"),
+        (datetime(2026, 1, 1, tzinfo=Silent()), "time zone"), (datetime(1969, 12, 31, tzinfo=UTC), "before 1970"),
         (datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "out of range"),
         (Decimal("NaN"), "digits"), (Decimal("-1"), "digits"), (Decimal("1E+400"), "digits"),
         (Decimal(2**31), "digits"),
