@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json, to_jsonable_python
 
 from messaging.codecs.encodings import charset_name
 from messaging.codecs.models import is_any, serializer_of, shorten, validate_json, validate_python
-from messaging.codecs.overflow import BEYOND_FLOAT, holds_infinity, may_overflow, refuse_infinity
+from messaging.codecs.overflow import BEYOND_FLOAT, has_vast_numbers, holds_infinity, may_overflow
 from messaging.codecs.tags import WITH_REFERENCES, WITHOUT_REFERENCES, StringReferenceFoundError, check_references
 from messaging.errors import DecodeError, EncodeError, MissingExtraError, UnknownContentTypeError
 
@@ -126,11 +126,10 @@ class JsonCodec:
             if is_any(model):
                 value = from_json(data, allow_inf_nan=False)
                 if has_large_numbers:
-                    refuse_infinity(value)
+                    has_vast_numbers(value)
                 return value
             _refuse_constants(data)
-            if has_large_numbers:
-                refuse_infinity(from_json(data))
+            has_large_numbers = has_large_numbers and has_vast_numbers(from_json(data))
         except Exception as error:  # noqa: BLE001 - the parser tells by ValueError, but must not be trusted to
             problem = shorten(str(error))
         else:

@@ -5,6 +5,7 @@ Everything here may be called from any thread.
 
 from __future__ import annotations
 
+import cmath
 import math
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ BEYOND_FLOAT: Final = "a number is beyond the range of a float"
 _MANY_DIGITS: Final = b"0" * 200
 #: a plus sign becomes a digit, too: removing characters would take many times longer
 _DIGITS: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
+#: bits of the largest integer that a float can hold
+_FLOAT_BITS: Final = 1023
+#: characters of the shortest text of a number beyond the range of a float: 1e309
+_SHORTEST: Final = 5
 
 
 def may_overflow(data: bytes) -> bool:
@@ -28,14 +33,38 @@ def may_overflow(data: bytes) -> bool:
     return digits.find(b"0e000") >= 0 or (len(digits) >= len(_MANY_DIGITS) and _MANY_DIGITS in digits)
 
 
-def refuse_infinity(value: Any) -> None:
-    """Raise ``ValueError`` if there is an infinite float in what the parser made of a JSON text without constants."""
-    if any(type(each) is float and math.isinf(each) for each in leaves(value)):
-        raise ValueError(BEYOND_FLOAT)
+def has_vast_numbers(value: Any) -> bool:
+    """Return whether a model may turn an integer or text in ``value``, which the parser made, into infinity.
+
+    Raises:
+        ValueError: there is an infinite float in ``value``. The JSON text had no constants.
+    """
+    found = False
+    for each in leaves(value):
+        if type(each) is float:
+            if math.isinf(each):
+                raise ValueError(BEYOND_FLOAT)
+        elif not found:
+            found = each.bit_length() > _FLOAT_BITS if isinstance(each, int) else _is_vast_text(each)
+    return found
+
+
+def _is_vast_text(text: Any) -> bool:
+    # a number begins with a digit, a sign, a point, a parenthesis or a space, all of which come before the colon
+    if not isinstance(text, str) or len(text) < _SHORTEST or text[0] > ":":
+        return False
+    try:
+        number = complex(text)
+    except ValueError:
+        return False
+    return cmath.isinf(number) and any(map(str.isdigit, text))
 
 
 def holds_infinity(value: Any) -> bool:
-    """Return whether there is an infinite float in what a model made of a JSON text."""
+    """Return whether there is an infinite float in what a model made of a JSON text.
+
+    It may be one that the model added, a default value: ask only if :func:`has_vast_numbers`.
+    """
     todo = [value]
     seen: set[int] = set()
     while todo:

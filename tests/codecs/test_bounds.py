@@ -285,6 +285,26 @@ def test_every_finite_json_value_is_read(value: Any) -> None:
     assert read(payload, JSON, list[float | int | str]) == [value]
 
 
+class Limits(BaseModel):
+    serial: str | int
+    highest: float = math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "model"), [("1e999", float), ("-" + "9" * 400, float), ("1e999j", complex), (" 1e309 ", float | int)]
+)
+def test_texts_of_numbers_beyond_the_range_of_a_float_do_not_become_infinite(text: str, model: Any) -> None:
+    with pytest.raises(DecodeError, match="beyond the range of a float"):
+        read(b'"%s"' % text.encode(), JSON, model)
+
+
+@pytest.mark.parametrize("serial", ["3e123", "8c3e1234-5f", "0" * 300 + "-a", 12345])
+def test_a_model_with_an_infinite_default_reads_numbers_and_texts_that_look_large(serial: str | int) -> None:
+    """What a model adds was not in the payload: neither hexadecimal digits nor long texts are to blame for it."""
+    payload, _ = encode({"serial": serial, "spread": 1e300}, JSON)
+    assert read(payload, JSON, Limits).highest == math.inf
+
+
 def test_string_references_are_read_as_far_as_they_stand_for_little() -> None:
     texts = ["temperature", "temperature", "humidity", "temperature"]
     assert read(cbor2.dumps(texts, string_referencing=True), CBOR) == texts
