@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.features import Features
+from messaging.services.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,7 @@ MANY_PROPERTY: Final = "many"
 IMPLEMENTATION: Final = "osgi.messaging"
 REPLY_TO_IMPLEMENTATION: Final = "osgi.messaging.replyto"
 ACKNOWLEDGE_IMPLEMENTATION: Final = "osgi.messaging.acknowledge"
-SPECIFICATION_VERSION: Final = "1.0"
+SPECIFICATION_VERSION: Final = Version("1.0")
 
 
 def instance_properties(name: str, adapter: Adapter) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from messaging.services.registry import (
     default_registry,
     interface_name,
 )
+from messaging.services.version import Version
 
 __all__ = [
     "SERVICE_RANKING",
@@ -26,6 +27,7 @@ __all__ = [
     "ServiceReference",
     "ServiceRegistration",
     "ServiceRegistry",
+    "Version",
     "default_registry",
     "escaped",
     "interface_name",

@@ -19,6 +19,7 @@ How a value compares depends on the type of the property, not on the filter:
 ``bool``                  any operator but substring asks for equality with ``true`` or ``false``, in any case
 ``int float Decimal`` …   as numbers, exactly; a value that is no number does not match, NaN never matches
 ``Enum``                  as the str or number it also is, otherwise its name
+``Version``               as versions: ``1.0`` equals ``1.0.0`` and comes before ``1.0.0.beta`` and ``1.10``
 ``datetime date UUID``    the value is read as ISO 8601 or a UUID; naive and aware times are never equal or ordered
 list, array, set, …       matches if one element does; collections within collections do not match
 anything else             only presence (``=*``) matches
@@ -44,6 +45,7 @@ from uuid import UUID
 from messaging.errors import InvalidFilterError
 from messaging.reprs import tolerant
 from messaging.services.properties import ServiceProperties
+from messaging.services.version import Version, order_of
 
 logger = logging.getLogger(__name__)
 
@@ -411,6 +413,9 @@ def _comparison(name: str, operator: str, value: str) -> _Match:
     as_float, as_decimal, as_int = _numbers(value)
 
     def test(item: Any) -> bool:
+        if isinstance(item, Version):
+            order, asked = item.order, order_of(value)
+            return order is not None and asked is not None and bool(compare(order, asked))
         text = _text(item)
         if text is not None:
             return bool(compare(_approximate(text) if approximate else text, wanted))

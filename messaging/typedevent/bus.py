@@ -35,6 +35,7 @@ from messaging.reprs import tolerant
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
+from messaging.services.version import Version
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import (
@@ -205,7 +206,7 @@ class TypedEventBus(EventService):
             Names.TYPED_EVENT_BUS_NAME: self.name,
             _BUS_ID: number,
             "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
-            "version": Names.TYPED_EVENT_SPECIFICATION_VERSION,
+            "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
         }
         self._open(
             self._dispatcher,

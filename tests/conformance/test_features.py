@@ -134,6 +134,10 @@ def test_services_have_the_capabilities_of_the_specification(backend: Backend, i
     m = backend.connect()
     name = f"(osgi.messaging.name={m.name})"
     assert backend.services.find(interface, f"(&{name}(osgi.implementation=osgi.messaging)(version=1.0))")
+    # as the tools of OSGi write it: the version is a Version there
+    required = f"(&{name}(osgi.implementation=osgi.messaging)(version>=1.0.0)(!(version>=2.0.0)))"
+    assert backend.services.find(interface, required)
+    assert not backend.services.find(interface, f"(&{name}(version>=1.0.1))")
     found = backend.services.find(
         interface, f"(&{name}(osgi.implementation=osgi.messaging.replyto)(many=publish)(many=subscribe))"
     )

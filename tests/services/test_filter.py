@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, InvalidFilterError
-from messaging.services import LdapFilter, ServiceProperties
+from messaging.services import LdapFilter, ServiceProperties, Version
 from messaging.services.filter import MAX_DEPTH, MAX_LENGTH, MAX_OPERATIONS
 
 
@@ -635,3 +635,22 @@ def test_it_is_compiled() -> None:
             best[number] = min(best[number], seconds(contender))
         naive = min(naive, seconds(lambda: evaluate(tree, properties)))
     assert max(best) < naive / 5, f"{best}, {naive}"
+
+
+@pytest.mark.parametrize(
+    ("version", "matching", "others"),
+    [
+        ("1.0", ["=1", "=1.0", "=1.0.0", ">=1.0.0", "<=1.0.0", "~=1.0.0", ">=0.9", "<=1.0.0.b"], ["=1.1", ">=1.0.1"]),
+        ("1.10.2", [">=1.9", "<=1.11", "=1.10.2"], ["<=1.9", "=1.1", ">=2", "=1.x", "=", ">=1.", "=one"]),
+        ("1.0.0.beta", [">=1.0", "=1.0.0.beta", "<=1.0.0.gamma"], ["=1.0", "<=1.0"]),
+        ("unknown", [], ["=1.0", ">=0", "=unknown"]),
+    ],
+)  # fmt: skip
+def test_versions_compare_as_versions(version: str, matching: list[str], others: list[str]) -> None:
+    for value in (Version(version), [Version(version)]):
+        for text, matches in ((matching, True), (others, False)):
+            assert [
+                each for each in text if LdapFilter(f"(version{each})").matches({"version": value}) != matches
+            ] == []
+    assert LdapFilter("(version=*)").matches({"version": Version(version)})
+    assert Version(version) == version

@@ -49,7 +49,8 @@ def test_a_bus_and_its_monitor_are_services_until_it_is_closed(services: Service
         assert services.service(TypedEventMonitor) is bus.monitor
         for interface in (TypedEventBus, TypedEventMonitor):
             reference = services.find_one(
-                interface, "(&(osgi.implementation=osgi.typedevent)(version=1.1)(event.bus.name=mine))"
+                interface,
+                "(&(osgi.implementation=osgi.typedevent)(version>=1.1.0)(!(version>=2.0.0))(event.bus.name=mine))",
             )
             assert reference is not None
     assert services.find() == []
