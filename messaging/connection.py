@@ -27,6 +27,7 @@ from messaging.errors import (
 )
 from messaging.outbox import Outbox, Publication
 from messaging.promise import Promise
+from messaging.safelog import SafeLog
 from messaging.state import ConnectionStates, StateName
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from messaging.engine import Engine
     from messaging.subscribed import Source, Subscribed
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: subscriptions opened at the same time after a reconnect
 _RESUBSCRIBE_AT_ONCE: Final = 32

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from reactivex import abc as rx
 
@@ -17,6 +16,7 @@ from messaging.engine import mailbox
 from messaging.errors import ArgumentError, CodecError, DeadlineError, MessagingError, StreamConsumedError
 from messaging.promise import Promise
 from messaging.waiting import Flag, seconds
+from messaging.safelog import SafeLog
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from messaging.delivery import Subscription
     from messaging.message import Message, ReceivedMessage
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
+
+T = TypeVar("T")
 
 
 class Push(rx.DisposableBase):

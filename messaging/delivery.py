@@ -21,7 +21,6 @@ more to take; and while it has many messages to go nothing more is read from the
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from messaging.direct import DirectAcknowledger
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
 from messaging.message import Message, ReceivedMessage
 from messaging.pacing import Crowd
+from messaging.safelog import SafeLog
 from messaging.subscribed import Subscribed
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from messaging.publisher import MessagePublisher
     from messaging.services import ServiceRegistry
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 OnInvalid = Literal["raise", "skip", "dead_letter"]
 

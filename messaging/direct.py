@@ -7,7 +7,6 @@ there, or on the thread that settles the message later.
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,14 @@ from messaging.acknowledge import (
     AcknowledgeType,
     DirectAcknowledgement,
 )
+from messaging.safelog import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Incoming
     from messaging.message import Message
     from messaging.services import ServiceRegistry
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 
 class DirectAcknowledger:

@@ -11,7 +11,6 @@ Two ways lead out of the loop: :class:`Mailbox` hands results to other event loo
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import weakref
@@ -21,10 +20,11 @@ from typing import Any, Final, TypeVar
 
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.promise import Promise
+from messaging.safelog import SafeLog
 from messaging.waiting import runs_loop
 from messaging.workers import start_thread
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
@@ -28,6 +27,7 @@ from messaging.promise import Promise
 from messaging.replyto import serving
 from messaging.replyto.exchange import Verdict
 from messaging.reprs import tolerant
+from messaging.safelog import SafeLog
 from messaging.waiting import warn_in_loop
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from messaging.delivery import StreamCounters, Subscription
     from messaging.message import Message
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: what becomes of a payload that does not fit the model of a handler
 HandlerOnInvalid = Literal["skip", "dead_letter"]

@@ -7,7 +7,6 @@ burst; one task on the loop hands batches to the adapter.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import threading
@@ -26,6 +25,7 @@ from messaging.errors import (
     OutcomeUnknownError,
 )
 from messaging.promise import PENDING, Promise
+from messaging.safelog import SafeLog
 from messaging.waiting import Waiters
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from messaging.extensions import PublishOptions
     from messaging.message import MessageContext
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: when the loop tries again to get a lock that a publisher holds, seconds
 _LOCK_RETRY: Final = 0.001

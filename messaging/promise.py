@@ -7,7 +7,6 @@ event loop, ``add_done_callback`` otherwise. A failure that nobody looks at is l
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, TypeVar
@@ -15,9 +14,10 @@ from typing import Any, Final, Generic, TypeVar
 from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
 from messaging.reprs import tolerant
+from messaging.safelog import SafeLog
 from messaging.waiting import Flag, refuse_in_loop, seconds
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 T = TypeVar("T")
 

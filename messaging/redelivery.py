@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from messaging.extensions import carried_headers
 from messaging.features import Features
 from messaging.message import Message, MessageContext
 from messaging.promise import Promise
+from messaging.safelog import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from messaging.extensions import SubscribeOptions
     from messaging.publisher import MessagePublisher
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: user headers that say where a dead letter comes from, on instances that announce ``headers``
 REASON_HEADER: Final = "x-dead-letter-reason"

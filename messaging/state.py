@@ -16,7 +16,6 @@ state             meaning
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -28,13 +27,14 @@ from reactivex import Observable
 from reactivex import abc as rx
 
 from messaging.consumers import callbacks_of
+from messaging.safelog import SafeLog
 from messaging.workers import workers
 
 if TYPE_CHECKING:
     from messaging.engine import Engine
     from messaging.errors import MessagingError
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 StateName = Literal["connecting", "connected", "degraded", "reconnecting", "refused", "closed"]
 

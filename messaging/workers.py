@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -18,7 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-logger = logging.getLogger(__name__)
+from messaging.safelog import SafeLog
+
+logger = SafeLog(__name__)
 
 #: how long a thread waits for another job before it leaves, seconds
 IDLE_SECONDS: Final = 1.0

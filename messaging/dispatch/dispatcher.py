@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission, check_principal
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError, PermissionDeniedError
 from messaging.promise import Promise
+from messaging.safelog import SafeLog
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.registry import interface_name
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.topics import TopicFilter
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 H = TypeVar("H", bound="Handler[Any]")
 R = TypeVar("R")

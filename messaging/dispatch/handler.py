@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.coroutines import handlers_loop, is_coroutine, running_loop
 from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.safelog import SafeLog
 from messaging.services.filter import LdapFilter
 from messaging.text import exact
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.pool import Pool
     from messaging.services import ServiceReference
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 E = TypeVar("E")
 

@@ -29,14 +29,14 @@ from itertools import repeat
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from messaging.dispatch.log import EventLog
 from messaging.engine import mailbox, may_block
+from messaging.safelog import SafeLog
 from messaging.waiting import Waiters
 
 if TYPE_CHECKING:
     from messaging.dispatch.pool import Pool, Server
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: items of one lane before its thread goes on to the next one
 _BATCH: Final = 64

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from messaging.arguments import check_mapping
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.reprs import tolerant
+from messaging.safelog import SafeLog
 from messaging.text import exact
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: names whoever publishes or receives; ``None`` for those that give no name
 Principal: TypeAlias = str | None

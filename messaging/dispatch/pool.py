@@ -19,14 +19,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch.lanes import Progress, after_fork, here
-from messaging.dispatch.log import EventLog
 from messaging.engine import Mailbox, mailbox
+from messaging.safelog import SafeLog
 from messaging.workers import start_thread, workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import LoopLane, ThreadLane
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: delivery threads that one pool may have, beside those of receivers that do not return
 THREADS: Final = 64

@@ -15,12 +15,12 @@ from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import Tolerance
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.pool import Pool
 from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.promise import Promise
+from messaging.safelog import SafeLog
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane
     from messaging.services import ServiceRegistration
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: how long closing waits for what was published, unless it is told otherwise, seconds
 CLOSE_TIMEOUT: Final = 5.0

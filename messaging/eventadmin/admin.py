@@ -34,7 +34,6 @@ from messaging.dispatch.handler import (
     read_timeout,
 )
 from messaging.dispatch.lanes import ThreadLane
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import parse_filter
@@ -45,6 +44,7 @@ from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.receiver import QUIET, AdminHandler, AdminTerms, read_terms, straggles, too_long, within
 from messaging.promise import Promise
 from messaging.reprs import tolerant
+from messaging.safelog import SafeLog
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.waiting import Flag
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
     from messaging.services import ServiceProperties, ServiceReference
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: exceptions do not block a handler (5.3.1), not returning does (5.3.2)
 TOLERANCE: Final = Tolerance(failures=0)

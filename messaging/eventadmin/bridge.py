@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from messaging.arguments import check_instance
 from messaging.dispatch.handler import read_principal
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.eventadmin.constants import EventConstants
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
+from messaging.safelog import SafeLog
 from messaging.services import escaped
 from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.handlers import UntypedEventHandler
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from messaging.typedevent.bus import TypedEventBus
     from messaging.typedevent.event import PublishedEvent
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 
 class BridgedEvent(Event):

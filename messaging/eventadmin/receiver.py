@@ -26,12 +26,12 @@ from messaging.dispatch.handler import (
     run_elsewhere,
 )
 from messaging.dispatch.lanes import ThreadLane
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
+from messaging.safelog import SafeLog
 from messaging.waiting import Flag
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from messaging.eventadmin.admin import EventAdmin, Queue, Route
     from messaging.services import ServiceReference
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: what :data:`within` holds if all this happens since something was logged
 QUIET: Final = object()

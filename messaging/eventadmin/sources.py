@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.arguments import check_instance
 from messaging.dispatch.handler import read_principal
-from messaging.dispatch.log import EventLog
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.receiver import QUIET, within
+from messaging.safelog import SafeLog
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"
 CONNECTION_TOPIC: Final = "messaging/state/ConnectionState"
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: whether this context posts a log event: what is logged by that (of a filter that fails, say) is not posted
 _posting: contextvars.ContextVar[bool] = contextvars.ContextVar("posting", default=False)

@@ -11,7 +11,6 @@ what becomes of its replies, belong to the engine's loop.
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -34,6 +33,7 @@ from messaging.features import Features
 from messaging.message import Message, MessageContext
 from messaging.replyto import marks
 from messaging.replyto.marks import Mark
+from messaging.safelog import SafeLog
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from messaging.replyto.copies import Claim
     from messaging.replyto.requests import Inbox, Requests
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: contexts of replies that are kept
 _CONTEXTS: Final = 1024

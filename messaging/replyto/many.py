@@ -7,7 +7,6 @@ slow, and nobody else waits for that. What travels beside the replies says where
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from messaging.features import Features
 from messaging.promise import Promise
 from messaging.replyto import marks
 from messaging.replyto.requests import RequestPublication
+from messaging.safelog import SafeLog
 from messaging.stream import MessageStream
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from messaging.replyto.requests import Requests
     from messaging.services import ServiceRegistry
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: how long a stream that nobody wants any more waits to hear where to say so, seconds
 _LINGER: Final = 2.0

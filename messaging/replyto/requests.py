@@ -23,7 +23,6 @@ it does not have to wait for a deadline. What was not sent waits for the next co
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -50,6 +49,7 @@ from messaging.message import Message, MessageContext, ReceivedMessage, V
 from messaging.outbox import Publication, step_of
 from messaging.promise import Promise
 from messaging.replyto import marks
+from messaging.safelog import SafeLog
 from messaging.subscribed import Subscribed
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from messaging.extensions import PublishOptions
     from messaging.publisher import MessagePublisher
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: requests remembered after they were settled, to tell what is late or double from what is foreign
 _REMEMBERED: Final = 4096

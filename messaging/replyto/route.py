@@ -5,7 +5,6 @@ Everything runs on the engine's loop, unless it says otherwise.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,6 +14,7 @@ from messaging.features import Features
 from messaging.promise import Promise
 from messaging.replyto.copies import Claim, ExpectedCopies, identity_of
 from messaging.replyto.exchange import Exchange, Replies, Verdict
+from messaging.safelog import SafeLog
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     #: what a handler asks for, and what runs it
     Binding = tuple[Wanted, Runner]
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 #: when a subscription that failed is tried again, at first, seconds
 RETRY_FIRST: Final = 1.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from messaging.engine import mailbox, may_block
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.message import Message
 from messaging.replyto.exchange import Content
+from messaging.safelog import SafeLog
 from messaging.waiting import Waiters
 from messaging.workers import workers
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from messaging.outbox import Publication
     from messaging.replyto.exchange import Exchange
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 T = TypeVar("T")
 

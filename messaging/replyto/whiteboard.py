@@ -21,6 +21,7 @@ from messaging.errors import MessagingError
 from messaging.replyto import handlers, serving
 from messaging.replyto.route import RETRY_FIRST, RequestSubscription, Route
 from messaging.replyto.wanted import Wanted, mistaken_key, read_terms
+from messaging.safelog import SafeLog
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from messaging.services import ServiceReference, ServiceRegistry
     from messaging.subscription import MessageSubscription
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 _INTERFACES: Final = {
     interface_name(handlers.ReplyToSubscriptionHandler): serving.PLAIN,

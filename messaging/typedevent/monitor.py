@@ -15,11 +15,11 @@ from reactivex.disposable import Disposable
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import read_principal
 from messaging.dispatch.lanes import LIMIT, ThreadLane
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.pool import Pool
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
+from messaging.safelog import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, last
 from messaging.typedevent.maps import to_map
 from messaging.workers import workers
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 #: no filter is given
 _ALL: Final = object()

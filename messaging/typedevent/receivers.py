@@ -16,9 +16,9 @@ from messaging.dispatch.handler import (
     read_timeout,
     read_topics,
 )
-from messaging.dispatch.log import EventLog
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
+from messaging.safelog import SafeLog
 from messaging.services.registry import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.conversion import converter_to
@@ -35,7 +35,7 @@ from messaging.typedevent.reify import event_parameter, load_type, reified_type,
 if TYPE_CHECKING:
     from messaging.services import ServiceReference
 
-logger = EventLog(__name__)
+logger = SafeLog(__name__)
 
 TYPED: Final = interface_name(TypedEventHandler)
 UNTYPED: Final = interface_name(UntypedEventHandler)

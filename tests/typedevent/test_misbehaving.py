@@ -14,7 +14,7 @@ import pytest
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import Tolerance, TypedEventBus, UntypedEventHandler
-from tests.dispatch.raising import raising_log
+from tests.raising import raising_log
 from tests.typedevent.conftest import (
     PATIENCE,
     SOON,

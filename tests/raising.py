@@ -14,7 +14,7 @@ class _RaisingHandler(logging.Handler):
 
 @contextmanager
 def raising_log(name: str) -> Iterator[None]:
-    """Whoever logs there, or below, gets a ``LookupError``."""
+    """Have each logging call to the logger ``name``, or below it, raise a ``LookupError``."""
     logger, handler = logging.getLogger(name), _RaisingHandler()
     logger.addHandler(handler)
     try:

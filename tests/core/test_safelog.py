@@ -1,4 +1,4 @@
-"""The log of the event services raises nothing, and is otherwise as any."""
+"""The log raises nothing that logging handlers raise, and is otherwise as any."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from messaging.dispatch.log import EventLog
-from tests.dispatch.raising import raising_log
+from messaging.safelog import SafeLog
+from tests.raising import raising_log
 
 
 @pytest.fixture
 def raising() -> Iterator[str]:
     """The name of a log with a defect."""
-    name = "messaging.test_log"
+    name = "messaging.test_safelog"
     with raising_log(name):
         yield name
 
@@ -24,7 +24,7 @@ def test_what_a_handler_raises_is_written_as_logging_does_it(
     raising: str, loudly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", loudly)
-    log = EventLog(raising)
+    log = SafeLog(raising)
     log.warning("the %s", "first")
     try:
         raise ValueError
@@ -37,18 +37,18 @@ def test_what_a_handler_raises_is_written_as_logging_does_it(
 
 def test_without_stderr_it_raises_nothing_either(raising: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", None)
-    EventLog(raising).error("the first")
+    SafeLog(raising).error("the first")
 
 
 def test_a_record_tells_who_logged_and_with_what_error(caplog: pytest.LogCaptureFixture) -> None:
-    log = EventLog(__name__)
+    log = SafeLog(__name__)
     try:
         raise ValueError("no")
     except ValueError:
         log.exception("%s failed", "it")
     log.warning("beware")
     for record in caplog.records:
-        assert (record.name, record.module) == (__name__, "test_log")
+        assert (record.name, record.module) == (__name__, "test_safelog")
         assert record.funcName == "test_a_record_tells_who_logged_and_with_what_error"
     failed, beware = caplog.records
     assert failed.getMessage() == "it failed"

@@ -1,4 +1,4 @@
-"""The log of the event services: it raises nothing."""
+"""The log of parts that go on when the application's logging is broken."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import traceback
 from typing import Any
 
 
-class EventLog(logging.LoggerAdapter[logging.Logger]):
+class SafeLog(logging.LoggerAdapter[logging.Logger]):
     """A logger that does not pass on what handlers and filters of the application's log raise.
 
-    What is logged here is mostly that somebody misbehaves; that must not keep events from others, nor what is to
-    follow from being done. As :mod:`logging` does, it writes such errors to stderr, unless
-    ``logging.raiseExceptions`` is false. Thread safe.
+    An exception of a logging handler must neither stop a stream or a delivery thread, nor leave a message unsettled. As
+    :mod:`logging` does, this class writes such errors to stderr, unless ``logging.raiseExceptions`` is false. Thread
+    safe.
 
     Args:
         name: of the logger.
