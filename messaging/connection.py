@@ -460,6 +460,7 @@ class Connection:
                 self.adapter.bequeath(handle, heir.handle)
             await self.unsubscribe(handle)
         subscription.complete()
+        subscription.heir = None  # which may have one as well, and so on
 
     def _warn_of_end(self, subscription: Subscribed, *, kept: bool) -> None:
         """Say once that a session from which the last stream is unsubscribed keeps nothing."""

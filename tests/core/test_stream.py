@@ -19,6 +19,7 @@ from reactivex import operators as ops
 
 from messaging import AcknowledgeType, Message, MessageStream
 from messaging.consumers import in_observer
+from messaging.delivery import Subscription
 from messaging.errors import (
     ClosedError,
     DeadlineError,
@@ -27,6 +28,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.instance import Messaging
+from tests.conformance.helpers import retried
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.core.test_delivery import Slow, acknowledge, manual, numbered, receive, slow, state
@@ -1224,3 +1226,20 @@ def test_streams_of_a_closed_instance_cannot_be_had(broker: FakeBroker, connect:
     m.close()
     with pytest.raises(ClosedError):
         m.subscribe("a")
+
+
+def test_subscriptions_that_retry_has_replaced_are_forgotten(connect: Connect) -> None:
+    m = connect()
+    payloads = [b"%d" % number for number in range(20)]
+    stream = m.subscribe("retried", queue="retried")
+    seen = retried(stream, [*payloads])
+    for payload in payloads:
+        m.publish("retried", payload).result(PATIENCE)
+    until(lambda: len(seen) == 2 * len(payloads), "each message twice")
+
+    def count() -> int:
+        gc.collect()
+        return sum(type(each) is Subscription and each.spec.channel == "retried" for each in gc.get_objects())
+
+    until(lambda: count() < 6, "replaced subscriptions forgotten")  # a worker may hold on to its last one
+    stream.close().result(PATIENCE)
