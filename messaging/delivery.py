@@ -167,7 +167,7 @@ class Subscription(Subscribed):
         self._acknowledged: deque[Incoming] = deque()
         self._rejected: deque[Incoming] = deque()
         self._void: deque[Incoming] = deque()
-        #: rejected after the subscription released them, with no other consumer
+        #: rejected after the subscription released them, or their connection was lost; no consumer will receive them
         self._rejected_late: deque[Incoming] = deque()
         self._flush_requested = False
         #: the loop looks for verdicts by itself: it need not be told
@@ -565,8 +565,7 @@ class Subscription(Subscribed):
         """Decide, then run the post-acknowledge callback; see ``acknowledge.Settler``. From any thread."""
         if self._is_released or self._adapter.is_stale(incoming.token):
             state = AcknowledgeType.UNKNOWN
-            is_lost = not acknowledged and self._is_lost and (self._held is None or id(incoming) in self._held)
-            verdicts = self._rejected_late if is_lost else self._void
+            verdicts = self._rejected_late if not acknowledged and self._is_gone(incoming) else self._void
         elif acknowledged:
             verdicts, state = self._acknowledged, _ACKNOWLEDGED
         else:
@@ -591,6 +590,12 @@ class Subscription(Subscribed):
             message._default_content_type = self._default_content_type
             self._direct.settled(message)
         return True
+
+    def _is_gone(self, incoming: Incoming) -> bool:
+        """Whether no consumer will receive a message for which a verdict cannot reach the broker."""
+        if self._is_released:
+            return self._is_lost and (self._held is None or id(incoming) in self._held)
+        return not (self._delivers_again or self._has_broker_redelivery())
 
     def is_void(self, message: Message) -> bool:
         """Whether a message that was taken came by a lost connection, and will come again by this one."""
@@ -689,8 +694,11 @@ class Subscription(Subscribed):
                 self._redelivery.reject(incoming, given_back, is_leaving=self.leaving)
         if self._void:
             self.settled_count += sum(map(self._returns_credit, self._collect(self._void)))
-        for incoming in self._collect(self._rejected_late):  # no other consumer receives them
-            self._redelivery.reject(incoming, _nothing, is_leaving=True)
+        for incoming in self._collect(self._rejected_late):  # no consumer will receive them
+            if self._is_released:
+                self._redelivery.reject(incoming, _nothing, is_leaving=True)
+            else:
+                self._kept_out(incoming)
             self.settled_count += self._returns_credit(incoming)
         self.proceed()
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from typing import Any
+
 import pytest
 
+from messaging import Message
 from tests.core.conftest import Connect
-from tests.core.fake import PATIENCE, FakeBroker
+from tests.core.fake import PATIENCE, FakeBroker, until
 from tests.raising import raising_log
 
 
@@ -30,3 +35,32 @@ def test_a_handler_goes_on_when_the_log_of_the_application_raises(
         registration.close().result(PATIENCE)
     assert seen == [1, 2]
     assert registration.counters.invalid == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("options", "is_dead_lettered"), [({}, True), ({"queue": "q"}, False)])
+def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unless_it_comes_again(
+    connect: Connect, broker: FakeBroker, options: dict[str, Any], is_dead_lettered: bool, is_async: bool
+) -> None:
+    m = connect(broker)
+    may_raise = threading.Event()
+    begun = threading.Event()
+
+    def handle(_: Message) -> None:
+        begun.set()
+        may_raise.wait(PATIENCE)
+        raise ValueError
+
+    async def handle_async(message: Message) -> None:
+        await asyncio.to_thread(handle, message)
+
+    registration = m.on("a", handle_async if is_async else handle, dead_letter_channel="dead", **options)
+    broker.deliver(b"1")
+    assert begun.wait(PATIENCE)
+    broker.lose()
+    broker.wait_open(2)
+    may_raise.set()
+    if is_dead_lettered:
+        until(lambda: registration.counters.dead_lettered == 1, "dead-lettered")
+    registration.close().result(PATIENCE)
+    assert broker.payloads == [b"1"] * is_dead_lettered
