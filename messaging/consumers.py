@@ -6,7 +6,8 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -15,8 +16,8 @@ from reactivex import abc as rx
 from messaging.engine import mailbox
 from messaging.errors import ArgumentError, CodecError, DeadlineError, MessagingError, StreamConsumedError
 from messaging.promise import Promise
-from messaging.waiting import Flag, seconds
 from messaging.safelog import SafeLog
+from messaging.waiting import Flag, seconds
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -174,13 +175,16 @@ class _InObserver(threading.local):
 _in_observer = _InObserver()
 
 
-#: tasks that run the coroutine of a message handler
-HANDLER_TASKS: Final[set[asyncio.Task[Any] | None]] = set()
+#: the task that runs the coroutine of a message handler, in the context of this task and of those it starts
+_handler_task: Final[ContextVar[asyncio.Task[Any] | None]] = ContextVar("messaging_handler_task", default=None)
 
 
 def in_observer() -> bool:
     """Whether the caller is an observer's callback or a message handler, which must not wait for its own end."""
-    return _in_observer.push is not None or (bool(HANDLER_TASKS) and _current_task() in HANDLER_TASKS)
+    if _in_observer.push is not None:
+        return True
+    task = _handler_task.get()
+    return task is not None and task is _current_task()
 
 
 def observed_here() -> Subscription | None:
@@ -203,6 +207,12 @@ def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
         return function(*arguments)
     finally:
         _in_observer.push = outer
+
+
+async def await_inside(awaitable: Awaitable[T]) -> T:
+    """Await what a message handler has to do, in a task of its own where :func:`in_observer` is true meanwhile."""
+    _handler_task.set(asyncio.current_task())
+    return await awaitable
 
 
 def remove(connection: Connection, subscription: Subscription) -> Promise[None]:

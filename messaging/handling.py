@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
-from messaging.consumers import HANDLER_TASKS, call_inside, in_observer, remove
+from messaging.consumers import await_inside, call_inside, in_observer, remove
 from messaging.coroutines import is_coroutine, running_loop
 from messaging.engine import may_block, wait_for
 from messaging.errors import ArgumentError, ClosedError, CodecError
@@ -87,15 +87,11 @@ class MessageHandler:
         """
         if self.is_async:
             return self._call_async(message)
-        return call_inside(self.function, self._arguments(message))
+        found = call_inside(self.function, self._arguments(message))
+        return await_inside(found) if inspect.iscoroutine(found) else found
 
     async def _call_async(self, message: Message) -> Any:
-        task = asyncio.current_task()
-        HANDLER_TASKS.add(task)
-        try:
-            return await self.function(*self._arguments(message))
-        finally:
-            HANDLER_TASKS.discard(task)
+        return await await_inside(self.function(*self._arguments(message)))
 
     def _arguments(self, message: Message) -> tuple[Any, ...]:
         if self._takes_nothing and self._model is None:

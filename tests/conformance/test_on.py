@@ -264,8 +264,8 @@ def test_a_handler_may_close_its_registration(backend: Backend) -> None:
     eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_handler_may_close_the_instance(backend: Backend, is_async: bool) -> None:
+@pytest.mark.parametrize("kind", ["function", "coroutine function", "function that returns a coroutine"])
+def test_a_handler_may_close_the_instance(backend: Backend, kind: str) -> None:
     m = backend.connect(close_timeout=PATIENCE)
     channel = backend.channel()
     took: list[float] = []
@@ -280,7 +280,9 @@ def test_a_handler_may_close_the_instance(backend: Backend, is_async: bool) -> N
         await m.aclose()
         took.append(time.monotonic() - start)
 
-    registration = m.on(channel, handle_async if is_async else handle, **backend.reliable)
+    handlers: dict[str, Any] = {"function": handle, "coroutine function": handle_async}
+    handler = handlers.get(kind, lambda message: handle_async(message))
+    registration = m.on(channel, handler, **backend.reliable)
     m.publish(channel, b"1", **backend.reliable)
     registration.closed.result(PATIENCE)
     m.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -64,3 +66,39 @@ def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unles
         until(lambda: registration.counters.dead_lettered == 1, "dead-lettered")
     registration.close().result(PATIENCE)
     assert broker.payloads == [b"1"] * is_dead_lettered
+
+
+def test_a_task_that_its_loop_left_behind_is_forgotten(
+    connect: Connect, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = connect(broker)
+    locals_: list[weakref.ref[Any]] = []
+    begun = asyncio.Event()
+
+    class Local:
+        """In the frame of the handler."""
+
+    async def handle(_: Message) -> None:
+        local = Local()
+        locals_.append(weakref.ref(local))
+        begun.set()
+        await asyncio.sleep(PATIENCE)
+
+    async def register() -> Any:
+        registration = m.on("a", handle)
+        await registration
+        broker.deliver(b"1")
+        await begun.wait()
+        return registration
+
+    loop = asyncio.new_event_loop()
+    registration = loop.run_until_complete(register())
+    loop.close()
+    registration.closed.exception(PATIENCE)
+
+    def is_forgotten() -> bool:
+        gc.collect()
+        return locals_[0]() is None
+
+    until(is_forgotten, "the task forgotten")
+    caplog.clear()  # asyncio tells of the task
