@@ -63,7 +63,7 @@ class Sharing:
         self._new_link = new_link
         self._options = options
         self._probing = asyncio.Lock()
-        #: ``None`` before the probe; ``True`` also if the probe told nothing
+        #: ``None`` as long as no probe could talk to the broker; ``True`` also if its probe told nothing
         self._is_there: bool | None = None
 
     async def require(self, target: Target) -> None:
@@ -78,10 +78,11 @@ class Sharing:
         async with self._probing:
             if self._is_there is None:
                 self._is_there = await self._probe(target)
-            if not self._is_there:
+            if self._is_there is False:
                 raise SubscriptionRefusedError(f"{target}: {NO_SHARING}")
 
-    async def _probe(self, target: Target) -> bool:
+    async def _probe(self, target: Target) -> bool | None:
+        is_there: bool | None = True
         token = secrets.token_hex(8)
         probe = _Probe(f"{CHANNEL}/{token}/shared", f"{CHANNEL}/{token}/control")
         target = dataclasses.replace(target, client_id=f"probe{token}")
@@ -99,9 +100,13 @@ class Sharing:
                 reason = "it refuses the subscriptions"
             elif (found := await probe.outcome(link, wait)) is not None:
                 return found
+            elif probe.ended is None:
+                reason = "no message arrives"
             else:
-                reason = "no message arrives" if probe.ended is None else str(probe.ended)
+                raise probe.ended
         except (ConnectFailedError, ConnectionLostError, TimeoutError) as error:
+            if not (isinstance(error, ConnectFailedError) and error.code is not None):
+                is_there = None  # the next subscription to a queue asks again
             reason = str(error) or "it does not answer in time"
         finally:
             await link.close()
@@ -110,7 +115,7 @@ class Sharing:
             "queues stay empty; let this client use these channels, or set version=5",
             self._name, target, reason, CHANNEL,
         )  # fmt: skip
-        return True
+        return is_there
 
 
 class _Probe:

@@ -127,6 +127,35 @@ async def queue_at(core: Core, peer: Peer, **how: Any) -> In:
     return sink
 
 
+def test_a_broker_that_could_not_be_reached_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A probe whose connection ends says nothing about the broker."""
+
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, version="3.1.1")
+            opening = asyncio.create_task(core.open())
+            connection, _ = await peer.accept()
+            connection.connack_v3()
+            await opening
+            for _ in range(2):
+                subscribing = asyncio.create_task(core.subscribe("jobs", queue="one"))
+                probe, _ = await peer.accept()
+                probe.abort()
+                body = await connection.expect(0x80)
+                connection.send(0x90, body[:2] + b"\0")
+                _, handle = await subscribing
+                ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+                connection.send(0xB0, (await connection.expect(0xA0))[:2])
+                await ending
+            closing = asyncio.create_task(core.adapter.close())
+            await connection.expect(0xE0)
+            connection.close()
+            await closing
+
+    run(main())
+    assert caplog.text.count("cannot find out whether the broker has shared subscriptions") == 2
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [(0, "no message arrives"), (5, "refused a client without user name")],
