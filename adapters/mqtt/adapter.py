@@ -497,10 +497,10 @@ class MqttAdapter(Adapter):
             )  # fmt: skip
 
     def _forget(self, stream: Stream) -> None:
-        """Undo a subscription that was not confirmed."""
+        """Undo a subscription that was not confirmed. The session's next stream gets the messages it has claimed."""
         if stream.ended:
             return
-        self._inbound.release(stream)
+        self._end(stream)
         if self._router.remove(stream):
             if self._link is not None:
                 self._link.unsubscribe_soon(stream.route.filter)
@@ -525,10 +525,8 @@ class MqttAdapter(Adapter):
         others = [stream for stream in route.streams if stream is not handle and stream.settles]
         if route.is_shared and others:
             self._inbound.bequeath(handle, others[0])
-        elif self.settings.persistent:
-            self._inbound.leave(handle)
         else:
-            self._inbound.release(handle)
+            self._end(handle)
         if not self._router.remove(handle):
             return
         if self._link is not None:
@@ -536,6 +534,13 @@ class MqttAdapter(Adapter):
                 await self._link.unsubscribe(handle.route.filter)
         else:
             self._router.orphans.add(handle.route.filter)
+
+    def _end(self, stream: Stream) -> None:
+        """Leave unsettled messages of a stream to the next one, if the broker keeps the session; else settle them."""
+        if self.settings.persistent:
+            self._inbound.leave(stream)
+        else:
+            self._inbound.release(stream)
 
     def detach(self, handle: Stream) -> None:
         """See ``Adapter.detach``."""

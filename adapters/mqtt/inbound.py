@@ -549,6 +549,9 @@ class Inbound:
                 self._answer(receipt)
         self._due.clear()
         self._forget_order()
+        if self._left_timer is not None:
+            self._left_timer.cancel()
+            self._left_timer = None
 
     def _answer(self, receipt: Receipt) -> None:
         if self._receipts.get(receipt.id) is not receipt:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import inbound, packets
-from messaging import DecodeError
+from messaging import ConnectionLostError, DecodeError
+from messaging.engine import engine
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import run
+from tests.mqtt.harness import Core, run
+from tests.mqtt.peer import Peer, accept, reconnect, subscribed
 from tests.mqtt.peer import session as scripted
-from tests.mqtt.peer import subscribed
 
 
 def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
@@ -36,6 +37,60 @@ def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of
             assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
     run(main())
+
+
+@pytest.mark.parametrize("where", ["ended stream", "resumed session"])
+def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(where: str) -> None:
+    async def main() -> None:
+        async with Peer() as peer:
+            core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
+            connection, _ = await accept(core, peer, present=where == "resumed session")
+            if where == "ended stream":
+                sink, handle = await subscribed(core, connection, "a", qos="1")
+                connection.deliver("a", b"left", 7, 1)
+                await sink.wait(1)
+                ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+                connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
+                await ending
+            else:
+                connection.deliver("a", b"left", 7, 1)
+            subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
+            await connection.expect(0x80)
+            connection, _ = await reconnect(core, peer, connection, present=True)
+            with pytest.raises(ConnectionLostError):
+                await subscribing
+            connection.deliver("a", b"left", 7, 1, 8)  # again
+            connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
+            sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+            await sink.wait(1)
+            core.acknowledge(*sink.messages)
+            assert await connection.expect(packets.PUBACK) == b"\0\x07"
+            closing = asyncio.create_task(core.adapter.close())
+            await connection.expect(0xE0)
+            connection.close()
+            await closing
+
+    run(main())
+
+
+def test_messages_left_in_the_window_are_not_said_to_be_dropped_after_the_instance_was_closed(
+    mosquitto: Mosquitto,
+    connect: Connect,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbound, "LEFT_PATIENCE", 0.2)
+    m, other = connect(mosquitto.url, receive_maximum=2, **session("5")), connect(mosquitto.url)
+    stays = m.subscribe("b", qos=1)
+    stays.ready.result(PATIENCE)
+    with m.subscribe("a", qos=1) as stream:
+        publish(other, "a", [b"1", b"2"], qos=1)
+        eventually(lambda: stream.counters.received == 2, "all there")
+    m.close()
+    over = threading.Event()
+    engine().call(engine().loop.call_later, 0.3, over.set)
+    assert over.wait(PATIENCE)
+    assert "fill the window" not in caplog.text
 
 
 def session(version: str) -> dict[str, Any]:
