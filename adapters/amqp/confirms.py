@@ -72,7 +72,7 @@ class ConfirmChannel(Generic[M]):
         tag, multiple = frames.read_settlement(data, at)
         pending = self.pending
         if multiple:
-            last = min(tag, self._next_tag - 1)
+            last = min(tag or self._next_tag, self._next_tag - 1)  # 0 stands for all (basic.ack, 1.8.3.13)
             tags: Iterable[int] = range(self._lowest, last + 1)
             self._lowest = max(self._lowest, last + 1)
         else:

@@ -194,6 +194,19 @@ def test_what_waits_is_bounded_by_the_window() -> None:
     play(script, publish_window=4)
 
 
+def test_an_answer_to_all_messages_names_none_of_them() -> None:
+    """``multiple`` with tag 0."""
+
+    async def script(client: Client, broker: Broker, _: Peer) -> None:
+        batch = messages(client, [1, 2, 3])
+        await client.adapter.publish(batch)
+        await broker.count(3)
+        broker.ack(0, multiple=True)
+        assert await outcomes(batch) == [""] * 3
+
+    play(script)
+
+
 def test_a_message_whose_deadline_has_passed_is_not_sent_again() -> None:
     async def script(client: Client, broker: Broker, _: Peer) -> None:
         batch = messages(client, [1, 2, 3])
