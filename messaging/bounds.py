@@ -51,7 +51,7 @@ def holds_vast(value: Any) -> bool:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield what is in ``value`` and is neither a mapping nor a collection; of mappings the keys, too."""
+    """Yield the values in ``value`` that are neither mappings nor collections, and the keys of mappings."""
     todo = [value]
     seen: set[int] = set()
     while todo:

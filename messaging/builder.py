@@ -271,7 +271,7 @@ def as_message(message: Any, call: str) -> Message:
 
 
 def as_context(context: Any) -> MessageContext:
-    """Return ``context`` itself, what a provider builds, or a copy of a foreign implementation's properties.
+    """Return ``context`` itself, the context that a provider builds, or a copy of a foreign implementation's values.
 
     Raises:
         ArgumentError: it lacks one of the properties.

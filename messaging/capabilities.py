@@ -19,7 +19,7 @@ PROVIDER_PROPERTY: Final = "osgi.messaging.provider"
 #: capabilities, and the version of the specification that they have (RFC 5.1.3, 5.7.1, 5.8.3)
 IMPLEMENTATION_PROPERTY: Final = "osgi.implementation"
 VERSION_PROPERTY: Final = "version"
-#: what the reply-to capability does with many replies (RFC 5.7.1)
+#: attribute of the reply-to capability: which sides of many replies it has (RFC 5.7.1)
 MANY_PROPERTY: Final = "many"
 
 IMPLEMENTATION: Final = "osgi.messaging"

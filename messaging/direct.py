@@ -97,7 +97,7 @@ class DirectAcknowledger:
         self._call_post(message)
 
     def _call_post(self, message: Message) -> None:
-        """Call post. What it raises is logged."""
+        """Call post, and log its exception."""
         post: Any = self._callbacks.post
         try:
             post = self._found(post, AcknowledgeConsumer, "post")

@@ -1,4 +1,4 @@
-"""User headers: the values they may have, and what becomes of a value that a protocol cannot carry.
+"""User headers: the types of their values, and the text of a value that a protocol cannot carry.
 
 A value is ``str``, ``int``, ``float``, ``bool``, ``bytes``, ``Decimal``, an aware ``datetime``, ``None``, or a sequence
 or mapping of such values. Received sequences are tuples, received mappings are read-only, received times are in UTC.
@@ -47,7 +47,7 @@ def check(value: Any) -> Mapping[str, Any]:
     """Return headers with checked values: copies that cannot be written to.
 
     Raises:
-        ValueError: what is wrong, and what would be right. Values are not shown: they may be secrets.
+        ValueError: names the problem and correct values. The value is not shown: it may be a secret.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"must be a mapping of str to values, not {type(value).__name__}")

@@ -111,7 +111,7 @@ class ConfirmChannel(Generic[M]):
 
     # --- what becomes of it
 
-    def nacked(self, tag: int, message: M) -> None:  # noqa: ARG002  # the order of publishing, for those who keep it
+    def nacked(self, tag: int, message: M) -> None:  # noqa: ARG002  # subclasses keep the order of publishing
         """The broker did not take a message."""
         message.fail(PublishRefusedError("the broker did not take the message (basic.nack)"))
 

@@ -146,7 +146,7 @@ class Consumer:
         self._established = True
 
     def _way_out(self, error: aiormq.AMQPChannelError) -> str:
-        """Return what helps where the queue and its declaration differ; empty for any other refusal."""
+        """Return a hint for a queue that differs from its declaration; empty for any other refusal."""
         code, text = reply(error)
         # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
         return topology.declared(self._source.queue) if code == 406 and " arg '" in (text or "") else ""

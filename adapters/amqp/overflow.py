@@ -1,4 +1,4 @@
-"""Queues that refuse what is published to them once they are full, as far as this instance has declared them."""
+"""Queues that refuse messages once they are full, as far as this instance has declared them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def refuses(overflow: object) -> bool:
 
 
 def topic_pattern(binding: str) -> re.Pattern[str]:
-    """Return what matches a dot and a routing key that a binding of a topic exchange lets in."""
+    """Return a pattern of the routing keys, after a dot, that a binding of a topic exchange accepts."""
     words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
     return re.compile("".join(words.get(word, rf"\.{re.escape(word)}") for word in binding.split(".")), re.DOTALL)
 

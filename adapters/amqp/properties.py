@@ -265,7 +265,7 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         for flag, key in _LAST:
             if flags & flag:
                 value, at = read_short(data, at)
-                if len(value.encode()) <= MAX_SHORT:  # escapes of what is not UTF-8 may not fit when it is passed on
+                if len(value.encode()) <= MAX_SHORT:  # escapes of invalid UTF-8 may not fit when it is passed on
                     extensions[key] = value
     if at > end:
         raise ValueError("a value ends outside the frame")

@@ -81,7 +81,7 @@ class _Plan:
         self.is_enveloped = message.options.custom.get(ENVELOPE, False)
         self.confirms = message.options.qos != "0" or context._reply_to_channel == names.DIRECT_CHANNEL
         self.destination = destination(context, message.options, exchange)
-        #: what messages are kept in order for
+        #: messages with the same goal keep their order
         self.goal = self.destination.exchange.name, self.destination.routing_key
         self.mandatory = self.destination.mandatory
         #: whether the message id travels
@@ -322,7 +322,7 @@ class Publisher:
     def _send(self, batch: Sequence[Outgoing], position: int, *, again: bool = False) -> int:
         """Write messages from ``position`` on as far as nothing has to be waited for; return where that ends.
 
-        With ``again``, those that were refused before.
+        With ``again``, the messages were refused before, and wait for no room in the window.
         """
         parts: list[bytes] = []
         size = 0

@@ -1,8 +1,8 @@
 """Messages that the broker refused with ``basic.nack`` for now, and the later messages to their destinations.
 
 RabbitMQ answers ``basic.nack`` when a queue cannot take a message: a quorum queue without leader, say. Such a message
-is sent again until its deadline, with the same message id. Until then what is published to the same exchange with the
-same routing key waits behind it, so that nothing overtakes it but what was in flight already. First one message is
+is sent again until its deadline, with the same message id. Until then messages that are published to the same exchange
+with the same routing key wait behind it: only messages in flight can overtake it. First one message is
 sent, after a delay that grows; once that one is confirmed, the others follow in their order. Other destinations are not
 held up.
 
@@ -37,7 +37,7 @@ _number = operator.itemgetter(0)
 
 
 class Writer(Protocol):
-    """What sends the messages: the publisher."""
+    """The publisher, which sends the messages."""
 
     @property
     def last_number(self) -> int:
@@ -66,7 +66,7 @@ class _Held:
     __slots__ = ("delay", "probe", "refused", "timer", "waiting")
 
     def __init__(self) -> None:
-        #: with their numbers in the order of publishing; ahead of what waits
+        #: with their numbers in the order of publishing; sent before ``waiting``
         self.refused: list[tuple[int, Outgoing]] = []
         self.waiting: deque[Outgoing] = deque()
         #: number of the message that was sent to find out
@@ -89,7 +89,7 @@ class Retries:
         self._writer = writer
         #: the destinations that messages wait for
         self.held: dict[Destination, _Held] = {}
-        #: destinations whose trouble was told of
+        #: destinations that were logged
         self._told: set[Destination] = set()
         #: messages that wait here
         self.count = 0
@@ -125,14 +125,14 @@ class Retries:
         self.count += 1
 
     def look(self) -> None:
-        """Send what waits for a message that has been answered for. Call after each answer."""
+        """Send the messages that wait for the answer to another one. Call after each answer."""
         for destination, held in [*self.held.items()]:
             if held.probe is not None and self._writer.is_answered(held.probe):
                 held.probe = None
                 self._send(destination, held)
 
     def end(self) -> list[Outgoing]:
-        """Give up; returns the messages that waited."""
+        """Stop sending, and return the messages that waited."""
         left: list[Outgoing] = []
         for held in self.held.values():
             if held.timer is not None:

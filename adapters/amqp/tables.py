@@ -187,7 +187,7 @@ def _field(value: Any) -> bytes:
         return b"S" + _U32.pack(len(text)) + text
     writer = _WRITERS.get(type(value))
     if writer is None:
-        # what is told of a received message, or of a binding, may be another kind of mapping or sequence
+        # values of received messages and of bindings may be other kinds of mappings and sequences
         writer = _mapping if isinstance(value, Mapping) else _sequence
     return writer(value)
 

@@ -216,7 +216,7 @@ def _is_caused_by(error: BaseException | None, kind: type[Exception]) -> bool:
 
 
 def _cbor_problem(error: Exception) -> str:
-    """What cbor2 tells, with the reason of one of our decoders."""
+    """Return the text of an error of cbor2, with the reason of one of our decoders."""
     cause = error.__cause__
     return shorten(f"{error}: {cause}" if isinstance(cause, ValueError) else str(error))
 

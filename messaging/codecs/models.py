@@ -35,7 +35,7 @@ class _Compiled(NamedTuple):
     #: kept so that its id stays its own
     model: Any
     validator: SchemaValidator
-    #: what the model could take very long for
+    #: values that validation could take very long for
     risks: tuple[Risk, ...]
 
 

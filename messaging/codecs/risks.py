@@ -1,4 +1,4 @@
-"""Models for which pydantic can take very long: known by their schema, and refused what they take long for.
+"""Models for which pydantic can take very long: recognized by their schema; slow values are refused.
 
 Everything here may be called from any thread.
 """
@@ -17,7 +17,7 @@ class Risk(NamedTuple):
     Attributes:
         is_met: whether there are such values in what a parser made of a payload.
         smallest: payload that can hold them, bytes.
-        problem: what is told of them.
+        problem: text for the error.
     """
 
     is_met: Callable[[Any], bool]
@@ -70,7 +70,7 @@ _TEXT: Final = {"type": "str"}
 
 
 def _hashed(schema: Any) -> Any:
-    """The schema of the elements of a set, or of the keys of a map if they are not those that the parser made."""
+    """The schema of the elements of a set, or of the keys of a map unless they stay as parsed."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "dict":
         keys = schema.get("keys_schema", _TEXT)
@@ -83,10 +83,10 @@ def _may_be_number(schema: Any) -> bool:
 
 
 def problem_with(risks: Sequence[Risk], size: int, read: Callable[[], Any]) -> str | None:
-    """Return what is wrong with the value that ``read`` makes of ``size`` bytes, or ``None``.
+    """Return the problem with the value that ``read`` makes of ``size`` bytes, or ``None``.
 
     Raises:
-        Exception: what ``read`` raises.
+        Exception: as ``read``.
     """
     met = [risk for risk in risks if size >= risk.smallest]
     if met:

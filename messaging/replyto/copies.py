@@ -53,7 +53,7 @@ class Claim:
 
     def __init__(self, origin: Holder | None = None) -> None:
         self.origin = origin
-        #: what became of the request; ``None`` while it is handled
+        #: verdict on the request; ``None`` while it is handled
         self.verdict: Verdict | None = None
         self._copies: list[tuple[Holder, Message]] = []
 
@@ -154,6 +154,6 @@ class ExpectedCopies:
 
 
 def identity_of(request: Message) -> int:
-    """Return what all copies of a request have in common, as a hash of 64 bits that others cannot predict."""
+    """Return a hash of the content that all copies of a request share: 64 bits that others cannot predict."""
     context = request._context
     return hash((context._channel, context._reply_to_channel, context._correlation_id, request._payload))

@@ -102,7 +102,7 @@ class Replies:
         self._publisher = publisher
         self.best_qos = self.adapter.default_qos
         self._allowed = self._matcher(connection.settings.reply_channels)
-        #: what requests are taken from here: no place for replies
+        #: subscriptions to requests: no reply goes to their channels
         self._served: tuple[SubscriptionSpec, ...] = ()
         self._routes: dict[str, tuple[ReplyRoute, ...]] = {}
         self._contexts: dict[tuple[Any, ...], tuple[MessageContext, PublishOptions]] = {}
@@ -544,7 +544,7 @@ class Exchange:
         extensions: Mapping[str, Any] = own._extensions
         correlation_id = own._correlation_id
         if isinstance(own, Incoming):
-            # passed on, from wherever it came: where it arrived, and what for, is nobody's concern here
+            # a received message that is passed on: its channels and its correlation id belong to another exchange
             correlation_id = None
             headers = extensions.get(Features.EXTENSION_HEADERS)
             extensions = {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter)} if headers else _NONE

@@ -35,7 +35,7 @@ EXTENSIONS: Final = "osgi.messaging.replyToSubscription.extensions"
 class ReplyToSubscriptionHandler(Protocol):
     """Handle requests and answer nothing (RFC 5.7.4).
 
-    What it raises goes to the requester, if the request names a reply channel. A request that names one goes to a
+    Its exception goes to the requester, if the request names a reply channel. A request that names one goes to a
     handler that answers instead, if the whiteboard has one that is meant.
     """
 

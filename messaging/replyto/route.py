@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from messaging.replyto.serving import Runner
     from messaging.replyto.wanted import Wanted
 
-    #: what a handler asks for, and what runs it
+    #: the terms of a handler, and its runner
     Binding = tuple[Wanted, Runner]
 
 logger = SafeLog(__name__)
 
 #: when a subscription that failed is tried again, at first, seconds
 RETRY_FIRST: Final = 1.0
-#: how long a subscription has nothing to do until all that waited for it at the broker is through, seconds
+#: idle time of a subscription after which no earlier message waits for it at the broker, seconds
 _CAUGHT_UP: Final = 1.0
 
 
@@ -70,7 +70,7 @@ class Route:
         self.retry_after = retry_after
         self.channel = key[0]
         self.queue = queue
-        #: what the subscription hears
+        #: patterns of the channels that the subscription receives
         self.patterns: tuple[str, ...] = (self.channel,)
         self.subscription: Subscription
         #: the preferred first
@@ -133,7 +133,7 @@ class Route:
     # --- requests
 
     def wake(self) -> None:
-        """Give what has arrived to the handlers; see ``Consumer``."""
+        """Give the requests that have arrived to the handlers; see ``Consumer``."""
         subscription, exchanges = self.subscription, self._exchanges
         if self._is_stopping:
             return
@@ -182,7 +182,7 @@ class Route:
         return any(other.queue == queue for other in self._behind)
 
     def _expect_copies(self, exchange: Exchange) -> None:
-        """Have the other routes that a request reaches take their copies for what they are."""
+        """Have the other routes that a request reaches expect a copy of it."""
         request = exchange.request
         channel, claim = request._context._channel or "", Claim(self)
         for other in self.rivals:
@@ -199,7 +199,7 @@ class Route:
         return self.channel == other.channel or Features.QUEUE_RETENTION in self._replies.adapter.features
 
     def _best(self, request: Message) -> Binding | None:
-        """Return the preferred handler of those that are meant by a request; ``None`` if none is."""
+        """Return the preferred one of the handlers that a request means; ``None`` if it means none."""
         context = request._context
         named = context._reply_to_channel
         # if the broker has ended this subscription, there may be another one for the channel by now
@@ -268,7 +268,7 @@ class Route:
             self._busy_at = time.monotonic()
         self._settle(exchange.request, verdict)
         if exchange.claim is not None:
-            # what goes back to a queue is handled there: its copies elsewhere are not
+            # a request that goes back to a queue is handled there, and its copies are not
             exchange.claim.settle(Verdict.ACCEPT if verdict is Verdict.LEAVE else verdict)
         if self._is_stopping:
             if not self._exchanges:

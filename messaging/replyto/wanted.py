@@ -1,4 +1,4 @@
-"""What the properties of a request handler ask for (RFC 5.7.4)."""
+"""The terms of a request handler: its properties, checked (RFC 5.7.4)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_terms(properties: Mapping[str, Any]) -> Terms:
     """Check the properties of a handler.
 
     Raises:
-        ArgumentError: a channel is missing, or a value is not what it has to be.
+        ArgumentError: a channel is missing, or a value has the wrong type or range.
         InvalidChannelError: a channel is malformed.
     """
     named = properties.get(handlers.CHANNEL)
@@ -80,7 +80,7 @@ def read_terms(properties: Mapping[str, Any]) -> Terms:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A handler of the registry, and what its properties ask for."""
+    """A handler of the registry, and its terms."""
 
     reference: ServiceReference
     handler: Handler

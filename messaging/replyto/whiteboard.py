@@ -2,7 +2,7 @@
 
 Handlers come, change and go at any time; the subscriptions follow. There is one subscription for each channel and set
 of extensions: a :class:`~messaging.replyto.route.Route`. Each request goes to one handler of the whiteboard, the
-preferred one (``service.ranking``, then the order of registration) of those that are meant by it, whichever route it
+preferred one (``service.ranking``, then the order of registration) of the handlers that it means, whichever route it
 arrived on: their channel matches, and so does their ``replyChannel`` if they have one. A request that means no handler
 is acknowledged and dropped.
 
