@@ -316,7 +316,7 @@ class HandlerRegistration:
             self._connection.engine.call(handling.after)
         if self.is_stopping:
             if not self._handled:
-                self._connection.engine.call(self._quiet.resolve, None)
+                self._connection.engine.call(self._stop)  # the loop may have taken one more meanwhile
         elif self._is_full and len(self._handled) <= self._low:
             self._is_full = False
             self._connection.engine.call(self.wake)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from messaging import Message
+from messaging import AcknowledgeType, Message
+from tests.conformance.helpers import ack_state
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, until
 from tests.raising import raising_log
@@ -102,3 +103,45 @@ def test_a_task_that_its_loop_left_behind_is_forgotten(
 
     until(is_forgotten, "the task forgotten")
     caplog.clear()  # asyncio tells of the task
+
+
+def test_a_message_taken_while_its_registration_closes_is_released_like_the_others(
+    connect: Connect, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = connect(broker)
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    taking, may_take = threading.Event(), threading.Event()
+    first: list[Message] = []
+
+    def handle(message: Message) -> None:
+        first.append(message)
+        begun.set()
+        may_end.wait(PATIENCE)
+        ended.set()
+
+    registration = m.on("a", handle, dead_letter_channel="dead")
+    broker.deliver(b"1")
+    assert begun.wait(PATIENCE)
+    broker.lose()  # from now on the connection of each message is looked at while it is taken
+    broker.wait_subscribed()
+    is_stale = broker.adapter.is_stale
+
+    def slow(token: Any) -> bool:
+        if not taking.is_set() and token.epoch == broker.epoch:
+            taking.set()
+            may_take.wait(PATIENCE)
+        return is_stale(token)
+
+    monkeypatch.setattr(broker.adapter, "is_stale", slow)
+    delivering = threading.Thread(target=broker.deliver, args=(b"2",))
+    delivering.start()
+    assert taking.wait(PATIENCE)
+    closing = registration.close()
+    may_end.set()
+    assert ended.wait(PATIENCE)
+    until(lambda: ack_state(first[0]) is not AcknowledgeType.RECEIVED, "the first one settled")
+    may_take.set()
+    delivering.join(PATIENCE)
+    closing.result(PATIENCE)
+    assert broker.payloads == [b"2"]
+    assert registration.counters.dead_lettered == 1
