@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from messaging.consumers import await_inside, call_inside, in_observer, remove
@@ -88,7 +88,7 @@ class MessageHandler:
         if self.is_async:
             return self._call_async(message)
         found = call_inside(self.function, self._arguments(message))
-        return await_inside(found) if inspect.iscoroutine(found) else found
+        return await_inside(found) if type(found) is CoroutineType else found
 
     async def _call_async(self, message: Message) -> Any:
         return await await_inside(self.function(*self._arguments(message)))

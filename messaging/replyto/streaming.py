@@ -56,7 +56,7 @@ def checked(found: Any) -> Message | Content:
 
 def is_promise(found: Any) -> bool:
     """Whether what a handler returned is to be awaited; an observable could be, too, but is not meant so."""
-    return inspect.isawaitable(found) and not isinstance(found, Observable)
+    return found is not None and inspect.isawaitable(found) and not isinstance(found, Observable)
 
 
 async def with_room(send: Callable[[], T]) -> T:
