@@ -72,7 +72,7 @@ class Push(rx.DisposableBase):
     def start(self) -> None:
         """Emit from now on. From any thread; idempotent."""
         self._started = True
-        # there, since no signal handler interrupts what it does with the right to drain
+        # on the loop, since no signal handler interrupts it between acquiring and using the right to drain
         self._connection.engine.call(self.wake)
 
     def _drain(self) -> None:
@@ -309,7 +309,7 @@ class Pull:
                 if arrived is None:
                     arrived = Flag()
                     self._arrived = arrived.set
-                    continue  # what arrived before that woke nobody
+                    continue  # the arrival of an earlier message set no flag
                 if not arrived.wait(None if deadline is None else deadline - time.monotonic()):
                     found = DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
                     break

@@ -578,7 +578,7 @@ class Subscription(Subscribed):
                 verdicts.append(incoming)
             if not (self._flush_requested or self._gathering):
                 self._request_flush()
-        except BaseException:  # an interrupt: what was decided is recorded, twice at worst
+        except BaseException:  # an interrupt: the verdict is recorded, twice at worst
             if incoming._state is state:
                 verdicts.append(incoming)
             self._request_flush()
@@ -755,7 +755,7 @@ class Subscription(Subscribed):
                         self._untaken.append(incoming)
 
     def _is_requeued(self) -> bool:
-        """Whether what is unsettled when this subscription ends will be delivered to another one. On the loop."""
+        """Whether messages unsettled when this subscription ends are delivered to another one. On the loop."""
         if self.handle is None:
             return False
         heir = self.heir

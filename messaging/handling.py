@@ -218,7 +218,7 @@ class HandlerRegistration:
     # --- consumer of the subscription, on the engine's loop
 
     def wake(self) -> None:
-        """Give what has arrived to the handler; see ``Consumer``."""
+        """Take messages from the subscription, and give them to the handler; see ``Consumer``."""
         subscription, handled = self._subscription, self._handled
         if subscription.ended:
             self._ended()

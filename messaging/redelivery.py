@@ -158,7 +158,7 @@ class Redelivery:
             )  # fmt: skip
 
     def hand_on(self, buffered: Iterable[Incoming]) -> None:
-        """The subscription ends: leave what was to be delivered again, and the delivery counts, to others."""
+        """Hand pending redeliveries and delivery counts to other subscriptions, when this one ends."""
         if not self._adapter.can_reject:
             for incoming in buffered:
                 if incoming.delivery_count is not None:  # put back after it was rejected

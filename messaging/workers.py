@@ -125,7 +125,7 @@ class Workers:
                 with contextlib.suppress(IndexError):
                     self._run(self._jobs.popleft())
             self._idle.append(worker)
-            if self._jobs:  # submitted just now, by a thread that found nobody idle, or was interrupted
+            if self._jobs:  # submitted just now, by a thread that found no idle worker, or was interrupted
                 with contextlib.suppress(IndexError):
                     self._idle.pop().wake.release()
             if not worker.wake.acquire(timeout=IDLE_SECONDS):

@@ -48,7 +48,7 @@ NO_SHARING: Final = (
 
 
 class Sharing:
-    """What is known about shared subscriptions of the broker of one instance. Everything runs on the loop.
+    """Finds out whether the broker of one instance has shared subscriptions. Everything runs on the loop.
 
     Args:
         name: of the instance, for the log.
