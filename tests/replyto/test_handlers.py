@@ -6,7 +6,9 @@ import asyncio
 import functools
 import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +26,12 @@ from messaging import (
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
+    EXTENSIONS,
     TARGET,
     ReplyToManySubscriptionHandler,
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
+    copies,
 )
 from messaging.replyto.serving import ThreadRunner
 from messaging.services import SERVICE_RANKING, ServiceRegistration
@@ -153,6 +157,30 @@ def test_a_channel_that_a_handler_comes_for_while_a_reply_goes_there_is_no_place
     eventually(lambda: b"end" in calls, "the end is handled")
     assert calls == [b"", b"1", b"end"]
     inbox.close()
+
+
+def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
+    monkeypatch.setattr(copies, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
+    m = backend.connect()
+    calls: list[bytes] = []
+
+    def slow(request: Message) -> None:
+        time.sleep(0.005)
+        calls.append(request.payload)
+
+    for ranking, channel, prefetch in ((0, "d/+", 10), (1, "d/x", 100)):
+        terms = {CHANNEL: channel, CONCURRENCY: 1, SERVICE_RANKING: ranking, EXTENSIONS: {"prefetch": prefetch}}
+        m.services.register(ReplyToSubscriptionHandler, slow, terms)
+    m.whiteboard.ready().result(PATIENCE)
+    sent = [b"%d" % number for number in range(250)]
+    for payload in sent:
+        m.publish("d/x", payload, qos=1)
+    nothing_left(m)
+    eventually(lambda: len({*calls}) == len(sent) and in_hand(m) == 0, "all are handled")
+    assert sorted(calls) == sorted(sent)
 
 
 def test_functions_may_return_what_coroutine_functions_would(backend: Backend) -> None:
