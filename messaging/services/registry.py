@@ -156,14 +156,18 @@ class ListenerRegistration:
     def _deliver(self, change: _Change) -> None:
         reference = change.reference
         if not self._active or (self._interface is not None and self._interface not in reference.interfaces):
+            change.count_told()
             return
         kind = change.kind
         if self._filter is not None and not self._filter.matches(change.properties):
             if change.before is None or not self._filter.matches(change.before):
+                change.count_told()
                 return
             kind = ServiceEventKind.MODIFIED_ENDMATCH
+        event = ServiceEvent(kind, reference)
         try:
-            self._listener(ServiceEvent(kind, reference))
+            # one expression, so that an interrupt cannot come in between: a listener is called once
+            change.count_told() or self._listener(event)  # type: ignore[func-returns-value]
         except Exception:
             logger.exception("a service listener failed on %s of %r", kind.name, reference)
 
@@ -178,12 +182,18 @@ class _Change:
     listeners: tuple[ListenerRegistration, ...]
     #: the properties before a modification
     before: ServiceProperties | None = None
+    #: how many of the listeners were told
+    told: int = 0
+
+    def count_told(self) -> None:
+        """Count one more listener as told."""
+        self.told += 1
 
 
 class ServiceRegistration:
     """The registering side's handle of a service; also a context manager that unregisters it."""
 
-    __slots__ = ("_changes", "_delivering", "_reference", "_registry", "_scope", "_service")
+    __slots__ = ("_changes", "_deliverer", "_reference", "_registry", "_scope", "_service")
 
     def __init__(
         self, registry: ServiceRegistry, service: Any, scope: Scope, names: tuple[str, ...], service_id: int
@@ -193,7 +203,8 @@ class ServiceRegistration:
         self._scope = scope
         self._reference = ServiceReference(ServiceProperties({OBJECT_CLASS: names, SERVICE_ID: service_id}))
         self._changes: deque[_Change] = deque()
-        self._delivering = False
+        #: an object of the call that delivers the changes; ``None`` if none does
+        self._deliverer: object = None
 
     @property
     def reference(self) -> ServiceReference:
@@ -221,7 +232,11 @@ class ServiceRegistration:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.unregister()
+        try:
+            self.unregister()
+        except BaseException:  # an interrupt: nothing else would do it
+            self.unregister()
+            raise
 
     @tolerant
     def __repr__(self) -> str:
@@ -249,6 +264,21 @@ _Order: TypeAlias = tuple[int, int]
 
 def _order(reference: ServiceReference) -> _Order:
     return -reference.ranking, reference.id
+
+
+def _rank(registration: ServiceRegistration, properties: ServiceProperties | None) -> _Order | None:
+    """Return where a service with these properties is in the index; ``None`` without any."""
+    return None if properties is None else (-properties[SERVICE_RANKING], registration._reference.id)
+
+
+def _without(
+    entry: tuple[ServiceReference, ...], reference: ServiceReference, order: _Order
+) -> tuple[ServiceReference, ...]:
+    """Return ``entry`` without ``reference``, which is at ``order`` unless a change of it was interrupted."""
+    at = bisect_left(entry, order, key=_order)
+    if at < len(entry) and entry[at] is reference:
+        return entry[:at] + entry[at + 1 :]
+    return tuple(each for each in entry if each is not reference)
 
 
 class ServiceRegistry:
@@ -285,7 +315,9 @@ class ServiceRegistry:
             scope: ``prototype`` for a new object per :meth:`get`.
 
         Raises:
-            ArgumentError: anything of this is not as described; nothing was registered.
+            ArgumentError: anything of this is not as described.
+            BaseException: what a signal handler raises meanwhile, such as ``KeyboardInterrupt``.
+            After an exception nothing is registered.
         """
         several = isinstance(interface, Sequence) and not isinstance(interface, str)
         names = tuple(dict.fromkeys(map(interface_name, interface if several else (interface,))))  # type: ignore[arg-type]
@@ -300,12 +332,14 @@ class ServiceRegistry:
         registration = ServiceRegistration(self, service, scope, names, next(self._ids))
         reference = registration._reference
         reference._properties = registration._complete(properties)
-        with self._lock:
-            self._services[reference] = registration
-            self._reindex(reference, None, _order(reference))
-            self._note(registration, ServiceEventKind.REGISTERED)
-        self._deliver(registration)
-        return registration
+        try:
+            with self._lock:
+                self._change(registration, ServiceEventKind.REGISTERED, None, reference._properties)
+            self._deliver(registration)
+            return registration
+        except BaseException:  # an interrupt: no registration is returned that could end it
+            self._unregister(registration)
+            raise
 
     def _update(self, registration: ServiceRegistration, properties: Mapping[str, Any] | None) -> None:
         reference = registration._reference
@@ -313,45 +347,85 @@ class ServiceRegistry:
         with self._lock:
             if reference not in self._services:
                 raise ClosedError(f"{reference!r} is unregistered")
-            before = reference._properties
-            if before[SERVICE_RANKING] != changed[SERVICE_RANKING]:
-                self._reindex(reference, _order(reference), (-changed[SERVICE_RANKING], reference.id))
-            reference._properties = changed
-            self._note(registration, ServiceEventKind.MODIFIED, before)
+            self._change(registration, ServiceEventKind.MODIFIED, reference._properties, changed)
         self._deliver(registration)
 
     def _unregister(self, registration: ServiceRegistration) -> bool:
         reference = registration._reference
-        with self._lock:
-            if self._services.pop(reference, None) is None:
-                return False
-            self._reindex(reference, _order(reference), None)
-            self._note(registration, ServiceEventKind.UNREGISTERING)
-        self._deliver(registration)
-        return True
+        try:
+            with self._lock:
+                if reference not in self._services:
+                    return False
+                self._change(registration, ServiceEventKind.UNREGISTERING, reference._properties, None)
+            self._deliver(registration)
+            return True
+        except BaseException:  # an interrupt: there is no later change that would deliver this one
+            self._deliver(registration)
+            raise
+
+    def _change(
+        self,
+        registration: ServiceRegistration,
+        kind: ServiceEventKind,
+        before: ServiceProperties | None,
+        after: ServiceProperties | None,
+    ) -> None:
+        """Change a service and queue the event; an interrupt undoes both. With the lock.
+
+        Args:
+            registration: of the service.
+            kind: of the event.
+            before: the properties so far; ``None`` if it is not registered.
+            after: the properties to come; ``None`` if it is unregistered.
+        """
+        changes = registration._changes
+        queued = len(changes)
+        was, will = _rank(registration, before), _rank(registration, after)
+        try:
+            if before is None:
+                self._put(registration, after)  # what is found can be got
+            if was != will:
+                self._reindex(registration._reference, was, will)
+            self._put(registration, after)
+            self._note(registration, kind, before if kind is ServiceEventKind.MODIFIED else None)
+        except BaseException:
+            self._reindex(registration._reference, will or was, was)  # it may be at either place, or at none
+            self._put(registration, before)
+            while len(changes) > queued:
+                changes.pop()
+            raise
+
+    def _put(self, registration: ServiceRegistration, properties: ServiceProperties | None) -> None:
+        reference = registration._reference
+        if properties is None:
+            self._services.pop(reference, None)
+        else:
+            reference._properties = properties
+            self._services[reference] = registration
 
     def _reindex(self, reference: ServiceReference, before: _Order | None, after: _Order | None) -> None:
-        """Move a reference in the index, in one step for those who look. With the lock.
+        """Move a reference in the index, in one step. With the lock.
 
         Comparing only a few and copying the rest, so that thousands of services may be registered one by one.
 
         Args:
-            reference: its properties are still those of ``before``.
-            before: where it is; ``None`` if it is not.
+            reference: its properties are still those of ``before``, unless it is moved back.
+            before: where it is; ``None`` if it is nowhere.
             after: where it is to be; ``None`` for nowhere.
         """
+        entries: dict[str | None, tuple[ServiceReference, ...]] = {}
         for name in (None, *reference.interfaces):
             entry = self._index.get(name, ())
             if before is not None:
-                at = bisect_left(entry, before, key=_order)
-                entry = entry[:at] + entry[at + 1 :]
+                entry = _without(entry, reference, before)
             if after is not None:
                 at = bisect_left(entry, after, key=_order)
                 entry = (*entry[:at], reference, *entry[at:])
-            if entry:
-                self._index[name] = entry
-            else:
-                del self._index[name]
+            entries[name] = entry
+        self._index.update(entries)  # one call that no signal interrupts
+        for name, entry in entries.items():
+            if not entry:
+                self._index.pop(name, None)
 
     # --- finding services
 
@@ -461,23 +535,27 @@ class ServiceRegistry:
 
     def _deliver(self, registration: ServiceRegistration) -> None:
         changes = registration._changes
-        with self._lock:
-            if registration._delivering or not changes:
-                return
-            registration._delivering = True
-        while True:
+        me = object()
+        try:
             with self._lock:
-                if not changes:
-                    registration._delivering = False
+                if registration._deliverer is not None or not changes:
                     return
-                change = changes.popleft()
-            try:
-                for listener in change.listeners:
-                    listener._deliver(change)
-            except BaseException:  # an interrupt in a listener: the next change goes on
+                registration._deliverer = me
+            while True:
                 with self._lock:
-                    registration._delivering = False
-                raise
+                    if changes[0].told == len(changes[0].listeners):
+                        changes.popleft()
+                    if not changes:
+                        registration._deliverer = None
+                        return
+                change = changes[0]
+                while change.told < len(change.listeners):
+                    change.listeners[change.told]._deliver(change)
+        except BaseException:  # an interrupt: the next call goes on where this one was
+            with self._lock:
+                if registration._deliverer is me:
+                    registration._deliverer = None
+            raise
 
 
 _default: Final = ServiceRegistry()
