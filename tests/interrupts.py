@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -192,3 +193,26 @@ def interrupt_everywhere(run: Callable[[], None], check: Callable[[], None], *mo
             error.add_note(f"interrupted at {place}")
             raise
     return len(places)
+
+
+@contextlib.contextmanager
+def breakable_waits() -> Iterator[set[str]]:
+    """Collect the methods of ``threading`` that the calling thread enters and that an interrupt can break.
+
+    They are those of ``Condition`` and of the classes that use it, see :mod:`messaging.waiting`.
+    """
+    found: set[str] = set()
+
+    def entered(frame: FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename == threading.__file__:
+            kind, _, name = code.co_qualname.partition(".")
+            if kind == "Condition" and name != "__init__":
+                found.add(code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(entered)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)

@@ -11,7 +11,8 @@ after a loss. If the sender gave it an id, or the MQTT session does, it is known
 and acknowledged instead of stored twice.
 
 **Threads.** Observers run on worker threads of :mod:`messaging`; one thread for each ingest writes and acknowledges.
-The condition guards what waits between them; under it nothing is called but the log's own questions of size.
+A lock guards the messages that wait between them; nothing is called under it. Spark's reader calls on the main thread
+of a worker process: no thread here waits in a way that a signal could break, see :mod:`messaging.waiting`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from adapters.spark.owner import QueueLock, taken_over
 from adapters.spark.rivals import RivalWatch
 from messaging import Message, MessageStream, Messaging, MessagingError
 from messaging.errors import ClosedError, InvalidOptionError, SubscriptionRefusedError, TakenOverError
+from messaging.waiting import Flag, Waiters
+from messaging.workers import start_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,8 +103,11 @@ class Ingest:
         self._streams: list[MessageStream] = []
         self._guard: QueueLock | None = None
         self._rivals: RivalWatch | None = None
-        self._changed = threading.Condition()
-        # guarded by the condition
+        #: woken when something below changes for a thread that waits
+        self._changed = Waiters()
+        #: reentrant: a finalizer or a signal handler may stop the ingest at any place
+        self._lock = threading.RLock()
+        # guarded by the lock
         self._pending: deque[Message] = deque()
         self._pending_bytes = 0
         self._is_idle = False
@@ -114,7 +120,9 @@ class Ingest:
         self._last = 0.0
         #: while deliveries are made again: what the last rows were, the oldest first
         self._known: dict[Identity, None] | None = None
-        self._thread = threading.Thread(target=self._run, name=f"messaging-ingest-{log.partition}", daemon=True)
+        self._has_started = False
+        #: the writing thread has ended
+        self._over = Flag()
 
     # --- from outside
 
@@ -126,7 +134,8 @@ class Ingest:
         """
         self._instance = messaging.connect(self._feed.url, **self._feed.settings)
         try:
-            self._thread.start()
+            start_thread(self._run, f"messaging-ingest-{self.log.partition}")
+            self._has_started = True
             if self._feed.rivals:
                 self._rivals = RivalWatch(self._feed.url, self._feed.settings, self._feed.group, self._fail)
             self._instance.connection_state.subscribe(self._connection_changed)
@@ -167,12 +176,12 @@ class Ingest:
     @property
     def failure(self) -> MessagingError | None:
         """What ended it, or keeps it from going on."""
-        with self._changed:
+        with self._lock:
             return self._ended_by or (self._blocked[0] if self._blocked is not None else None)
 
     def raise_failure(self, patience: float = 0.0) -> None:
         """Raise what ended the ingest, or has kept it from storing anything for ``patience`` seconds."""
-        with self._changed:
+        with self._lock:
             failure = self._ended_by
             if failure is None and self._blocked is not None and time.monotonic() - self._blocked[1] >= patience:
                 failure = self._blocked[0]
@@ -186,27 +195,26 @@ class Ingest:
             quiet: seconds.
             deadline: monotonic; then it is left.
         """
-        with self._changed:
-            while (now := time.monotonic()) < deadline:
-                if self._ended_by is not None or self._blocked is not None or self.is_full:
-                    return
-                rest = self._last + quiet - now
-                if rest <= 0 and self._is_idle and not self._pending:
-                    return
-                self._changed.wait(min(max(rest, 0.01), deadline - now))
+
+        def is_over() -> bool:
+            if self._ended_by is not None or self._blocked is not None or self.is_full:
+                return True
+            return self._last + quiet <= time.monotonic() and self._is_idle and not self._pending
+
+        while not is_over() and (now := time.monotonic()) < deadline:
+            rest = self._last + quiet - now
+            self._changed.wait_for(is_over, min(max(rest, 0.01), deadline - now))
 
     def make_room(self) -> None:
         """Something was committed: go on if it was the journal that was full."""
-        with self._changed:
-            self._changed.notify_all()
+        self._changed.wake()
 
     def stop(self) -> None:
         """End it. What is not in the journal stays with the broker: in the session, or in the queue."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(_STOP_SECONDS)
+        self._stopping = True
+        self._changed.wake()
+        if self._has_started:
+            self._over.wait(_STOP_SECONDS)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -220,16 +228,22 @@ class Ingest:
 
     def _arrived(self, message: Message) -> None:
         """Take a message; waits while too much is pending."""
-        with self._changed:
-            while self._pending_bytes >= PENDING_BYTES and not self._stopping:
-                self._changed.wait()
+        while not self._put(message):
+            self._changed.wait_for(lambda: self._stopping or self._pending_bytes < PENDING_BYTES)
+
+    def _put(self, message: Message) -> bool:
+        """Add a message to those that wait for the disk; ``False`` if too much is pending."""
+        with self._lock:
             if self._stopping:
-                return
+                return True  # the broker keeps it
+            if self._pending_bytes >= PENDING_BYTES:
+                return False
             self._pending.append(message)
             self._pending_bytes += len(message.payload)
-            if self._is_idle:
-                self._is_idle = False
-                self._changed.notify_all()
+            was_idle, self._is_idle = self._is_idle, False
+        if was_idle:
+            self._changed.wake()
+        return True
 
     def _connection_changed(self, state: ConnectionState) -> None:
         """End when the broker has given the MQTT session to another client: reconnecting would take it back."""
@@ -242,15 +256,21 @@ class Ingest:
         """A stream ended: the broker refused the subscription, or took it away."""
         if not isinstance(error, MessagingError):
             error = SubscriptionRefusedError(f"the subscription ended: {type(error).__name__}")
-        with self._changed:
+        with self._lock:
             if self._ended_by is None and not self._stopping and not isinstance(error, ClosedError):
                 self._ended_by = error
                 logger.error("ingest of partition %d ended: %s", self.log.partition, error)
-            self._changed.notify_all()
+        self._changed.wake()
 
     # --- the writing thread
 
     def _run(self) -> None:
+        try:
+            self._store_all()
+        finally:
+            self._over.set()
+
+    def _store_all(self) -> None:
         try:
             while (batch := self._gather()) is not None:
                 self._store(batch)
@@ -263,28 +283,25 @@ class Ingest:
             self._disconnect()  # the other query has the session, or the queue
 
     def _fail(self, error: MessagingError) -> None:
-        with self._changed:
+        with self._lock:
             if isinstance(error, TakenOverError) and self._stopping:
                 return
             if isinstance(error, TakenOverError):
                 logger.error("ingest of partition %d ends: %s", self.log.partition, error)
             self._ended_by = error
             self._stopping = True  # observers must not wait for a thread that is gone
-            self._changed.notify_all()
+        self._changed.wake()
 
     def _gather(self) -> list[Message] | None:
         """The messages of the next write; ``None`` when it is over."""
-        with self._changed:
-            while not self._stopping and (not self._pending or self.is_full):
-                if not self._pending:
-                    self._is_idle = True
-                    self._changed.notify_all()
-                self._changed.wait()
-            self._is_idle = False
-            if self._stopping:
-                return None
-            if self._feed.linger:
-                self._changed.wait_for(lambda: self._stopping or self._pending_bytes >= BATCH_BYTES, self._feed.linger)
+        while not self._may_write():
+            self._changed.wake()
+            self._changed.wait_for(lambda: self._stopping or (bool(self._pending) and not self.is_full))
+        if self._stopping:
+            return None
+        if self._feed.linger:
+            self._changed.wait_for(lambda: self._stopping or self._pending_bytes >= BATCH_BYTES, self._feed.linger)
+        with self._lock:
             batch: list[Message] = []
             size = 0
             while self._pending and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
@@ -293,8 +310,15 @@ class Ingest:
                 size += len(message.payload)
             self._pending_bytes -= size
             self._last = time.monotonic()
-            self._changed.notify_all()
-            return batch
+        self._changed.wake()
+        return batch
+
+    def _may_write(self) -> bool:
+        """Return whether the writing thread goes on: there is something to write and room for it, or it is to end."""
+        is_full = self.is_full
+        with self._lock:
+            self._is_idle = not self._stopping and not self._pending
+            return self._stopping or (bool(self._pending) and not is_full)
 
     def _store(self, batch: list[Message]) -> None:
         fresh = self._without_known(batch) if self._feed.deduplicate else batch
@@ -312,17 +336,17 @@ class Ingest:
             try:
                 self.log.append(rows)
             except JournalFullError as error:
-                with self._changed:
+                with self._lock:
                     if self._blocked is None:
                         logger.warning("ingest of partition %d waits: %s", self.log.partition, error)
                     self._blocked = (error, time.monotonic() if self._blocked is None else self._blocked[1])
-                    self._changed.notify_all()
-                    if self._changed.wait_for(lambda: self._stopping, pause):
-                        return False
+                self._changed.wake()
+                if self._changed.wait_for(lambda: self._stopping, pause):
+                    return False
                 pause = min(pause * 2, _RETRY_LAST)
                 continue
             if self._blocked is not None:
-                with self._changed:
+                with self._lock:
                     self._blocked = None
             return True
 

@@ -14,7 +14,6 @@ import logging
 import os
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 from adapters.spark.folders import LOCK_SECONDS
 from messaging.errors import SubscriptionRefusedError, TakenOverError
+from messaging.waiting import Flag
+from messaging.workers import start_thread
 
 if TYPE_CHECKING:
     from messaging import Messaging
@@ -119,7 +120,7 @@ class QueueLock:
         self._timeout = timeout
         self._group = group
         self._lost = lost
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._is_held = False
 
     def acquire(self, patience: float | None = None) -> None:
@@ -153,7 +154,7 @@ class QueueLock:
         """Declare the queue again, if it was there: the broker may not know yet that the connection before is dead."""
         if self._is_held and not self._closed.is_set():
             self._is_held = False
-            threading.Thread(target=self._regain, name="messaging-group", daemon=True).start()
+            start_thread(self._regain, "messaging-group")
 
     def _regain(self) -> None:
         try:

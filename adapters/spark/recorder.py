@@ -39,6 +39,7 @@ from messaging.instance import Messaging
 from messaging.promise import Promise
 from messaging.reprs import tolerant
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
+from messaging.waiting import Waiters, seconds
 from messaging.workers import start_thread, workers
 
 if TYPE_CHECKING:
@@ -199,8 +200,11 @@ class EventRecorder:
         self._names_messages = Features.EXTENSION_MESSAGE_ID in instance.features
         self._check_options()
         self._max_pending = max_pending
-        self._changed = threading.Condition()
-        # --- guarded by the condition
+        #: woken when something below changes for a thread that waits
+        self._changed = Waiters()
+        #: reentrant: a signal handler may close the recorder at any place
+        self._lock = threading.RLock()
+        # --- guarded by the lock
         self._queue: deque[RecordedEvent] = deque()
         self._pending = 0
         self._recorded = self._crowded = self._failed = self._unknown = self._unfit = self._missed = 0
@@ -237,7 +241,7 @@ class EventRecorder:
 
     def get_dto(self) -> RecorderDTO:
         """What became of the events so far."""
-        with self._changed:
+        with self._lock:
             return RecorderDTO(
                 self.recorder, self._recorded, self._pending, self._crowded, self._failed, self._unknown,
                 self._unfit, self._missed,
@@ -248,29 +252,27 @@ class EventRecorder:
 
         Waits up to ``timeout`` seconds for the broker to confirm, and logs how many events it has not confirmed by
         then. On a thread that runs an event loop it does not wait: ``await aclose()`` does.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number.
         """
-        closing, is_mine = self._begin_closing()
-        if not may_block():
-            if is_mine:
-                workers().submit(lambda: self._finish(closing, timeout))
-        elif is_mine:
-            self._finish(closing, timeout)
-        else:
+        closing = self._close(timeout)
+        if may_block():
             closing.result()
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """As :meth:`close`, for event loops."""
-        closing, is_mine = self._begin_closing()
-        if is_mine:
-            workers().submit(lambda: self._finish(closing, timeout))
-        await closing
+        await self._close(timeout)
 
-    def _begin_closing(self) -> tuple[Promise[None], bool]:
-        with self._changed:
-            if self._closing is not None:
-                return self._closing, False
-            self._closing = Promise(f"closing the recorder {self.recorder}")
-            return self._closing, True
+    def _close(self, timeout: float) -> Promise[None]:
+        """Begin to close, on a thread of its own: an interrupt of the thread that closes does not end it."""
+        timeout = seconds(timeout)
+        with self._lock:
+            if self._closing is None:
+                closing: Promise[None] = Promise(f"closing the recorder {self.recorder}")
+                workers().submit(lambda: self._finish(closing, timeout))
+                self._closing = closing
+            return self._closing
 
     def _finish(self, closing: Promise[None], timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -279,8 +281,8 @@ class EventRecorder:
                 self._monitor.flush().result(timeout)
             self._subscription.dispose()
             self._end()
-            with self._changed:
-                self._changed.wait_for(lambda: not self._pending, max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(lambda: not self._pending, max(0.0, deadline - time.monotonic()))
+            with self._lock:
                 left = self._pending
                 # what is with the instance is waited for still, by the thread that publishes: to be told of is enough
                 self._failed += len(self._queue)
@@ -297,9 +299,8 @@ class EventRecorder:
             closing.resolve(None)
 
     def _end(self) -> None:
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify_all()
+        self._is_ending = True
+        self._changed.wake()
 
     # --- delivery threads of the monitor
 
@@ -312,7 +313,8 @@ class EventRecorder:
         is_wanted = any(each.matches(topic) for each in self._filters)
         if not is_wanted and not skipped:
             return
-        with self._changed:
+        is_awaited = False
+        with self._lock:
             self._missed += skipped
             if not is_wanted:
                 return
@@ -325,8 +327,9 @@ class EventRecorder:
                 is_first = False
                 self._pending += 1
                 self._queue.append(recorded)
-                if len(self._queue) == 1:
-                    self._changed.notify_all()
+                is_awaited = len(self._queue) == 1
+        if is_awaited:
+            self._changed.wake()
         if is_first:
             self._tell(f"{self._max_pending} events wait for the broker already")
 
@@ -343,11 +346,11 @@ class EventRecorder:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                while not self._queue and not self._unconfirmed:
-                    if self._is_ending:
-                        return
-                    self._changed.wait()
+            while not self._queue and not self._unconfirmed:
+                if self._is_ending:
+                    return
+                self._changed.wait_for(lambda: bool(self._queue) or self._is_ending)
+            with self._lock:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
             for event in batch:
                 self._publish(event)
@@ -401,7 +404,7 @@ class EventRecorder:
 
     def _settle(self, *, recorded: int = 0, failed: int = 0, unknown: int = 0, unfit: int = 0) -> bool:
         """Events are not on their way any more; whether they are the first that are lost."""
-        with self._changed:
+        with self._lock:
             self._pending -= recorded + failed + unknown + unfit
             self._recorded += recorded
             self._failed += failed
@@ -410,7 +413,7 @@ class EventRecorder:
             was_losing = self._is_losing
             is_well = recorded and self._pending <= self._max_pending // 2
             self._is_losing = bool(failed or unknown) or (was_losing and not is_well)
-            self._changed.notify_all()
+        self._changed.wake()
         if was_losing and not self._is_losing:
             logger.warning("%s: events are recorded again", self.recorder)
         return not was_losing

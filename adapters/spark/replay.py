@@ -39,7 +39,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
-        """Wait so many seconds, or until it is to stop."""
+        """Wait so many seconds, or less: it is asked again until the time has come, or ``stop`` is set."""
         ...
 
 
@@ -48,7 +48,9 @@ class _Monotonic:
         return time.monotonic()
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
-        stop.wait(min(seconds, threading.TIMEOUT_MAX))
+        # not stop.wait(): an interrupt of the main thread could leave the lock of the event taken
+        if not stop.is_set():
+            time.sleep(min(seconds, _STEP))
 
 
 _CLOCK: Final = _Monotonic()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import messaging
 from adapters.spark.owner import taken_over
 from messaging.errors import ConnectFailedError, ConnectionLostError, MessagingError
+from messaging.waiting import Flag
 
 if TYPE_CHECKING:
     from messaging import Message, TakenOverError
@@ -54,7 +55,7 @@ class RivalWatch:
         self._settings = settings
         self._group = group
         self._lost = lost
-        self._closed = threading.Event()
+        self._closed = Flag()
         #: when this query started, and a token that tells two apart that started at once
         self._mine = (time.time(), secrets.token_hex(8))
         # of the observer of states, one call at a time
@@ -95,7 +96,7 @@ class RivalWatch:
     def _has_rival(self, instance: messaging.Messaging) -> bool:
         """Return whether a query that started earlier answers."""
         channel = f"rx-messaging/spark/{self._group}"
-        is_later = threading.Event()
+        is_later = Flag()
 
         def heard(message: Message) -> None:
             if is_earlier(message.payload, self._mine):

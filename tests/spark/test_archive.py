@@ -61,6 +61,7 @@ from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventBus, convert
 from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.conformance.helpers import eventually
+from tests.interrupts import breakable_waits
 from tests.spark.harness import wait_for
 
 if TYPE_CHECKING:
@@ -566,7 +567,7 @@ def test_what_the_monitor_leaves_out_is_a_gap(memory: Messaging) -> None:
         found: list[Message] = []
         memory.subscribe("events/#", qos=1).subscribe(found.append)
         recorder = EventRecorder(bus.monitor, memory)
-        with recorder._changed:  # its thread does not get to run
+        with recorder._lock:  # its thread does not get to run
             for number in range(50):
                 bus.deliver_untyped("a", {"n": number})
         recorder.close()
@@ -1042,3 +1043,12 @@ def test_wrong_arguments_of_an_archive(archived: Archived) -> None:
         archived.start(channel="events/#")
     with pytest.raises(ArgumentError):
         archived.start(trigger="availableNow")
+
+
+def test_a_replay_waits_for_the_pace_without_a_breakable_wait(tmp_path: Path, other: TypedEventBus) -> None:
+    path = write(tmp_path, *(event(number, NOON + timedelta(seconds=number)) for number in range(2)))
+    handled = Handled(other)
+    with breakable_waits() as found:
+        replay(path, other, **ALWAYS, speed=100.0, stop=threading.Event())
+    assert handled.numbers == [0, 1]
+    assert not found

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
 from typing import Final, Self, TypeVar
 
 from rich.console import Console
@@ -17,6 +14,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from messaging.cli.output import one_line, show
+from messaging.waiting import Flag
+from messaging.workers import start_thread
 
 #: how often what is going on is looked at, and told where it cannot be redrawn, seconds
 TICK: Final = 0.25
@@ -32,7 +31,7 @@ class Display:
         self._began = time.monotonic()
         self._told = 0.0
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._thread: Thread | None = None
+        self._is_working = False
         self._spinner = Spinner("dots")
         console = Console(highlight=False, emoji=False)
         is_terminal = console.is_terminal and sys.stdout is not None
@@ -75,23 +74,27 @@ class Display:
         A wait that can be interrupted: what Spark is asked for cannot. It is always the same thread, by which Spark
         knows its session.
         """
-        future: Future[T] = Future()
+        outcome: list[T] = []
+        failure: list[BaseException] = []
+        done = Flag()
 
         def work() -> None:
             try:
-                future.set_result(function())
+                outcome.append(function())
             except BaseException as error:  # noqa: BLE001  # it is raised where it belongs
-                future.set_exception(error)
+                failure.append(error)
+            done.set()
 
-        if self._thread is None:
-            self._thread = Thread(target=self._run, daemon=True)
-            self._thread.start()
+        if not self._is_working:
+            start_thread(self._run, "messaging-pipeline")
+            self._is_working = True
         self._work.put(work)
-        while not future.done():
+        while not done.is_set():
             tick()
-            with contextlib.suppress(TimeoutError):
-                future.exception(TICK)
-        return future.result()
+            done.wait(TICK)
+        if failure:
+            raise failure[0]
+        return outcome[0]
 
     def _run(self) -> None:
         while True:

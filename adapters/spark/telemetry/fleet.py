@@ -235,7 +235,7 @@ def publish(url: str, plan: Plan, ledger: Path, stop: threading.Event) -> None:
         for message in simulate(plan):
             while (early := began + message.at * plan.seconds - time.monotonic()) > 0 and not stop.is_set():
                 settle(sum(promise.done() for _, promise in waiting))
-                stop.wait(min(early, 0.05))
+                time.sleep(min(early, 0.05))
             if stop.is_set():
                 break
             waiting.append((message, m.publish(message.channel, message.payload, qos=1)))
