@@ -80,7 +80,7 @@ from messaging.subscription import MessageSubscription
 from messaging.suggestions import did_you_mean
 from messaging.text import exact
 from messaging.url import BrokerUrl, concealed, parse_url
-from messaging.waiting import warn_in_loop
+from messaging.waiting import seconds, warn_in_loop
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -680,7 +680,7 @@ class Messaging:
             try:
                 with contextlib.suppress(DeadlineError):
                     found.ready.result(self._settings.timeout)
-            except MessagingError:
+            except BaseException:  # an interrupt, too: no registration is returned
                 registration.unregister()
                 raise
         return found
@@ -829,7 +829,7 @@ class Messaging:
             try:
                 with contextlib.suppress(DeadlineError):
                     registration.ready.result(self._settings.timeout)
-            except MessagingError:
+            except BaseException:  # an interrupt, too: no registration is returned
                 registration.close()
                 raise
         return registration
@@ -882,6 +882,9 @@ class Messaging:
         What was accepted for publishing is sent, for at most ``timeout`` seconds (default: the setting
         ``close_timeout``); what is left then fails with ``ClosedError``. Streams complete. On a thread that runs an
         event loop, or inside an observer, it does not wait: ``await aclose()`` does.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number.
         """
         closing = self._close(timeout)
         # a listener of the registry that closes is waited for by the very closing
@@ -895,11 +898,11 @@ class Messaging:
             await closing
 
     def _close(self, timeout: float | None) -> Promise[None]:
+        limit = self._settings.close_timeout if timeout is None else seconds(timeout)
         with self._close_lock:
             if self._closing is None:
-                seconds = self._settings.close_timeout if timeout is None else timeout
                 connection = self._connection
-                started = connection.engine.run(connection.close(seconds), f"closing {self.name!r}")
+                started = connection.engine.run(connection.close(limit), f"closing {self.name!r}")
                 if self._closing is None:  # a signal handler that closes may have come in between
                     self._closing = started
             closing = self._closing

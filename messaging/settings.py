@@ -62,7 +62,11 @@ Secret = Annotated[SecretStr, AfterValidator(_secret)]
 
 
 class Settings(BaseSettings):
-    """Settings every adapter has. Immutable."""
+    """Settings every adapter has. Immutable.
+
+    Raises:
+        InvalidOptionError: a value does not fit; it is not repeated, since any of them may be a secret.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, case_sensitive=False, hide_input_in_errors=True
@@ -99,6 +103,21 @@ class Settings(BaseSettings):
     default_content_type: ContentType | None = Field(
         None, description="content type of received messages that have none, such as application/json"
     )
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+            return
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+            option = str(first["loc"][0]) if first["loc"] else "?"
+            source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
+            text = f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}"
+        except SettingsError as error:  # names the field, but not the variable; its cause holds the value
+            named = re.search(r'field "(\w+)"', str(error))
+            option = named.group(1) if named else "?"
+            text = f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
+        raise InvalidOptionError(option, text)  # out here, so that it has no context: that would hold the values
 
     @classmethod
     def settings_customise_sources(
@@ -162,20 +181,7 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
         if isinstance(given[option], SecretStr) and not _is_secret(kind, option):
             given[option] = given[option].get_secret_value()  # text to its adapter, whatever it is called
-    try:
-        return kind(**given)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        option = str(first["loc"][0]) if first["loc"] else "?"
-        source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
-        failure = InvalidOptionError(option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}")
-    except SettingsError as error:  # names the field, but not the variable; its cause holds the value
-        named = re.search(r'field "(\w+)"', str(error))
-        option = named.group(1) if named else "?"
-        failure = InvalidOptionError(
-            option, f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
-        )
-    raise failure  # out here, so that it has no context: that would hold the values
+    return kind(**given)
 
 
 def _is_secret(kind: type[BaseSettings], option: str) -> bool:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from messaging.errors import MissingExtraError
+from messaging.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,10 +40,13 @@ def register(spark: SparkSession) -> None:
 
     Raises:
         MissingExtraError: PySpark or pyarrow is not installed.
+        ArgumentError: ``spark`` is no session.
     """
     try:
         from adapters.spark.formats import FORMATS  # not at import: receivers need no Spark
     except ImportError as error:
         raise MissingExtraError("spark", f"the Spark data source ({error.name})") from error
+    if not hasattr(spark, "dataSource"):  # sessions of Spark Connect are of another class
+        raise ArgumentError(f"a SparkSession is needed, not {type(spark).__name__}")
     for source in FORMATS:
         spark.dataSource.register(source)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.codecs.encodings import MAX_DECODED_SIZE, NONE, compress, decompress, parse_encodings
 from messaging.codecs.models import check_model
 from messaging.codecs.registry import ENTRY_POINT_GROUP, Codec, Codecs
-from messaging.errors import DecodeError, EncodeError, MessagingError
+from messaging.errors import ArgumentError, DecodeError, EncodeError, MessagingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,9 +129,13 @@ def decode(
         UnknownContentTypeError, UnknownContentEncodingError: nothing here reads it.
         DecodeError: the bytes do not fit.
         MissingExtraError: that content type or encoding needs a package that is not installed.
+        ArgumentError: ``context`` is no context.
     """
-    content_type = context.content_type
-    content_encoding = context.content_encoding
+    try:
+        content_type = context.content_type
+        content_encoding = context.content_encoding
+    except AttributeError:
+        raise ArgumentError(f"context must be a message context, not {type(context).__name__}") from None
     if not content_type:
         if default_content_type is not None and not _is_bytes(model):
             content_type = default_content_type

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from messaging.arguments import check_mapping
+from messaging.arguments import check_instance, check_mapping
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.reprs import tolerant
@@ -216,7 +216,9 @@ class TopicPolicy:
 
         Raises:
             PermissionDeniedError: ``principal`` has no such permission.
+            ArgumentError: ``permission`` is no permission.
         """
+        check_instance("permission", permission, TopicPermission)
         if not self.permits(principal, permission):
             who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
             raise PermissionDeniedError(f"{who} may not {permission.actions} {permission.name!r}")

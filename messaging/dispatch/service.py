@@ -21,6 +21,7 @@ from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.promise import Promise
 from messaging.safelog import SafeLog
+from messaging.waiting import seconds
 from messaging.workers import workers
 
 if TYPE_CHECKING:
@@ -111,7 +112,11 @@ class EventService(abc.ABC):
         What is not delivered within ``timeout`` seconds is given up, and counted in the log. On a
         thread that runs an event loop, or in a handler, it does not wait: what was published is delivered in the
         background. ``await aclose()`` waits.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number; nothing is closed.
         """
+        timeout = seconds(timeout)
         closing, is_mine = self._begin_closing()
         if not may_block() or self._is_inside():
             if is_mine:
@@ -123,6 +128,7 @@ class EventService(abc.ABC):
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """As :meth:`close`, for event loops; in a handler it does not wait, either."""
+        timeout = seconds(timeout)
         closing, is_mine = self._begin_closing()
         if is_mine:
             workers().submit(lambda: self._finish(closing, timeout))

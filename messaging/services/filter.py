@@ -42,7 +42,7 @@ from operator import eq, ge, le
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
-from messaging.errors import InvalidFilterError
+from messaging.errors import ArgumentError, InvalidFilterError
 from messaging.reprs import tolerant
 from messaging.services.properties import ServiceProperties
 from messaging.services.version import Version, order_of
@@ -102,19 +102,23 @@ class LdapFilter:
         return cls(text, case_sensitive=case_sensitive)
 
     def matches(self, properties: Mapping[str, Any]) -> bool:
-        """Whether ``properties`` match. Never raises because of what the values are: such a value does not match."""
+        """Whether ``properties`` match. Never raises because of what the values are: such a value does not match.
+
+        Raises:
+            ArgumentError: ``properties`` is no mapping.
+        """
         lookup: _Lookup
         folded: dict[str, Any]
         if type(properties) is not dict and isinstance(properties, ServiceProperties):  # which takes longer to find out
             lookup, folded = properties._written.get, properties._folded
         else:
-            lookup, folded = properties.get, {}
+            lookup, folded = _lookup_of(properties), {}
         return self._match(lookup, properties, None if self._case_sensitive else folded)
 
     def match_case(self, properties: Mapping[str, Any]) -> bool:
         """As :meth:`matches`, but names count as they are written, whatever the filter says (RFC 97 5.7.1)."""
-        is_own = isinstance(properties, ServiceProperties)
-        return self._match(properties._written.get if is_own else properties.get, properties, None)  # type: ignore[attr-defined]
+        lookup = properties._written.get if isinstance(properties, ServiceProperties) else _lookup_of(properties)
+        return self._match(lookup, properties, None)
 
     @property
     def case_sensitive(self) -> bool:
@@ -135,6 +139,12 @@ class LdapFilter:
 
     def __hash__(self) -> int:
         return hash((self._text, self._case_sensitive))
+
+
+def _lookup_of(properties: Mapping[str, Any]) -> _Lookup:
+    if type(properties) is not dict and not isinstance(properties, Mapping):
+        raise ArgumentError(f"properties must be a mapping, not {type(properties).__name__}")
+    return properties.get
 
 
 @lru_cache(maxsize=256)

@@ -39,11 +39,17 @@ class ServiceProperties(Mapping[str, Any]):
             self._written[key] = value
 
     def __getitem__(self, key: str) -> Any:
-        return self._folded[key.casefold()]
+        try:
+            return self._folded[key.casefold()]
+        except AttributeError:  # not a str
+            raise KeyError(key) from None
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of ``key`` in any case."""
-        return self._folded.get(key.casefold(), default)
+        try:
+            return self._folded.get(key.casefold(), default)
+        except AttributeError:  # not a str
+            return default
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key.casefold() in self._folded
