@@ -15,7 +15,7 @@ from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
 from messaging.reprs import tolerant
 from messaging.safelog import SafeLog
-from messaging.waiting import Flag, refuse_in_loop, seconds
+from messaging.waiting import Flag, refuse_in_loop, runs_loop, seconds
 
 logger = SafeLog(__name__)
 
@@ -86,7 +86,7 @@ class Promise(Generic[T]):
         return self._error
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout != 0:
+        if timeout != 0 and runs_loop():
             refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
         arrived = Flag()
         try:

@@ -102,8 +102,10 @@ class Workers:
         except IndexError:
             self._start(job)
         else:
-            with contextlib.suppress(RuntimeError):  # awake already: another thread was interrupted after it took it
+            try:
                 worker.wake.release()
+            except RuntimeError:  # awake already: another thread was interrupted after it took it
+                return
 
     def _start(self, job: Callable[[], object]) -> None:
         try:
@@ -122,8 +124,12 @@ class Workers:
         worker = _Worker()
         while True:
             while self._jobs:
-                with contextlib.suppress(IndexError):
-                    self._run(self._jobs.popleft())
+                try:
+                    job = self._jobs.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                self._run(job)
+                del job  # a thread that waits holds nothing
             self._idle.append(worker)
             if self._jobs:  # submitted just now, by a thread that found no idle worker, or was interrupted
                 with contextlib.suppress(IndexError):
