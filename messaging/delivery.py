@@ -31,7 +31,7 @@ from messaging import redelivery
 from messaging.acknowledge import AcknowledgeType, DirectAcknowledgement, state_lock
 from messaging.direct import DirectAcknowledger
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
-from messaging.message import Message, ReceivedMessage
+from messaging.message import Message, ReceivedMessage, maker
 from messaging.pacing import Crowd
 from messaging.safelog import SafeLog
 from messaging.subscribed import Subscribed
@@ -54,6 +54,7 @@ _GATHER_SECONDS: Final = 0.001
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
+_UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
 
 
 @dataclass(slots=True)
@@ -118,6 +119,32 @@ class Subscription(Subscribed):
     is_listed = True
     is_stream = True
 
+    #: what each message needs: an object of more than 30 attributes keeps the others in a dict, which takes longer
+    __slots__ = (
+        "_acknowledged",
+        "_auto",
+        "_buffer",
+        "_counted",
+        "_crowd",
+        "_direct",
+        "_expect_stale",
+        "_flush_requested",
+        "_gathering",
+        "_handed_out",
+        "_held",
+        "_is_checked",
+        "_is_plain",
+        "_make",
+        "_model",
+        "_moved",
+        "_moving",
+        "_prefetch",
+        "_withheld",
+        "counters",
+        "fetched",
+        "settled_count",
+    )
+
     def __init__(
         self,
         connection: Connection,
@@ -137,11 +164,15 @@ class Subscription(Subscribed):
         self._connection = connection
         self._adapter = connection.adapter
         self._model = consumption.model
-        self._default_content_type = connection.adapter.settings.default_content_type
+        self._make = maker(connection.adapter.settings.default_content_type)
         self._on_invalid = consumption.on_invalid
         direct = consumption.direct
         self._direct = DirectAcknowledger(direct, services, spec.channel) if direct is not None else None
+        #: messages may be kept out of the stream
+        self._is_checked = consumption.model is not None or direct is not None
         options = spec.options
+        #: all enter it, and wait for the verdict of the consumer if they have a token
+        self._is_plain = not (self._is_checked or options.auto_acknowledge)
         self._capacity = options.buffer_size
         self._prefetch = options.prefetch
         self._auto = options.auto_acknowledge
@@ -155,7 +186,7 @@ class Subscription(Subscribed):
         self._moving = map(deque.popleft, repeat(self._buffer))
         #: off the buffer, not a message yet; by the consumer
         self._moved: Incoming | None = None
-        #: whose credit is counted in ``_handed_out``, while it is ``_moved``
+        #: whose credit is counted in ``_handed_out`` before it has entered the stream
         self._counted: Incoming | None = None
         #: the message that :meth:`fetch` returned, until its consumer has confirmed that it has it; by the consumer
         self.fetched: ReceivedMessage | None = None
@@ -442,8 +473,17 @@ class Subscription(Subscribed):
             if self._expect_stale and self._is_forgotten(incoming):
                 self._moved = None
                 continue
+            # each assignment is one step, as far as interrupts go: it does not look for signals
+            if self._is_plain and incoming.token is not None:
+                incoming._settler = self
+                incoming._state = _RECEIVED
+                message, counters = self._make(incoming.payload, incoming, None), self.counters
+                self.fetched, self._moved, self._handed_out, counters.delivered = (
+                    message, None, self._handed_out + 1, counters.delivered + 1
+                )  # fmt: skip
+                return message
             if incoming.token is None:
-                incoming._state = AcknowledgeType.UNSUPPORTED
+                incoming._state = _UNSUPPORTED
             elif self._auto:
                 incoming._state = _ACKNOWLEDGED
             elif incoming is not self._counted:
@@ -452,17 +492,13 @@ class Subscription(Subscribed):
                 incoming._settler = self
                 incoming._state = _RECEIVED
                 self._counted, self._handed_out = incoming, self._handed_out + 1
-            message = ReceivedMessage(incoming.payload, incoming, self._model)
-            if self._default_content_type is not None:
-                message._default_content_type = self._default_content_type
-            if (self._model is None and self._direct is None) or self._enters(message, incoming):
-                counters = self.counters
-                # in one step, as far as interrupts go: assignments do not look for signals
+            message, counters = self._make(incoming.payload, incoming, self._model), self.counters
+            if not self._is_checked or self._enters(message, incoming):
                 self.fetched, self._moved, self._counted, counters.delivered = (
                     message, None, None, counters.delivered + 1
                 )  # fmt: skip
                 return message
-        if self._has_verdicts() and not self._flush_requested:
+        if not self._flush_requested and self._has_verdicts():
             self._request_flush()
         return None
 
@@ -521,7 +557,7 @@ class Subscription(Subscribed):
             # one that was settled already: the callbacks had it before an interrupt
             if self._direct is None or self._is_decided(incoming) or self._direct.run(message, incoming):
                 return True
-            if self._auto or incoming._state is AcknowledgeType.UNSUPPORTED:
+            if self._auto or incoming._state is _UNSUPPORTED:
                 self._connection.engine.call(self._kept_out, incoming)
             self._moved = None
             return False
@@ -531,8 +567,10 @@ class Subscription(Subscribed):
 
     def reject_unfinished(self) -> None:
         """Reject the message in which :meth:`fetch` was interrupted, for there will be no next call."""
-        if self._moved is not None:
-            self._moved._settle(False)
+        incoming = self._moved
+        if incoming is not None:
+            if incoming._settle(False) and incoming is not self._counted:
+                self._handed_out += 1  # the verdict returns its credit
             self._moved = None
 
     def _is_decided(self, incoming: Incoming) -> bool:
@@ -586,9 +624,7 @@ class Subscription(Subscribed):
         if state is AcknowledgeType.UNKNOWN:
             return False
         if self._direct is not None:
-            message = ReceivedMessage(incoming.payload, incoming, self._model)
-            message._default_content_type = self._default_content_type
-            self._direct.settled(message)
+            self._direct.settled(self._make(incoming.payload, incoming, self._model))
         return True
 
     def _is_gone(self, incoming: Incoming) -> bool:
@@ -622,7 +658,7 @@ class Subscription(Subscribed):
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
         incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
-        if not incoming._settle(False) and (self._auto or incoming._state is AcknowledgeType.UNSUPPORTED):
+        if not incoming._settle(False) and (self._auto or incoming._state is _UNSUPPORTED):
             self._connection.engine.call(self._kept_out, incoming)
 
     def untake(self, message: Message) -> None:
@@ -679,9 +715,9 @@ class Subscription(Subscribed):
         self._flush_requested = False
         if self._acknowledged:
             accepted = self._collect(self._acknowledged)
+            self.settled_count += len(accepted) if self._held is None else sum(map(self._returns_credit, accepted))
+            self.counters.acknowledged += len(accepted)
             tokens = [incoming.token for incoming in accepted]
-            self.settled_count += len(tokens) if self._held is None else sum(map(self._returns_credit, accepted))
-            self.counters.acknowledged += len(tokens)
             self._adapter.acknowledge(tokens)
             if self._redelivery.rejections:
                 for incoming in accepted:
@@ -694,12 +730,13 @@ class Subscription(Subscribed):
                 self._redelivery.reject(incoming, given_back, is_leaving=self.leaving)
         if self._void:
             self.settled_count += sum(map(self._returns_credit, self._collect(self._void)))
-        for incoming in self._collect(self._rejected_late):  # no consumer will receive them
-            if self._is_released:
-                self._redelivery.reject(incoming, _nothing, is_leaving=True)
-            else:
-                self._kept_out(incoming)
-            self.settled_count += self._returns_credit(incoming)
+        if self._rejected_late:  # no consumer will receive them
+            for incoming in self._collect(self._rejected_late):
+                if self._is_released:
+                    self._redelivery.reject(incoming, _nothing, is_leaving=True)
+                else:
+                    self._kept_out(incoming)
+                self.settled_count += self._returns_credit(incoming)
         self.proceed()
 
     @staticmethod

@@ -6,7 +6,7 @@ that passes, and a frozen dataclass costs three plain ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
 
@@ -198,12 +198,12 @@ class Message(Generic[V_co]):
     state is ``UNSUPPORTED``, unless the message was settled before.
     """
 
-    __slots__ = ("_context", "_default_content_type", "_model", "_payload", "_value")
+    __slots__ = ("_context", "_model", "_payload", "_value")
 
     #: the model last decoded for, and the outcome; unset until then
     _value: tuple[Any, Any]
-    #: of a payload whose context has none; unset unless the instance that received it has the setting
-    _default_content_type: str | None
+    #: of a payload whose context has none: of the instance that received it
+    _default_content_type: str | None = None
 
     def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
         self._payload = payload
@@ -250,7 +250,7 @@ class Message(Generic[V_co]):
             self._payload,
             self._context,
             wanted,
-            default_content_type=getattr(self, "_default_content_type", None),
+            default_content_type=self._default_content_type,
         )
         self._value = (wanted, value)
         return value
@@ -267,7 +267,7 @@ class Message(Generic[V_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # without the value, which may be of any type: it is decoded again when it is asked for
-        default = getattr(self, "_default_content_type", None)
+        default = self._default_content_type
         state = () if default is None else ((None, {"_default_content_type": default}),)
         return type(self), (self._payload, self._context, self._model), *state
 
@@ -293,3 +293,28 @@ class ReceivedMessage(Message[V_co]):
         @property
         def context(self) -> AcknowledgeMessageContext:
             """The context; never ``None``."""
+
+
+class _ReceivedWithDefault(ReceivedMessage[V_co]):
+    """A message received by an instance with the setting ``default_content_type``."""
+
+    __slots__ = ("_default_content_type",)
+
+    _default_content_type: str
+
+
+def maker(default_content_type: str | None) -> Callable[[bytes, MessageContext, Any], ReceivedMessage[Any]]:
+    """Return what makes received messages: of payload, context and model.
+
+    Args:
+        default_content_type: the setting of the instance that receives them.
+    """
+    if default_content_type is None:
+        return ReceivedMessage
+
+    def make(payload: bytes, context: MessageContext, model: Any) -> ReceivedMessage[Any]:
+        message: _ReceivedWithDefault[Any] = _ReceivedWithDefault(payload, context, model)
+        message._default_content_type = default_content_type
+        return message
+
+    return make

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from messaging.codecs import check_model
 from messaging.errors import ArgumentError
-from messaging.message import Message
+from messaging.message import Message, maker
 
 #: the parameter has no annotation
 NOT_ANNOTATED: Final[Any] = inspect.Parameter.empty
@@ -28,7 +28,7 @@ class MessageParameter(NamedTuple):
             CodecError: the payload does not fit the model.
         """
         if self.model is not None:
-            message = type(message)(message._payload, message._context, self.model)
+            message = maker(message._default_content_type)(message._payload, message._context, self.model)
             message.value()
         return message
 

@@ -45,7 +45,7 @@ from messaging.errors import (
 )
 from messaging.extensions import subscribe_options
 from messaging.features import Features
-from messaging.message import Message, MessageContext, ReceivedMessage, V
+from messaging.message import Message, MessageContext, V, maker
 from messaging.outbox import Publication, step_of
 from messaging.promise import Promise
 from messaging.replyto import marks
@@ -64,6 +64,8 @@ logger = SafeLog(__name__)
 
 #: requests remembered after they were settled, to tell what is late or double from what is foreign
 _REMEMBERED: Final = 4096
+_UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
+_ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
 
 
 @dataclass(slots=True)
@@ -186,7 +188,7 @@ class Inbox(Subscribed):
         self.early: dict[Request, None] = {}
         self._requests = requests
         self._adapter = requests.connection.adapter
-        self._default_content_type = self._adapter.settings.default_content_type
+        self._make = maker(self._adapter.settings.default_content_type)
         self._level = len(reply_to) + 1
 
     # --- replies
@@ -196,10 +198,10 @@ class Inbox(Subscribed):
         tokens = []
         for incoming in batch:
             if incoming.token is None:
-                incoming._state = AcknowledgeType.UNSUPPORTED
+                incoming._state = _UNSUPPORTED
             else:
                 tokens.append(incoming.token)
-                incoming._state = AcknowledgeType.ACKNOWLEDGED
+                incoming._state = _ACKNOWLEDGED
             incoming._settler = None
             self._match(incoming)
         if tokens:
@@ -222,10 +224,7 @@ class Inbox(Subscribed):
         if request is None:
             requests.unmatched(incoming, correlation_id)
         elif mark is None:
-            reply = ReceivedMessage(incoming.payload, incoming, request.model)
-            if self._default_content_type is not None:
-                reply._default_content_type = self._default_content_type
-            requests.answered(request, reply)
+            requests.answered(request, self._make(incoming.payload, incoming, request.model))
         elif mark.kind == marks.FAULT:
             requests.failed(request, ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
         else:
@@ -404,8 +403,9 @@ class Requests:
 
     def refuse_closed(self) -> None:
         """Refuse requests of an instance that is closed; raises ``ClosedError``. From any thread."""
-        if self.connection.closing or self.connection.state == "closed":
-            raise ClosedError(f"the instance {self.connection.adapter.name!r} is closed")
+        connection = self.connection
+        if connection.closing or connection.states.is_closed:
+            raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
 
     def _claim(self, request: Request) -> bool:
         """Take a request out of the open ones; ``False`` if somebody else has. From any thread."""
@@ -529,8 +529,12 @@ class Requests:
     @staticmethod
     def _was_taken(request: Request) -> None:
         """The broker has taken it, whether its confirm has come or not: it must not be sent again."""
-        if request.publication.was_sent:
-            request.publication.confirm()
+        publication = request.publication
+        if publication.was_sent:
+            publication.confirm()
+        if publication.settled:
+            # It cannot fail any more. Without this reference no garbage collection is needed to free the two.
+            del publication.requester
 
     def give_up(self, request: Request, error: MessagingError) -> None:
         """Fail a request, unless it is settled; its message is not sent any more."""
@@ -546,7 +550,8 @@ class Requests:
         if len(past) > _REMEMBERED:
             del past[next(iter(past))]
         self._remove(request)
-        self._end_unused(request)
+        if self._given:
+            self._end_unused(request)
 
     def _end_unused(self, request: Request) -> None:
         """Unsubscribe from a reply channel that a request named, if no other one waits there."""

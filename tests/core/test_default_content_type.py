@@ -100,3 +100,19 @@ def test_handlers_and_replies_have_the_default_content_type() -> None:
 def test_a_default_content_type_that_nothing_reads_is_refused_when_connecting(content_type: str) -> None:
     with pytest.raises(InvalidOptionError, match="default_content_type"):
         messaging.connect("memory://default-type", default_content_type=content_type)
+
+
+def test_messages_of_a_handlers_model_have_the_default_content_type() -> None:
+    payload, _ = encode({"celsius": 21.5}, "application/cbor")
+    seen: queue.Queue[Message[Reading]] = queue.Queue()
+    with messaging.connect("memory://default-type", default_content_type="application/cbor") as m:
+
+        def read(message: Message[Reading]) -> None:
+            seen.put(message)
+
+        with m.on("a", read) as handling:
+            handling.ready.result(PATIENCE)
+            m.publish("a", payload).result(PATIENCE)
+            message = seen.get(timeout=PATIENCE)
+    assert message.value() == Reading(celsius=21.5)
+    assert message.value(dict) == {"celsius": 21.5}
