@@ -441,7 +441,7 @@ class Messaging:
         """``allowed``: keys of subscribing that have a meaning here, too."""
         try:
             # the types too: True and 1 are equal, and mean different things
-            if channel.__class__ is not str and isinstance(channel, str):
+            if type(channel) is not str and isinstance(channel, str):
                 channel = exact(channel)  # one that equals another channel would get its context
             key = (channel, allowed, *context.items(), *map(type, context.values()))
             known = self._contexts.get(key)
@@ -455,6 +455,8 @@ class Messaging:
                 if len(self._contexts) >= _CONTEXT_CACHE:
                     self._contexts.clear()
                 self._contexts[key] = known
+        if type(content) is bytes:
+            return Message(content, known)
         if isinstance(content, (bytes, bytearray, memoryview)):
             return Message(bytes(content), known)
         payload, content_type = encode(content, known._content_type, known._content_encoding)

@@ -250,8 +250,10 @@ class Outbox:
                         if self._refusing:
                             raise ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
                         # in one step, as far as interrupts go: assignments do not look for signals
-                        sequence, accepted_bytes = self._accepted + 1, self._accepted_bytes + size
-                        self._accepted, self._accepted_bytes, entry.sequence = sequence, accepted_bytes, sequence
+                        sequence = self._accepted + 1
+                        self._accepted, self._accepted_bytes, entry.sequence = (
+                            sequence, self._accepted_bytes + size, sequence
+                        )  # fmt: skip
                         if queue:
                             self._waiting.append(entry)
                         break

@@ -159,7 +159,7 @@ class MessagePublisher:
 
     def check_payload(self, payload: Any) -> bytes:
         """A payload as bytes; raises ``InvalidContentError`` and ``PayloadTooLargeError``. From any thread."""
-        if payload.__class__ is not bytes:
+        if type(payload) is not bytes:
             payload = _as_bytes(payload)
         limit = self._size_limit
         if limit is not None and len(payload) > limit:

@@ -73,6 +73,8 @@ class ConnectionStates(Observable[ConnectionState]):
         super().__init__()
         self._engine = engine
         self._value = ConnectionState("connecting", None, time.time())
+        #: whether the state is ``closed``: for hot paths, which :attr:`value` costs too much
+        self.is_closed = False
         #: on the loop only
         self._watchers: set[_Watcher] = set()
 
@@ -116,6 +118,7 @@ class ConnectionStates(Observable[ConnectionState]):
         if old.name == "closed" or (old.name == name and str(old.cause) == str(cause)):
             return  # another attempt that ends like the last one is no change
         self._value = value = ConnectionState(name, cause, time.time())
+        self.is_closed = name == "closed"
         self._watchers = {each for each in self._watchers if not each.is_over}
         for watcher in self._watchers:
             watcher.tell(value)
@@ -126,6 +129,7 @@ class ConnectionStates(Observable[ConnectionState]):
         """In a forked child: closed, and nobody is told."""
         self._watchers.clear()
         self._value = ConnectionState("closed", None, time.time())
+        self.is_closed = True
 
 
 class _Watcher(rx.DisposableBase):

@@ -53,6 +53,7 @@ _CONTEXTS: Final = 1024
 _REASON: Final = 1000
 _TEXT: Final = "text/plain; charset=utf-8"
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+_QOS: Final = Features.EXTENSION_QOS
 #: of these the request decides: replies that follow each other must not overtake each other
 _NOT_OF_ITEMS: Final = frozenset({Features.EXTENSION_QOS, Features.EXTENSION_PRIORITY})
 #: why a reply was not confirmed, so that its request is to be handled again
@@ -74,6 +75,9 @@ class Verdict(enum.Enum):
     REFUSE = "refuse"
     #: its subscription ends: the broker gets it back with the others
     LEAVE = "leave"
+
+
+_ACCEPT: Final = Verdict.ACCEPT
 
 
 class Origin(Protocol):
@@ -287,6 +291,7 @@ class Exchange:
         "after",
         "claim",
         "correlation_id",
+        "has_begun",
         "is_ending",
         "is_over",
         "is_stopped",
@@ -325,12 +330,18 @@ class Exchange:
         self._reason: str | None = None
         #: items sent
         self._count = 0
-        qos = incoming._extensions.get(Features.EXTENSION_QOS)
+        #: whether some of many replies were sent: another handler would begin with the first one again
+        self.has_begun = False
+        extensions = incoming._extensions
+        qos = extensions.get(_QOS)
         if not isinstance(qos, str):
             qos = "0" if incoming._state is AcknowledgeType.UNSUPPORTED else replies.adapter.default_qos
         self._qos = qos
-        taken = replies.adapter.reply_extensions & incoming._extensions.keys()
-        self._extensions = {key: incoming._extensions[key] for key in taken} if taken else _NONE
+        returned = replies.adapter.reply_extensions
+        if returned and not returned.isdisjoint(extensions):
+            self._extensions: Mapping[str, Any] = {key: extensions[key] for key in returned if key in extensions}
+        else:
+            self._extensions = _NONE
         if self.reply_to is not None and not replies.is_allowed(self.reply_to):
             logger.warning(
                 "%s: a request on %r wants its reply on %r, which is not allowed: there will be none",
@@ -346,11 +357,6 @@ class Exchange:
         if self.correlation_id is not None:
             builder.correlation_id(self.correlation_id)
         return builder
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether some of many replies were sent: another handler would begin with the first one again."""
-        return self._count > 0
 
     # --- ends
 
@@ -500,6 +506,7 @@ class Exchange:
             return None
         publication = self._send(message, Mark(marks.ITEM, self._count))
         self._count += 1
+        self.has_begun = True
         publication._looked_at = True  # whoever follows the stream looks at enough of them
         return None if self.is_stopped else publication
 
@@ -584,7 +591,7 @@ class Exchange:
         if error is None:
             if at:
                 self._replies.prefer(self.reply_to or "", routes[at])
-            self._finish(Verdict.ACCEPT)
+            self._finish(_ACCEPT)
         elif isinstance(error, UnroutableError):
             if at + 1 < len(routes):
                 self._send_again(message, mark, routes, at + 1)

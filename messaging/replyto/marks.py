@@ -38,6 +38,8 @@ CANCEL: Final = "cancel"
 FAULT: Final = "error"
 
 _OWN: Final = frozenset({REPLY, NUMBER, ERROR})
+#: looked up once: a constant of a class costs more than one of a module
+_HEADERS: Final = Features.EXTENSION_HEADERS
 
 
 class Mark(NamedTuple):
@@ -68,7 +70,7 @@ def read(incoming: Incoming) -> Mark | None:
 
     Before anybody else has seen the message: its extensions are replaced.
     """
-    headers: Mapping[str, Any] | None = incoming._extensions.get(Features.EXTENSION_HEADERS)
+    headers: Mapping[str, Any] | None = incoming._extensions.get(_HEADERS)
     if headers is None or (kind := headers.get(REPLY)) is None:
         return None
     extensions: dict[str, Any] = dict(incoming._extensions)

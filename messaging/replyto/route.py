@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
+_ACCEPT: Final = Verdict.ACCEPT
 #: when a subscription that failed is tried again, at first, seconds
 RETRY_FIRST: Final = 1.0
 #: idle time of a subscription after which no earlier message waits for it at the broker, seconds
@@ -137,8 +138,10 @@ class Route:
         subscription, exchanges = self.subscription, self._exchanges
         if self._is_stopping:
             return
+        fetch = subscription.fetch
         while len(exchanges) < self._limit:
-            message = subscription.take()
+            message = fetch()
+            subscription.fetched = None  # no signal handler interrupts this thread
             if message is None:
                 if subscription.error is not None and not self._has_failed:
                     self._has_failed = True
@@ -223,7 +226,8 @@ class Route:
         plain = None
         for binding in self.bindings:
             wanted = binding[0]
-            if wanted.reply_channel is None or wanted.reply_channel == named:
+            asked = wanted.terms.reply_channel
+            if asked is None or asked == named:
                 if named is None or wanted.answers:
                     return binding
                 plain = plain or binding
@@ -266,7 +270,10 @@ class Route:
         self._exchanges.discard(exchange)
         if self._behind:
             self._busy_at = time.monotonic()
-        self._settle(exchange.request, verdict)
+        if verdict is _ACCEPT:  # as in _settle(), without a call
+            self.subscription.accept(exchange.request)
+        else:
+            self._settle(exchange.request, verdict)
         if exchange.claim is not None:
             # a request that goes back to a queue is handled there, and its copies are not
             exchange.claim.settle(Verdict.ACCEPT if verdict is Verdict.LEAVE else verdict)

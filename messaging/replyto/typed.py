@@ -50,11 +50,13 @@ class TypedHandler:
 
     def _arguments(self, request: Message) -> tuple[Any, ...]:
         takes = self._takes
+        if takes is NOT_ANNOTATED:
+            return (request.value(),)
         if takes is None:
             return ()
         if isinstance(takes, MessageParameter):
             return (takes.argument(request),)
-        return (request.value() if takes is NOT_ANNOTATED else request.value(takes),)
+        return (request.value(takes),)
 
     def _content(self, found: Any) -> Message | Content:
         if isinstance(found, Message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import channels
@@ -86,16 +86,16 @@ class Wanted:
     handler: Handler
     terms: Terms
     ranking: int
+    #: whether the handler answers its requests
+    answers: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answers", self.handler.kind != serving.PLAIN)
 
     @property
     def order(self) -> tuple[int, int]:
         """Sort key: the preferred handler first."""
         return -self.ranking, self.reference.id
-
-    @property
-    def answers(self) -> bool:
-        """Whether the handler answers its requests."""
-        return self.handler.kind != serving.PLAIN
 
     @property
     def reply_channel(self) -> str | None:
