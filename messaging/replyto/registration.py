@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from messaging.reprs import tolerant
 from messaging.services import ServiceReference, ServiceRegistration
 
 if TYPE_CHECKING:
@@ -61,5 +62,6 @@ class ReplyRegistration(ServiceRegistration):
     ) -> None:
         self.unregister()
 
+    @tolerant
     def __repr__(self) -> str:
         return repr(self._registration)
