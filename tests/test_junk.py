@@ -227,6 +227,11 @@ def wrong(name: str, call: Callable[[Any], Any]) -> list[str]:
     return [f"{name} = {', '.join(values)}: {problem}" for problem, values in found.items()]
 
 
+def listed(found: list[str]) -> str:
+    """The problems, a line each, in a form that pytest can pass from one process to another: junk is not all UTF-8."""
+    return "\n".join(found).encode("ascii", "backslashreplace").decode("ascii")
+
+
 def is_own(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("messaging", "adapters")
 
@@ -380,7 +385,7 @@ def test_constructors_and_functions(package: str) -> None:
             for parameter, call in variants(function, world.good)
             for problem in wrong(f"{name}({parameter})", call)
         ]
-    assert not found, "\n".join(found)
+    assert not found, listed(found)
 
 
 def test_methods_of_all_that_can_be_reached() -> None:
@@ -394,7 +399,7 @@ def test_methods_of_all_that_can_be_reached() -> None:
                 for parameter, call in variants(method, world.good_for(kind)):
                     called = waited_for(call) if inspect.iscoroutinefunction(method) else call
                     found += wrong(f"{kind.__name__}.{name}({parameter})", called)
-    assert not found, "\n".join(found)
+    assert not found, listed(found)
 
 
 def wrong_at_the_end(kind: type, name: str) -> list[str]:
@@ -422,12 +427,12 @@ def test_methods_that_end_an_object() -> None:
         if inspect.signature(getattr(kind, name)).parameters.keys() - {"self"}
         for problem in wrong_at_the_end(kind, name)
     ]
-    assert not found, "\n".join(found)
+    assert not found, listed(found)
 
 
 def test_settings_that_every_adapter_has() -> None:
     found = [problem for name, call in variants(Settings, {}) for problem in wrong(f"Settings({name})", call)]
-    assert not found, "\n".join(found)
+    assert not found, listed(found)
 
 
 def test_every_public_class_is_reached_or_constructed() -> None:
@@ -477,7 +482,7 @@ def test_times(m: Messaging, registry: ServiceRegistry) -> None:
         ]  # fmt: skip
         registry.register(eventadmin.EventHandler, lambda _: None, {"event.topics": "a/b"})
         found += wrong("send_event to a handler", lambda timeout: admin.send_event(Event("a/b", {}), timeout=timeout))
-    assert not found, "\n".join(found)
+    assert not found, listed(found)
     m.publish("a", b"").result(PATIENCE)
     assert stream.receive(HUGE).payload == b""
     assert promise.result(HUGE) == 1
@@ -490,4 +495,4 @@ def test_connecting(setting: str) -> None:
         return messaging.connect(**{"url": "memory://junk", "name": "junk", setting: value})
 
     found = wrong(f"connect({setting})", connect)
-    assert not found, "\n".join(found)
+    assert not found, listed(found)
