@@ -157,6 +157,28 @@ def _fsspec(path: str) -> Folder:
 # --- local ----------------------------------------------------------------------------------------------------------
 
 
+def try_lock(path: Path, mode: int, flags: int = 0) -> int | None:
+    """Return a descriptor of the lock file ``path`` with its lock, or ``None`` if another process has the lock.
+
+    Args:
+        path: of the file, which is created if it is missing.
+        mode: permissions of a new file.
+        flags: for ``os.open``, beside those of every lock file.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, mode)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), path.stat()):  # not a file that its holder deleted meanwhile
+            return file
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
 class LocalFolder(Folder):
     """A folder of this machine, or of a shared file system that is mounted on it."""
 
@@ -238,7 +260,7 @@ class LocalFolder(Folder):
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         """A lock on the file ``lock``, which the kernel gives back however its holder ends."""
         deadline = time.monotonic() + LOCK_SECONDS
-        while (file := self._try_lock()) is None:
+        while (file := try_lock(self._root / "lock", 0o644)) is None:
             if time.monotonic() > deadline:
                 raise JournalLockedError(
                     self.path, "another query is using this journal; give each query one of its own"
@@ -247,21 +269,6 @@ class LocalFolder(Folder):
         held = contextlib.ExitStack()
         held.callback(os.close, file)
         return held
-
-    def _try_lock(self) -> int | None:
-        path = self._root / "lock"
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), path.stat()):  # not one that was removed meanwhile
-                return file
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
-        return None
 
     def check_lock(self) -> None:
         """Nobody can: the kernel keeps the lock."""

@@ -8,7 +8,6 @@ Where an MQTT 5 broker says that it gave the session to another client, the quer
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from adapters.spark.folders import LOCK_SECONDS
+from adapters.spark.folders import LOCK_SECONDS, try_lock
 from messaging.errors import SubscriptionRefusedError, TakenOverError
 from messaging.waiting import Flag
 from messaging.workers import start_thread
@@ -63,7 +62,7 @@ def lock_group(address: str, group: str, patience: float | None = None) -> conte
         return held
     path = folder / (hashlib.sha256(f"{address}\0{group}".encode()).hexdigest()[:32] + ".lock")
     deadline = time.monotonic() + (LOCK_SECONDS if patience is None else patience)
-    while (file := _try_lock(path)) is None:
+    while (file := try_lock(path, 0o600, os.O_NOFOLLOW)) is None:
         if time.monotonic() > deadline:
             raise taken_over(group, "another query on this machine uses the group")
         time.sleep(_PAUSE)
@@ -84,21 +83,6 @@ def lock_folder() -> Path | None:
         logger.warning("no lock files of groups: %s; queries with one group on this machine are not noticed", error)
         return None
     return folder
-
-
-def _try_lock(path: Path) -> int | None:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file), path.stat()):  # not a file that its holder deleted meanwhile
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
 
 
 class QueueLock:
