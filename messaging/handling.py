@@ -28,6 +28,7 @@ from messaging.replyto import serving
 from messaging.replyto.exchange import Verdict
 from messaging.reprs import tolerant
 from messaging.safelog import SafeLog
+from messaging.text import printable
 from messaging.waiting import warn_in_loop
 
 if TYPE_CHECKING:
@@ -379,4 +380,4 @@ class HandlerRegistration:
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<HandlerRegistration of {self._name} for {self.channel!r}>"
+        return f"<HandlerRegistration of {printable(self._name)} for {self.channel!r}>"

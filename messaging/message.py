@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, overload
 
 from messaging.reprs import tolerant
+from messaging.text import printable
 
 if TYPE_CHECKING:
     from messaging.acknowledge import AcknowledgeMessageContext, DirectAcknowledgement
@@ -150,7 +151,7 @@ class MessageContext:
             shown.append(f"reply_to_channel={self._reply_to_channel!r}")
         if self._extensions:
             # headers may carry tokens of the application: names only
-            shown.append(f"extensions=<{', '.join(sorted(self._extensions))}>")
+            shown.append(f"extensions=<{', '.join(map(printable, sorted(self._extensions)))}>")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -15,6 +15,7 @@ from messaging.errors import DeadlineError, MessagingError
 from messaging.forking import hold_over_fork
 from messaging.reprs import tolerant
 from messaging.safelog import SafeLog
+from messaging.text import printable
 from messaging.waiting import Flag, refuse_in_loop, runs_loop, seconds
 
 logger = SafeLog(__name__)
@@ -218,4 +219,4 @@ class Promise(Generic[T]):
             state = "pending"
         else:
             state = "resolved" if self._error is None else f"failed: {type(self._error).__name__}"
-        return f"<Promise of {self.what}: {state}>"
+        return f"<Promise of {printable(self.what)}: {state}>"

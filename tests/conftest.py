@@ -21,9 +21,7 @@ settings.load_profile("suite")
 
 #: files that take longest, in the order in which they begin: a file runs as a whole on one worker, and a long one that
 #: begins last runs alone. Files with Java and files that wait take turns, so that they share the processor.
-#: One is not long: what it calls is all that can be reached, so no other test may have run in its process.
 LONGEST: Final = (
-    "test_junk.py",
     "spark/test_refusals.py",
     "faults/test_soak.py",
     "spark/test_killed_drivers.py",

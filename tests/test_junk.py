@@ -13,6 +13,7 @@ import enum
 import gc
 import importlib
 import inspect
+import logging
 import math
 import pkgutil
 import re
@@ -209,6 +210,8 @@ def wrong(name: str, call: Callable[[Any], Any]) -> list[str]:
         problem = None
         try:
             made = call(value)
+            if is_own(type(made)) and not repr(made).isprintable():
+                problem = "its repr cannot be printed"
             for end in ("close", "unregister", "dispose"):
                 if not isinstance(made, type) and callable(getattr(made, end, None)):
                     getattr(made, end)()
@@ -341,6 +344,32 @@ class World:
 def _garbage() -> Iterator[None]:
     yield
     gc.collect()
+
+
+class Unprintable(logging.Handler):
+    """Gathers what does not fit into one line of a log file, and makes it a line that pytest can report."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if not line.isprintable():
+            self.found.add(f"{record.name}:{record.funcName}: {line}")
+            record.msg, record.args = ascii(line), ()
+
+
+@pytest.fixture(autouse=True)
+def _log() -> Iterator[None]:
+    """What is logged about junk can be printed."""
+    logger, gathering = logging.getLogger("messaging"), Unprintable()
+    logger.addHandler(gathering)
+    try:
+        yield
+    finally:
+        logger.removeHandler(gathering)
+    assert not gathering.found, listed(sorted(gathering.found))
 
 
 @pytest.fixture

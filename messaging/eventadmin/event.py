@@ -12,7 +12,7 @@ from messaging.errors import InvalidEventError, InvalidFilterError
 from messaging.eventadmin.constants import EventConstants
 from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
-from messaging.text import exact
+from messaging.text import exact, printable
 
 #: what subclasses must not override (6.3)
 _FINAL: Final = (
@@ -125,7 +125,7 @@ class Event:
     @tolerant
     def __repr__(self) -> str:
         # values may be secrets of the application: names only
-        return f"<{type(self).__name__} {self._topic!r}: {', '.join(self.get_property_names())}>"
+        return f"<{type(self).__name__} {self._topic!r}: {', '.join(map(printable, self.get_property_names()))}>"
 
     __str__ = __repr__
 

@@ -8,7 +8,7 @@ from typing import Any
 from messaging.arguments import check_mapping
 from messaging.errors import ArgumentError
 from messaging.reprs import tolerant
-from messaging.text import exact
+from messaging.text import exact, printable
 
 
 class ServiceProperties(Mapping[str, Any]):
@@ -63,4 +63,4 @@ class ServiceProperties(Mapping[str, Any]):
     @tolerant
     def __repr__(self) -> str:
         # values may be secrets of the application: names only
-        return f"<ServiceProperties {', '.join(self._written)}>"
+        return f"<ServiceProperties {', '.join(map(printable, self._written))}>"

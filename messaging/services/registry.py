@@ -33,7 +33,7 @@ from messaging.forking import hold_over_fork
 from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.properties import ServiceProperties
-from messaging.text import exact
+from messaging.text import exact, printable
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ServiceReference:
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<ServiceReference {self.id}: {', '.join(self.interfaces)}>"
+        return f"<ServiceReference {self.id}: {', '.join(map(printable, self.interfaces))}>"
 
 
 class ServiceEventKind(enum.Enum):

@@ -14,6 +14,9 @@ import pytest
 import adapters
 import messaging
 from messaging.errors import InvalidOptionError
+from messaging.eventadmin import Event
+from messaging.message import MessageContext
+from messaging.promise import Promise
 from messaging.services import ServiceRegistry
 
 
@@ -51,3 +54,13 @@ def test_a_report_with_locals_shows_an_instance_whose_constructor_failed() -> No
     report = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
     assert "<Messaging, whose constructor failed>" in report
     assert "repr() failed" not in report
+
+
+def test_reprs_show_names_that_cannot_be_printed_in_one_line() -> None:
+    registry = ServiceRegistry()
+    registration = registry.register("a\nb\ud800", object(), {"c\nd": 1})
+    event = Event("a/b", {"e\nf": 1})
+    context = MessageContext(extensions={"g\nh": 1})
+    for shown in (registration, registration.reference.properties, event, context, Promise("i\nj")):
+        assert repr(shown).isprintable()
+    assert repr(registry.register("a.B", object()).reference).endswith(": a.B>")
