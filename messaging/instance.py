@@ -271,7 +271,7 @@ class Messaging:
         connection.on_connected = self._connected
         connection.on_closed = self._closed
         _open.add(self)
-        workers().hold()
+        workers().hold(self)
         connection.engine.call(connection.start)
 
     # --- services
@@ -398,7 +398,7 @@ class Messaging:
                 self._unregister()
             finally:
                 self._unregistering = None
-                workers().release()
+                workers().release(self)
                 self._connection.engine.call(done.resolve, None)
 
         workers().submit(unregister)
@@ -827,14 +827,14 @@ class Messaging:
             on_invalid,
             keep_subscription,
         )
-        if may_block():
-            try:
+        try:
+            if may_block():
                 with contextlib.suppress(DeadlineError):
                     registration.ready.result(self._settings.timeout)
-            except BaseException:  # an interrupt, too: no registration is returned
-                registration.close()
-                raise
-        return registration
+            return registration
+        except BaseException:  # an interrupt, too: no registration is returned
+            registration.close()
+            raise
 
     def _checked_concurrency(self, concurrency: int, context: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check ``concurrency`` against the other options, which are returned with a prefetch that is as large."""
@@ -917,8 +917,10 @@ class Messaging:
         self._close_lock = threading.RLock()
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
+        error = ClosedError(f"{self.name!r} is of the parent of this process")
         self._requests.forsake()
-        self._connection.forsake()
+        self.subscription.forsake(error)
+        self._connection.forsake(error)
         self._unregister()
 
     def __enter__(self) -> Self:

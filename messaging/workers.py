@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
+from weakref import WeakSet
 
 from messaging.safelog import SafeLog
 
@@ -73,20 +74,21 @@ class Workers:
         #: every job wakes or starts a thread, which runs it unless one that has just become free is faster
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _holders
-        self._holders = 0
+        #: weak, since an interrupt may come between the first step of an object and what would end it
+        self._holders: WeakSet[object] = WeakSet()
 
-    def hold(self) -> None:
-        """Have a thread ready until :meth:`release`."""
+    def hold(self, holder: object) -> None:
+        """Have a thread ready until :meth:`release` with the same object, or until that is no more."""
         with self._lock:
-            self._holders += 1
-            first = self._holders == 1
+            first = not self._holders
+            self._holders.add(holder)
         if first and not self._idle:
             self.submit(_nothing)
 
-    def release(self) -> None:
-        """Undo one :meth:`hold`."""
+    def release(self, holder: object) -> None:
+        """Undo :meth:`hold`; idempotent."""
         with self._lock:
-            self._holders -= 1
+            self._holders.discard(holder)
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run ``job`` on a thread now. It must not raise; if it does, that is logged.

@@ -2,7 +2,8 @@
 
 Python looks for signals where a function is entered, after a call of a function that is not written in Python, and at
 the end of each round of a loop. :class:`Interrupter` raises after those calls, and besides at the start of every line,
-which covers the rest and more. Not where a ``with`` statement calls ``__exit__``: there Python looks for no signals.
+which covers the rest and more. Not where a ``with`` statement calls ``__exit__``, and not at a ``try:`` (a ``NOP`` that
+no handler covers): there Python looks for no signals.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class Interrupter:
             self._called_python.discard(frame)
             self._called_python.add(frame.f_back)
         elif event == "line":
-            if frame.f_lasti not in _instructions(frame.f_code).exits:
+            code = _instructions(frame.f_code)
+            if frame.f_lasti not in code.exits and code.names[frame.f_lasti] != "NOP":
                 self._may_raise(frame)
         elif event == "opcode":
             code, offset = _instructions(frame.f_code), frame.f_lasti

@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from threading import get_ident
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
@@ -69,7 +69,11 @@ class EventService(abc.ABC):
         self._pool = Pool() if threads is None else Pool(threads)
         self._tolerance = tolerance
         self._is_open = False
+        #: made when somebody begins to close it, with the dispatcher's lock
         self._closing: Promise[None] | None = None
+        #: held by the thread that closes it
+        self._finishing = Lock()
+        self._finisher: int | None = None
         self._registrations: list[ServiceRegistration] = []
         #: threads that publish now: who closes it waits for those that found it open
         self._publishing: set[int] = set()
@@ -80,7 +84,7 @@ class EventService(abc.ABC):
         """Find handlers and take events from now on, and register what is offered: interface, service, properties."""
         self._dispatcher = dispatcher
         self._is_open = True
-        workers().hold()
+        workers().hold(self)
         _open.add(self)
         try:
             dispatcher.open()
@@ -117,21 +121,17 @@ class EventService(abc.ABC):
             ArgumentError: ``timeout`` is no number; nothing is closed.
         """
         timeout = seconds(timeout)
-        closing, is_mine = self._begin_closing()
+        closing = self._begin_closing()
         if not may_block() or self._is_inside():
-            if is_mine:
-                workers().submit(lambda: self._finish(closing, timeout))
-        elif is_mine:
-            self._finish(closing, timeout)
+            self._finish_later(closing, timeout)
         else:
-            closing.result()
+            self._finish(closing, timeout)
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """As :meth:`close`, for event loops; in a handler it does not wait, either."""
         timeout = seconds(timeout)
-        closing, is_mine = self._begin_closing()
-        if is_mine:
-            workers().submit(lambda: self._finish(closing, timeout))
+        closing = self._begin_closing()
+        self._finish_later(closing, timeout)
         if not self._is_inside():
             await closing
 
@@ -139,19 +139,37 @@ class EventService(abc.ABC):
         """Whether this is called in a handler: what waits for handlers must not be waited for."""
         return self._pool.is_inside()
 
-    def _begin_closing(self) -> tuple[Promise[None], bool]:
-        """Take no more events; whether this call has begun it."""
+    def _begin_closing(self) -> Promise[None]:
+        """Take no more events; returns what resolves when it is closed."""
         with self._dispatcher.lock:
-            if self._closing is not None:
-                return self._closing, False
-            self._closing = Promise(f"closing {self._dispatcher.name}")
+            if self._closing is None:
+                self._closing = Promise(f"closing {self._dispatcher.name}")
             self._is_open = False
-            return self._closing, True
+            return self._closing
+
+    def _finish_later(self, closing: Promise[None], timeout: float) -> None:
+        """As :meth:`_finish`, on another thread; not if there is one already that does it."""
+        if not closing.done() and self._finisher is None:
+            workers().submit(lambda: self._finish(closing, timeout))
 
     def _finish(self, closing: Promise[None], timeout: float) -> None:
-        """Deliver what was published, and let go of everything. On a thread that may wait."""
+        """Deliver what was published, and let go of everything; once. On a thread that may wait."""
+        if self._finisher == get_ident():  # a signal handler closes what its thread is closing
+            return
+        try:
+            with self._finishing:
+                if not closing.done():
+                    self._let_go(timeout)
+                    closing.resolve(None)
+        except BaseException:  # an interrupt: somebody may wait for the end
+            workers().submit(lambda: self._finish(closing, timeout))
+            raise
+
+    def _let_go(self, timeout: float) -> None:
+        """What :meth:`_finish` does. Again, if an interrupt ended it."""
         deadline = time.monotonic() + timeout
         try:
+            self._finisher = get_ident()
             for registration in self._registrations:
                 registration.unregister()
             self._publishing.discard(get_ident())  # not for this one: a signal may have come while it published
@@ -170,9 +188,9 @@ class EventService(abc.ABC):
                 )
             self._closed()
         finally:
+            self._finisher = None
             _open.discard(self)
-            workers().release()
-            closing.resolve(None)
+            workers().release(self)
 
     def __enter__(self) -> Self:
         self._refuse_closed()
@@ -204,6 +222,8 @@ def _after_fork() -> None:
     """Other threads are the parent's."""
     for service in [*_open]:
         service._publishing.clear()
+        service._finishing = Lock()
+        service._finisher = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

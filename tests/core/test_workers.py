@@ -186,7 +186,7 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(
     pool: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.hold()
+    pool.hold(pool)
     until(lambda: len(pool._idle) == 1)
     with monkeypatch.context() as patched:
         no_more_threads(patched)
@@ -195,7 +195,7 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(
             pool.submit(lambda number=number: done.append(number))  # type: ignore[misc]
         until(lambda: len(done) == 50)
     assert sorted(done) == [*range(50)]
-    pool.release()
+    pool.release(pool)
 
 
 def test_without_a_reserve_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1469,7 +1469,7 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
     pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers().hold()
+    workers().hold(pool)
     until(lambda: len(workers()._idle) == len(worker_threads()) == 1, "only the one in reserve")
     seen: list[list[int]] = [[] for _ in range(6)]
 
@@ -1488,7 +1488,7 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
                     flushed(lane)
                 until(lambda: not pool._is_needed(), "nothing to do")
     finally:
-        workers().release()
+        workers().release(pool)
     assert seen == [[*range(100)] * 3] * 6
 
 
