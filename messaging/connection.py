@@ -66,6 +66,8 @@ class Connection:
         self.cause: MessagingError | None = None
         #: no new subscriptions are taken
         self.closing = False
+        #: the process was forked, and this is the child's copy of what the parent goes on with
+        self.is_forsaken = False
         self._ended = asyncio.Event()
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = Outbox(engine, adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
@@ -348,11 +350,14 @@ class Connection:
             with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not hold up the rest
                 await asyncio.wait_for(told, _TELL_SECONDS)
 
-    def forsake(self) -> None:
+    def forsake(self, error: MessagingError) -> None:
         """In a forked child, where no engine runs this: end everything, touch nothing of the parent's."""
         self.states.forsake()
+        self.is_forsaken = True
+        self.ready.forsake(error)
         for subscription in self.subscriptions:
             subscription.ended = True
+            subscription.ready.forsake(error)
         self.subscriptions.clear()
         self.outbox.forsake()
 

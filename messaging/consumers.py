@@ -149,7 +149,7 @@ class Push(rx.DisposableBase):
             except BaseException:  # whatever it is, nobody else is to suffer from it
                 logger.exception("observer of %r raised from on_error or on_completed", channel)
         self._connection.engine.call(self.quiet.resolve, None)
-        remove(self._connection, self.subscription).listen(lambda: self.gone.resolve(None))
+        remove(self._connection, channel, self.subscription).listen(lambda: self.gone.resolve(None))
 
     def stop(self) -> Promise[None]:
         """Complete after the message in progress; the promise resolves when that is done. From any thread."""
@@ -215,9 +215,18 @@ async def await_inside(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-def remove(connection: Connection, subscription: Subscription) -> Promise[None]:
-    """End a subscription. From any thread."""
-    return connection.engine.run(connection.remove(subscription), f"unsubscribing from {subscription.spec.channel!r}")
+def remove(connection: Connection, channel: str, *subscriptions: Subscription) -> Promise[None]:
+    """End subscriptions to a channel. From any thread."""
+    what = f"unsubscribing from {channel!r}"
+    if connection.is_forsaken:
+        gone: Promise[None] = Promise(what)
+        gone.resolve(None)
+        return gone
+
+    async def end() -> None:
+        await asyncio.gather(*map(connection.remove, subscriptions))
+
+    return connection.engine.run(end(), what)
 
 
 class StreamEndedError(Exception):

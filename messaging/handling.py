@@ -339,23 +339,28 @@ class HandlerRegistration:
             wait for it.
         """
         self.is_stopping = self._subscription.dismissed = True
-        return remove(self._connection, self._subscription)
+        return remove(self._connection, self.channel, self._subscription)
 
     def __enter__(self) -> Self:
-        if may_block() and not in_observer():
-            try:
+        try:
+            if not may_block():
+                if not self.ready.done():
+                    warn_in_loop("the broker has confirmed the subscription", "use `async with`")
+            elif not in_observer():
                 wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self.channel!r}")
-            except BaseException:
-                self.close()
-                raise
-        elif not may_block() and not self.ready.done():
-            warn_in_loop("the broker has confirmed the subscription", "use `async with`")
-        return self
+            return self
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        closing = self.close()
+        try:
+            closing = self.close()
+        except BaseException:  # an interrupt: nothing else would end it
+            self.close()
+            raise
         if may_block() and not in_observer():
             wait_for(closing, self._connection.settings.close_timeout * 2, f"closing the handler of {self.channel!r}")
 

@@ -95,7 +95,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
             self._watch_over(self._primary)
         except BaseException:  # an interrupt: no stream is returned that could be closed
             if self._first is not None:
-                remove(connection, self._first)
+                remove(connection, self._first.spec.channel, self._first)
             raise
 
     def _watch_over(self, subscription: Subscription) -> None:
@@ -274,11 +274,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
             if failed:
                 self._pull.subscription.leave()
             self._pull.settle(failed=failed)
-
-        async def end() -> None:
-            await asyncio.gather(*[self._connection.remove(subscription) for subscription in subscriptions])
-
-        return self._connection.engine.run(end(), f"closing the stream of {self._primary.spec.channel!r}")
+        return remove(self._connection, self._primary.spec.channel, *subscriptions)
 
     def __enter__(self) -> Self:
         try:
@@ -329,8 +325,8 @@ def _abandoned(connection: Connection, subscription: Subscription) -> None:
     """End what nobody can consume any more. An observer goes on by itself: it holds on to its subscription."""
     if subscription.ended or isinstance(subscription.consumer, Push):
         return
-    forgotten = not isinstance(subscription.consumer, Pull)
-    remove(connection, subscription)
+    forgotten = not isinstance(subscription.consumer, Pull) and not subscription.dismissed
+    remove(connection, subscription.spec.channel, subscription)
     if forgotten:
         message = f"a stream of {subscription.spec.channel!r} was neither consumed nor closed"
         warnings.warn(message, ResourceWarning, stacklevel=2)

@@ -17,6 +17,7 @@ from messaging.errors import (
     ClosedError,
     InvalidChannelError,
     InvalidExtensionError,
+    MessagingError,
 )
 from messaging.extensions import requested, subscribe_options
 from messaging.features import Features
@@ -164,15 +165,25 @@ class MessageSubscription:
             self._connection, self._services, self._publisher, spec, Consumption(is_kept=keep_subscription)
         )
         registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
-        self._handlers[registration] = None
         registration.closed.listen(lambda: self._handlers.pop(registration, None))
-        self._connection.engine.call(self._connection.start_subscription, subscription)
-        return registration
+        try:
+            self._handlers[registration] = None
+            self._connection.engine.call(self._connection.start_subscription, subscription)
+            return registration
+        except BaseException:  # an interrupt: nobody has the registration
+            registration.close()
+            raise
 
     @property
     def handlers(self) -> tuple[HandlerRegistration, ...]:
         """The registrations that have not ended, the oldest first."""
         return (*self._handlers.copy(),)
+
+    def forsake(self, error: MessagingError) -> None:
+        """In a forked child: the handlers are the parent's."""
+        for registration in self.handlers:
+            registration.closed.forsake(error)
+        self._handlers.clear()
 
     @staticmethod
     def _check_dead_letters(spec: SubscriptionSpec, on_invalid: str | None) -> None:

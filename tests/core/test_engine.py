@@ -274,6 +274,7 @@ def test_an_instance_of_the_parent_is_closed_in_the_child_and_goes_on_in_the_par
         + """
 m = messaging.connect("memory://x")
 stream = m.subscribe("a")
+registration = m.on("c", lambda message: None)
 stream.ready.result(5)
 seen = []
 m.subscribe("b").subscribe(lambda message: seen.append((os.getpid(), message.payload)))
@@ -299,7 +300,11 @@ def work():
     assert isinstance(refused("publish", lambda: m.publish("a", b"1")), messaging.ClosedError)
     assert isinstance(refused("subscribe", lambda: m.subscribe("a")), messaging.ClosedError)
     refused("receive", lambda: stream.receive(1))
-    refused("closing the stream", lambda: stream.close())
+    assert refused("closing the stream", lambda: stream.close()) is None
+    assert isinstance(refused("the end of the handler", lambda: registration.closed), messaging.ClosedError)
+    with registration, stream:
+        pass
+    assert not m.handlers
     refused("close", lambda: m.close())
     assert m.runtime.get_runtime_dto().connection.state == "closed"
     with messaging.connect("memory://x") as own, own.subscribe("b") as mine:

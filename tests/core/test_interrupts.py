@@ -289,6 +289,20 @@ def test_no_subscription_is_left_behind_by_a_stream_that_nobody_got(broker: Fake
     assert interrupt_everywhere(run, check) > 50
 
 
+def test_no_handler_is_left_behind_by_a_registration_that_nobody_got(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    def run() -> None:
+        registration = again(lambda: m.on("a", lambda message: None))
+        broker.deliver(b"1")
+        again(registration.close)
+
+    def check() -> None:
+        until(lambda: not m.handlers and not subscriptions(m) and not broker.live, "all unsubscribed")
+
+    assert interrupt_everywhere(run, check) > 50
+
+
 def test_leaving_a_stream_ends_it(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
 
