@@ -45,7 +45,8 @@ class Contender:
                 return str(error)
             return None
         for package in (self.package, "uvloop") if self.loop == "uvloop" else (self.package,):
-            if importlib.util.find_spec(package) is None:
+            # kombu, once it is imported, is a module without a spec
+            if package not in sys.modules and importlib.util.find_spec(package) is None:
                 return f"{package} is not installed"
         if self.package == "pyspark" and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
             return "Java is not installed"
