@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import enum
 import gc
-import importlib
+import importlib.util
 import inspect
 import logging
 import math
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from types import FunctionType
 from typing import Any, Final
 
@@ -81,6 +82,7 @@ GOOD: Final[dict[str, Any]] = {
     "handler": lambda _: None, "timeout": 0.01, "event": {"a": 1}, "listener": lambda _: None, "service": object(),
     "interface": "junk", "text": "(a=b)", "filter": "(a=b)", "factory": MessageContextBuilder, "function": print,
     "properties": {"a": 1}, "callback": lambda _: None, "topic": "a/b", "payload": b"1", "actions": "publish",
+    "start": datetime(2026, 1, 1, tzinfo=UTC), "end": datetime(2026, 1, 2, tzinfo=UTC),
 }  # fmt: skip
 
 #: parameters that are given though they have a default: without them, the others are not looked at yet
@@ -123,10 +125,11 @@ COMMAND_LINE: Final = "messaging.cli"
 
 
 def public_packages() -> Iterator[str]:
-    """The packages that say what is public in them."""
+    """The packages and modules that say what is public in them."""
     for package in (messaging, adapters):
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if each.ispkg and each.name != COMMAND_LINE and hasattr(importlib.import_module(each.name), "__all__"):
+            spec: Any = importlib.util.find_spec(each.name)
+            if "\n__all__ = " in spec.loader.get_source(each.name) and each.name != COMMAND_LINE:
                 yield each.name
     yield "messaging"
 
@@ -291,8 +294,9 @@ class World:
             bus.create_publisher("a/b"), m.publish("a", b""),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
-            **GOOD, "services": self.registry, "admin": admin, "bus": bus, "message": message, "instance": m,
-            "request_message": message, "context": received.context, "reference": self.registry.find("junk")[0],
+            **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,
+            "instance": m, "message": message, "request_message": message,
+            "context": received.context, "reference": self.registry.find("junk")[0],
         }  # fmt: skip
         self.good_of_admin = {**self.good, "event": event}
         self.objects: dict[type, Any] = {}

@@ -13,15 +13,16 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.spark.archived import Reading, read_events
+from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
 from messaging.engine import may_block
 from messaging.errors import ArgumentError, DeadlineError, InvalidEventError
+from messaging.typedevent import TypedEventBus
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from messaging.promise import Promise
-    from messaging.typedevent import TypedEventBus
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +124,11 @@ def replay(
     """
     if not may_block():
         raise ArgumentError("a replay takes its time: on an event loop, await asyncio.to_thread(replay, ...)")
+    if not isinstance(bus, TypedEventBus):
+        raise ArgumentError(f"a TypedEventBus is needed, not {type(bus).__name__}")
+    if stop is not None and not isinstance(stop, threading.Event):
+        raise ArgumentError(f"stop must be a threading.Event, not {type(stop).__name__}")
+    principal = check_principal(principal)
     if speed is not None and (isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed < 1e9):
         raise ArgumentError(f"speed must be a number above 0, or None for as fast as it goes, not {speed!r:.80}")
     if prefix is not None:
