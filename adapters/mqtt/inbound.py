@@ -568,4 +568,4 @@ class Inbound:
 
     def _send(self, kind: int, packet_id: int) -> None:
         if self._link is not None:
-            self._link.send(packets.acknowledgement(kind, packet_id))
+            self._link.answer(packets.acknowledgement(kind, packet_id))

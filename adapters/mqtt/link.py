@@ -51,6 +51,8 @@ _TICK: Final = 1.0
 _PATIENCE: Final = 0.75
 #: how long a broker may take to close after DISCONNECT, seconds
 _CLOSE_TIMEOUT: Final = 1.0
+#: bytes of answers to the broker's packets that it may leave unread: more than those to all packet ids there are
+_UNREAD: Final = 2 * 1024 * 1024
 #: packets handed over at a time
 _HANDFUL: Final = 256
 #: return codes of MQTT 3.1.1 that paho would act on by itself, and the reason codes that mean the same
@@ -122,6 +124,9 @@ class Link:
         self._pacer = ReadPacer()
         #: whether anything has arrived
         self._greeted = False
+        #: bytes of answers queued so far; of those, the socket has :attr:`_taken`, and :attr:`_marked` once it has
+        #: everything up to :attr:`_mark`
+        self._queued = self._taken = self._marked = self._mark = 0
         #: between CONNACK and the end
         self._is_up = False
         #: set while closing in good order: resolved at the end of the stream
@@ -435,6 +440,18 @@ class Link:
             self._schedule_flush()
         return wire.sent + wire.unsent
 
+    def answer(self, frame: bytes) -> None:
+        """Queue an answer to a packet. A broker that sends packets and reads no answers is left."""
+        self._queued += len(frame)
+        self.send(frame)
+
+    def _check_answers(self, wire: Wire) -> None:
+        if wire.sent >= self._mark:
+            self._taken, self._marked, self._mark = self._marked, self._queued, wire.sent + wire.unsent
+        unread = self._queued - self._taken
+        if unread > _UNREAD and self._is_up:
+            self._broken(wire, LimitExceededError(f"{unread} bytes of answers to its packets wait for it to read them"))
+
     def _schedule_flush(self) -> None:
         if not self._flush_due:
             self._flush_due = True
@@ -457,6 +474,8 @@ class Link:
             return
         if self._is_up:
             self._events.written(self)
+        if self._queued:
+            self._check_answers(wire)
         if wire.is_flushed is self._writing:
             self._writing = not self._writing
             if self._writing:

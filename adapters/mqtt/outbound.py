@@ -269,7 +269,7 @@ class Outbound:
         if exchange is None or (exchange.qos == 1 and kind != packets.PUBACK):
             if kind == packets.PUBREC and reason < packets.FAILURE and self._link is not None:
                 # nothing we know of; with PUBREL the broker is done with it too
-                self._link.send(packets.acknowledgement(packets.PUBREL, packet_id))
+                self._link.answer(packets.acknowledgement(packets.PUBREL, packet_id))
             return
         if len(body) > 2 and not exchange.released:
             refusal = self._refusal(exchange, reason, body)
@@ -278,7 +278,7 @@ class Outbound:
         if kind == packets.PUBREC and (reason < packets.FAILURE or exchange.released):
             exchange.released = True
             if self._link is not None:
-                self._link.send(packets.acknowledgement(packets.PUBREL, packet_id))
+                self._link.answer(packets.acknowledgement(packets.PUBREL, packet_id))
         else:
             # a PUBACK may end QoS 2 too: RabbitMQ makes QoS 1 of it
             self._end(exchange)

@@ -30,6 +30,11 @@ class Connection:
                 if digit < 128:
                     return head, await self._reader.readexactly(length)
 
+    async def skip(self, size: int) -> None:
+        """Read some bytes, whatever they are."""
+        async with asyncio.timeout(PATIENCE):
+            await self._reader.readexactly(size)
+
     async def expect(self, kind: int) -> bytes:
         """The body of the next packet, which is of this type."""
         head, body = await self.packet()
@@ -48,6 +53,10 @@ class Connection:
     def write(self, data: bytes) -> None:
         """Send what need not be a packet."""
         self._writer.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the client has taken most of what was written."""
+        await self._writer.drain()
 
     def pause(self) -> None:
         """Read nothing any more, as if the line was cut: only the buffers still take something."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.mqtt import packets
+from adapters.mqtt import link, packets
 from messaging.errors import ConnectFailedError, ConnectionLostError
 from tests.mqtt.harness import Core, run
 from tests.mqtt.peer import Connection, Peer, session, subscribed
@@ -171,5 +171,44 @@ def test_packet_ids_given_to_other_messages_cost_linear_time() -> None:
                     for packet_id in ids:
                         connection.deliver("t", b"%d" % turn, packet_id, qos=1)
                 await sink.wait(2 * count)
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [packets.PUBREC, packets.PUBREL | 2], ids=hex)
+def test_a_broker_that_reads_no_answers_is_left(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it stays within a limit, however much it sends."""
+    monkeypatch.setattr(link, "_UNREAD", 64 * 1024)
+
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            connection.pause()
+
+            async def flood() -> None:
+                while True:
+                    connection.write((bytes((kind, 2)) + b"\0\x07") * 10_000)
+                    await connection.drain()
+
+            flooding = asyncio.create_task(flood())
+            try:
+                error = await core.lost()
+            finally:
+                flooding.cancel()
+            assert "bytes of answers to its packets wait for it to read them" in str(error)
+
+    run(main())
+
+
+def test_a_broker_that_reads_answers_may_send_as_many_packets_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_UNREAD", 200 * 1024)
+
+    async def main() -> None:
+        async with session() as (core, _, connection):
+            sink, _ = await subscribed(core, connection)
+            for _ in range(20):
+                connection.write(b"\x62\x02\0\x07" * 10_000)
+                await connection.skip(4 * 10_000)
+            publish(connection, b"")
+            await sink.wait(1)
 
     run(main())
