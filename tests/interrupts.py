@@ -2,8 +2,8 @@
 
 Python looks for signals where a function is entered, after a call of a function that is not written in Python, and at
 the end of each round of a loop. :class:`Interrupter` raises after those calls, and besides at the start of every line,
-which covers the rest and more. Not where a ``with`` statement calls ``__exit__``, and not at a ``try:`` (a ``NOP`` that
-no handler covers): there Python looks for no signals.
+which covers the rest and more. Not where a ``with`` statement calls ``__exit__``, at a ``try:``, and where an exception
+begins or ends to be handled: there Python looks for no signals.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from typing import Any, Self, TypeVar
 import messaging
 
 T = TypeVar("T")
+
+#: what a line may begin with though no handler covers it: ``try:``, and the bounds of the handling of an exception
+_UNCOVERED = frozenset({"NOP", "PUSH_EXC_INFO", "POP_EXCEPT"})
 
 _FOLDER = str(Path(messaging.__file__).parent)
 
@@ -137,7 +140,7 @@ class Interrupter:
             self._called_python.add(frame.f_back)
         elif event == "line":
             code = _instructions(frame.f_code)
-            if frame.f_lasti not in code.exits and code.names[frame.f_lasti] != "NOP":
+            if frame.f_lasti not in code.exits and code.names[frame.f_lasti] not in _UNCOVERED:
                 self._may_raise(frame)
         elif event == "opcode":
             code, offset = _instructions(frame.f_code), frame.f_lasti
@@ -189,6 +192,7 @@ def interrupt_everywhere(run: Callable[[], None], check: Callable[[], None], *mo
             except BaseException as error:
                 error.add_note(f"interrupted at {place}")
                 raise
+        assert sys.exc_info() == (None, None, None), f"the interpreter takes {place} for an exception that is handled"
         try:
             check()
         except AssertionError as error:

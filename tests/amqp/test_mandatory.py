@@ -254,7 +254,7 @@ def test_every_message_gets_its_first_answer_and_no_other(count: int, answers: l
         else:
             data = pamqp.frame.marshal(Basic.Nack(tag, multiple, False), 1)
         assert fed(channel, data) == [True]
-        for each in range(1, tag + 1) if multiple else [tag]:
+        for each in range(1, (tag or count) + 1) if multiple else [tag]:  # 0 is all there are
             wanted.setdefault(each, "ack" if answer == "ack" else "PublishRefusedError")
     assert [letter.outcomes for letter in letters] == [
         [wanted[tag]] if tag in wanted else [] for tag in range(1, count + 1)

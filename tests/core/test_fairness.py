@@ -414,7 +414,7 @@ def test_nothing_waits_for_a_worker_that_nobody_holds(no_more_threads: Callable[
 
 def test_the_last_worker_runs_what_others_would_have(no_more_threads: Callable[[], None]) -> None:
     pool = workers_module.workers()
-    pool.hold()
+    pool.hold(pool)
     no_more_threads()
     go = threading.Event()
     occupy(pool, go)
@@ -425,7 +425,7 @@ def test_the_last_worker_runs_what_others_would_have(no_more_threads: Callable[[
     go.set()
     until(lambda: len(ran) == 10, "what waited for the thread")
     assert ran == [*range(10)]
-    pool.release()
+    pool.release(pool)
 
 
 def test_the_last_worker_stays_while_it_is_held(
@@ -433,14 +433,14 @@ def test_the_last_worker_stays_while_it_is_held(
 ) -> None:
     monkeypatch.setattr(workers_module, "IDLE_SECONDS", 0.0)
     pool = workers_module.workers()
-    pool.hold()
+    pool.hold(pool)
     until(lambda: pool._idle, "an idle thread")
     no_more_threads()
     for _ in range(20):  # it would have left between any two of them
         ran = threading.Event()
         pool.submit(ran.set)
         assert ran.wait(PATIENCE)
-    pool.release()
+    pool.release(pool)
 
 
 def test_without_another_thread_streams_go_on_one_after_the_other(
