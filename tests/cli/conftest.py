@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [*os.environ]:
         if name.startswith("MESSAGING_"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def _interrupts() -> Iterator[None]:
-    """Programs inherit an ignored SIGINT, which is how a shell starts this one in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
