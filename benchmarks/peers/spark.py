@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 PREFETCH: Final = 4096
 #: the stream that is read first of all, see ``benchmarks.spark``
 WARM_UP: Final = "benchmark-warm-up"
-#: messages of a micro-batch of the first query, and how many of these; before a run of many messages there are more:
-#: the JVM has compiled what matters after some ten seconds of work
+#: messages of a micro-batch of the first query
 _WARM_UP_ROWS: Final = 4_000
-_WARM_UP_BATCHES: Final = 6
-_LONG_WARM_UP_BATCHES: Final = 30
-_MANY: Final = 100_000
+#: how many of these there are before a run of at least so many messages: the JVM has compiled what matters after some
+#: ten seconds of work; fewer messages are no measurement
+_WARM_UP_BATCHES: Final = ((100_000, 30), (10_000, 6), (0, 1))
 #: a micro-batch costs Spark a sixth of a second of processor time, however small: who wants rows rather than haste
 #: has it make few
 TRIGGER: Final = "2 seconds"
@@ -274,7 +273,7 @@ def _warm_up(spark: SparkSession, watch: Watch, job: Job, seen: Any) -> None:
     watch.wait_for_begin(query)
     stamp = time.monotonic_ns().to_bytes(STAMP, "big")
     with messaging.connect(_url(job)) as m:
-        for number in range(1, 1 + (_LONG_WARM_UP_BATCHES if job.count >= _MANY else _WARM_UP_BATCHES)):
+        for number in range(1, 1 + next(batches for least, batches in _WARM_UP_BATCHES if job.count >= least)):
             promises = [m.publish(topic, stamp.ljust(job.size, b"x"), qos=1) for _ in range(_WARM_UP_ROWS)]
             for promise in promises:
                 promise.result(_PATIENCE)
