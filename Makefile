@@ -6,6 +6,9 @@
 
 BIN := .venv/bin
 
+# The tests start hundreds of processes: without this, each would compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-system test-lowest test-matrix lint types bench soak venv clean
 
 help:

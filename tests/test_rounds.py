@@ -1,4 +1,4 @@
-"""A thousand instances come and go on each backend, and leave nothing behind."""
+"""Hundreds of instances come and go on each backend, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from messaging.engine import engine
 from messaging.services import ServiceRegistry
 from tests.brokers import Mosquitto, RabbitMQ
 
-ROUNDS = 1000
+ROUNDS = {"memory": 1000, "mqtt": 300, "amqp": 300}  # starting a connection to a broker takes its time
 DEADLINE = 30.0
 
 
@@ -63,12 +63,12 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
-def test_a_thousand_rounds_leave_nothing_behind(url: str) -> None:
+def test_rounds_leave_nothing_behind(url: str) -> None:
     registry = ServiceRegistry()
     rounds(url, 20, registry)  # warm-up: imports, caches, executor threads
     gc.collect()
     threads, files, running = threading.active_count(), open_files(), tasks()
-    rounds(url, ROUNDS, registry)
+    rounds(url, ROUNDS[url.partition(":")[0]], registry)
     gc.collect()
     settled(threading.active_count, threads, "threads")
     settled(open_files, files, "open files")
