@@ -14,6 +14,9 @@ from tests.brokers import RabbitMQ, accepts, free_port
 LOOPBACK: Final = "IP:127.0.0.1"
 
 _TIMEOUT: Final = 30.0
+#: what a certificate must have by RFC 5280, which Python looks at from 3.13 on: of an authority, and of others
+_SIGNS: Final = "keyUsage=critical,keyCertSign,cRLSign"
+_SIGNED_BY: Final = "authorityKeyIdentifier=keyid"
 _NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -39,7 +42,7 @@ class Authority:
         self.folder = folder
         self.cafile = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        _openssl("req", "-x509", *_NEW_KEY, "-days", "2", "-subj", f"/CN={name}",
+        _openssl("req", "-x509", *_NEW_KEY, "-days", "2", "-subj", f"/CN={name}", "-addext", _SIGNS,
                  "-keyout", self._key, "-out", self.cafile)  # fmt: skip
 
     def issue(self, name: str, alternatives: str = "", *, expired: bool = False) -> Certificate:
@@ -48,7 +51,8 @@ class Authority:
         request, extensions, signed = (self.folder / f"{name}{suffix}" for suffix in (".csr", ".ext", ".new"))
         if not made.key.exists():
             _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", made.key, "-out", request)
-        extensions.write_text(f"subjectAltName={alternatives}\n" if alternatives else "basicConstraints=CA:FALSE\n")
+        lines = [_SIGNED_BY, f"subjectAltName={alternatives}" if alternatives else "basicConstraints=CA:FALSE"]
+        extensions.write_text("".join(f"{line}\n" for line in lines))
         days = "-1" if expired else "2"  # openssl before 3.4 knows no other way to a date in the past
         _openssl("x509", "-req", "-in", request, "-CA", self.cafile, "-CAkey", self._key, "-CAcreateserial",
                  "-days", days, "-extfile", extensions, "-out", signed)  # fmt: skip

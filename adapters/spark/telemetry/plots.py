@@ -14,6 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from adapters.spark.telemetry.job import TRIGGER, WATERMARK, WINDOW
 from adapters.spark.telemetry.model import METRICS
+from adapters.spark.telemetry.report import duration
 
 if TYPE_CHECKING:
     from adapters.spark.telemetry.report import Run
@@ -154,7 +155,7 @@ def heat_map(run: Run) -> Figure:
 
 def lateness(run: Run) -> Figure:
     """How late readings came, against the watermark."""
-    limit = pd.Timedelta(WATERMARK).total_seconds()
+    limit = duration(WATERMARK).total_seconds()
     dropped = run.dropped()
     figure = _figure(
         10.5, 5.2,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,7 +107,7 @@ class Run:
 
     def _closed(self) -> pd.DataFrame:
         counted = self.counted()
-        ends = counted.index.get_level_values("start") + pd.Timedelta(WINDOW)
+        ends = counted.index.get_level_values("start") + duration(WINDOW)
         return counted[ends <= pd.Timestamp(self.watermark).tz_localize(None)]
 
     def checks(self) -> list[Check]:
@@ -137,12 +138,18 @@ class Run:
         return len(made), len(made & found), len(found - made)
 
 
+def duration(text: str) -> timedelta:
+    """The length of what Spark calls ``30 minutes``; pandas' own reading of it warns with NumPy from 2.5 on."""
+    count, unit = text.split()
+    return timedelta(**{unit.removesuffix("s") + "s": int(count)})
+
+
 def with_lateness(readings: pd.DataFrame) -> pd.DataFrame:
     """Readings in the order in which they came, and how late each was."""
     rows = readings.sort_values("offset").reset_index(drop=True)
     rows["lateness"] = (rows["sent_at"] - rows["measured_at"]).dt.total_seconds()
-    rows["start"] = rows["measured_at"].dt.floor(pd.Timedelta(WINDOW))
+    rows["start"] = rows["measured_at"].dt.floor(duration(WINDOW))
     # the earliest moment at which the watermark can have passed the end of a window
     newest = rows["measured_at"].cummax().shift(1)
-    rows["late"] = (rows["start"] + pd.Timedelta(WINDOW)) <= (newest - pd.Timedelta(WATERMARK))
+    rows["late"] = (rows["start"] + duration(WINDOW)) <= (newest - duration(WATERMARK))
     return rows
