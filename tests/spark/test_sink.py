@@ -617,5 +617,9 @@ def test_nothing_confirmed_is_lost_with_the_broker() -> None:
         assert writer.write(batches()).rows == len(rows)
         with messaging.connect(broker.url) as m, m.subscribe(channel, queue=channel, qos=1) as stream:
             missing = set(rows)
-            while missing:
-                missing.discard(stream.receive(PATIENCE).payload)
+            try:
+                while missing:
+                    missing.discard(stream.receive(PATIENCE).payload)
+            except DeadlineError:
+                numbers = sorted(map(int, missing))
+                pytest.fail(f"{len(numbers)} rows are missing, from {numbers[0]} to {numbers[-1]}; {stream.counters}")
