@@ -476,6 +476,8 @@ class Link:
             self._events.written(self)
         if self._queued:
             self._check_answers(wire)
+            if self.closed:
+                return
         if wire.is_flushed is self._writing:
             self._writing = not self._writing
             if self._writing:
