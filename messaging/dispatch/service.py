@@ -161,6 +161,9 @@ class EventService(abc.ABC):
                 if not closing.done():
                     self._let_go(timeout)
                     closing.resolve(None)
+        except Exception:  # a defect, and no better the next time
+            closing.resolve(None)
+            raise
         except BaseException:  # an interrupt: somebody may wait for the end
             workers().submit(lambda: self._finish(closing, timeout))
             raise
