@@ -13,6 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.spark.archived import Reading, read_events
+from messaging.arguments import check_instance
 from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
 from messaging.engine import may_block
@@ -124,10 +125,9 @@ def replay(
     """
     if not may_block():
         raise ArgumentError("a replay takes its time: on an event loop, await asyncio.to_thread(replay, ...)")
-    if not isinstance(bus, TypedEventBus):
-        raise ArgumentError(f"a TypedEventBus is needed, not {type(bus).__name__}")
-    if stop is not None and not isinstance(stop, threading.Event):
-        raise ArgumentError(f"stop must be a threading.Event, not {type(stop).__name__}")
+    check_instance("bus", bus, TypedEventBus)
+    if stop is not None:
+        check_instance("stop", stop, threading.Event)
     principal = check_principal(principal)
     if speed is not None and (isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed < 1e9):
         raise ArgumentError(f"speed must be a number above 0, or None for as fast as it goes, not {speed!r:.80}")
