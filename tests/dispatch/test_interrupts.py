@@ -40,16 +40,15 @@ def test_who_waits_for_a_closing_is_told_though_the_thread_that_closes_is_interr
 ) -> None:
     def run() -> None:
         service = kind(ServiceRegistry())
-        closers: list[threading.Thread] = []
 
         def closed() -> None:
             asyncio.run(asyncio.wait_for(service.aclose(0.5), PATIENCE))
 
-        closers.append(threading.Thread(target=closed))
-        closers[0].start()
+        closer = threading.Thread(target=closed)
+        closer.start()
         again(lambda: service.close(0.5))
-        closers[0].join(PATIENCE)
-        assert not closers[0].is_alive()
+        closer.join(PATIENCE)
+        assert not closer.is_alive()
 
     interrupt_everywhere(run, lambda: None, "service.py")
 

@@ -156,6 +156,14 @@ async def accept(core: Core, peer: Peer, properties: bytes = b"", *, present: bo
     return connection, await opening
 
 
+async def farewell(core: Core, connection: Connection) -> None:
+    """Have ``core`` close, which says DISCONNECT and waits for the other end to close."""
+    closing = asyncio.create_task(core.adapter.close())
+    await connection.expect(packets.DISCONNECT)
+    connection.close()
+    await closing
+
+
 async def reconnect(
     core: Core, peer: Peer, connection: Connection, *, present: bool, properties: bytes = b""
 ) -> tuple[Connection, bool]:

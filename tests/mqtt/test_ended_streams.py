@@ -17,7 +17,7 @@ from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, run
-from tests.mqtt.peer import Peer, accept, reconnect, subscribed
+from tests.mqtt.peer import Peer, accept, farewell, reconnect, subscribed
 from tests.mqtt.peer import session as scripted
 
 
@@ -65,10 +65,7 @@ def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_whil
             await sink.wait(1)
             core.acknowledge(*sink.messages)
             assert await connection.expect(packets.PUBACK) == b"\0\x07"
-            closing = asyncio.create_task(core.adapter.close())
-            await connection.expect(0xE0)
-            connection.close()
-            await closing
+            await farewell(core, connection)
 
     run(main())
 

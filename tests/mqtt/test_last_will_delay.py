@@ -14,7 +14,7 @@ from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, run
-from tests.mqtt.peer import Peer
+from tests.mqtt.peer import Peer, farewell
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
 
@@ -149,10 +149,7 @@ def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float,
             assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connect
             connection.connack()
             await opening
-            closing = asyncio.create_task(core.adapter.close())
-            await connection.expect(0xE0)
-            connection.close()
-            await closing
+            await farewell(core, connection)
 
     run(main())
 

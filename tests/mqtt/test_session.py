@@ -17,7 +17,7 @@ from messaging.errors import (
 )
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import Core, In, connected, run, settled
-from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
+from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
 
@@ -440,10 +440,7 @@ def test_messages_of_a_resumed_session_wait_for_those_who_subscribe(
             assert "the first on 'b'" in caplog.text
             connection.deliver("b", b"", 4, 1)
             assert await connection.packet() == (packets.PUBACK, b"\x00\x04")
-            closing = asyncio.create_task(core.adapter.close())
-            await connection.expect(0xE0)
-            connection.close()
-            await closing
+            await farewell(core, connection)
 
     run(main())
 
@@ -550,10 +547,7 @@ def test_closing_ends_what_waits_for_an_answer_with_a_typed_error() -> None:
             unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
             for _ in range(2):
                 await connection.packet()
-            closing = asyncio.create_task(core.adapter.close())
-            await connection.expect(0xE0)
-            connection.close()
-            await closing
+            await farewell(core, connection)
             for waiting in (subscribing, unsubscribing):
                 with pytest.raises(ConnectionLostError):  # nobody cancelled these tasks
                     await waiting

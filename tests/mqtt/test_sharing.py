@@ -14,7 +14,7 @@ from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import PATIENCE, Core, In, run
-from tests.mqtt.peer import Connection, Peer
+from tests.mqtt.peer import Connection, Peer, farewell
 from tests.proxy import Proxy
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
@@ -120,10 +120,7 @@ async def queue_at(core: Core, peer: Peer, **how: Any) -> In:
     connection.send(0x90, body[:2] + b"\0")
     sink, _ = await subscribing
     await serving
-    closing = asyncio.create_task(core.adapter.close())
-    await connection.expect(0xE0)
-    connection.close()
-    await closing
+    await farewell(core, connection)
     return sink
 
 
@@ -147,10 +144,7 @@ def test_a_broker_that_could_not_be_reached_is_asked_again(caplog: pytest.LogCap
                 ending = asyncio.create_task(core.adapter.unsubscribe(handle))
                 connection.send(0xB0, (await connection.expect(0xA0))[:2])
                 await ending
-            closing = asyncio.create_task(core.adapter.close())
-            await connection.expect(0xE0)
-            connection.close()
-            await closing
+            await farewell(core, connection)
 
     run(main())
     assert caplog.text.count("cannot find out whether the broker has shared subscriptions") == 2
