@@ -16,8 +16,8 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Annotated, Any, Final, Self
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Final, Self
 
 import typer
 
@@ -30,6 +30,7 @@ from messaging.errors import ArgumentError
 from messaging.extensions import MAX_PREFETCH
 from messaging.headers import as_text
 from messaging.publisher import check_printable
+from messaging.replyto.serving import HandlerExhaustedError
 from messaging.waiting import Flag
 from messaging.workers import workers
 
@@ -133,18 +134,13 @@ def reply(
         with _Responder(command, builder.build_context(), timeout, limit, count) as responder:
             handler = responder.lines if lines else responder.whole
             registration = m.reply(topics, handler, many=lines, concurrency=concurrency, **given)
-
-            def withdraw() -> None:
-                registration.unregister()
-                m.whiteboard.ready().exception()  # it takes no more
-
-            responder.withdraw = withdraw
             dto = m.runtime.get_runtime_dto()
             if all(each.request_channel.connected for each in dto.reply_to_subscriptions):
                 logger.info("answering requests on %s at %s", ", ".join(topics), identity(m))
                 warn_of_memory(m)
             responder.enough.wait()
-            withdraw()
+            registration.unregister()
+            m.whiteboard.ready().exception()  # requests that were not begun have gone back by then
     return ExitCode.OK
 
 
@@ -158,7 +154,6 @@ class _Responder:
     Its handlers run on one event loop, everything else on the main thread.
 
     Attributes:
-        withdraw: takes no more requests; from any thread, and more than once.
         enough: set when the last request is answered.
     """
 
@@ -173,11 +168,7 @@ class _Responder:
         self._left = math.inf if count is None else count
         self._lock = threading.Lock()  # guards what follows
         self._running: set[_Command] = set()
-        #: with requests that are too many
-        self._held: set[asyncio.Task[Any]] = set()
         self._is_over = False
-        self._finishing: asyncio.Task[None] | None = None  # a loop does not hold its tasks
-        self.withdraw: Callable[[], object] | None = None
         self.enough = Flag()
 
     def __enter__(self) -> Self:
@@ -188,8 +179,6 @@ class _Responder:
             self._is_over = True
             for command in self._running:
                 command.kill(_ENDS)
-            for task in self._held:
-                task.get_loop().call_soon_threadsafe(task.cancel)
 
     # --- handlers
 
@@ -228,9 +217,14 @@ class _Responder:
 
     @contextlib.asynccontextmanager
     async def _run(self, request: Message) -> AsyncIterator[_Command]:
-        """Start a command; it ends with the block."""
+        """Start a command; it ends with the block.
+
+        Raises:
+            HandlerExhaustedError: this request is one too many.
+            CommandFailedError: the command cannot be started.
+        """
         if not self._left:
-            await self._hold()
+            raise HandlerExhaustedError
         self._left -= 1
         command = None
         try:
@@ -245,47 +239,16 @@ class _Responder:
                 self._running.discard(command)
                 is_last = not self._running and not self._left
             if is_last:
-                # it begins when the reply is under way, and ends before that is confirmed and the next request comes
-                self._finishing = asyncio.create_task(self._finish())
-
-    async def _hold(self) -> None:
-        """Keep a request until others are through with the last ones: cancelled it counts as not begun, and goes back.
-
-        Raises:
-            asyncio.CancelledError: they are.
-            CommandFailedError: it is over.
-        """
-        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]  # handlers run in tasks
-        with self._lock:
-            self._refuse_over()
-            self._held.add(task)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            with self._lock:
-                self._held.discard(task)
+                # by then the reply is on its way: the handler ends without giving up the loop
+                asyncio.get_running_loop().call_soon(self.enough.set)
 
     def _start(self, request: Message) -> _Command:
         with self._lock:
-            self._refuse_over()
+            if self._is_over:
+                raise HandlerExhaustedError
             command = _Command(self._command, _environment(request))
             self._running.add(command)
         return command
-
-    def _refuse_over(self) -> None:
-        if self._is_over:
-            raise CommandFailedError(_ENDS)
-
-    async def _finish(self) -> None:
-        """The last request is answered."""
-        held = [*self._held]
-        if held:
-            for task in held:
-                task.cancel()
-            await asyncio.wait(held)
-        if self.withdraw is not None:
-            await asyncio.to_thread(self.withdraw)  # it waits for the broker; requests that come meanwhile are held
-        self.enough.set()
 
 
 class _Command:

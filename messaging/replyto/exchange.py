@@ -81,7 +81,13 @@ _ACCEPT: Final = Verdict.ACCEPT
 
 
 class Origin(Protocol):
-    """Where requests come from."""
+    """Where requests come from.
+
+    Attributes:
+        is_stopping: it takes no more requests, and waits for those that were begun.
+    """
+
+    is_stopping: bool
 
     def dispatch(self, exchange: Exchange) -> None:
         """Give it to a handler, now that the one it was given to is gone. On the loop."""

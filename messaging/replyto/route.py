@@ -93,7 +93,8 @@ class Route:
         #: when one of those was added, or a request was taken or finished since; monotonic seconds
         self._busy_at = 0.0
         self._has_failed = False
-        self._is_stopping = False
+        #: takes no more requests; see ``exchange.Origin``
+        self.is_stopping = False
         #: the broker has confirmed the subscription, once
         self._was_confirmed = False
         self._quiet: Promise[None] = Promise(f"the handlers of {self.channel!r}")
@@ -136,7 +137,7 @@ class Route:
     def wake(self) -> None:
         """Give the requests that have arrived to the handlers; see ``Consumer``."""
         subscription, exchanges = self.subscription, self._exchanges
-        if self._is_stopping:
+        if self.is_stopping:
             return
         fetch = subscription.fetch
         while len(exchanges) < self._limit:
@@ -235,7 +236,7 @@ class Route:
 
     def may_serve(self, queue: str | None) -> bool:
         """Return whether handlers of this route may have requests of a rival, which consumes from ``queue``."""
-        if self._is_stopping or not self._was_confirmed:
+        if self.is_stopping or not self._was_confirmed:
             return False
         # a queue of its own has the request as well, as long as there is a subscription to it
         return self.queue is None or self.queue == queue or self.subscription.handle is not None
@@ -245,11 +246,11 @@ class Route:
         if exchange.has_begun:
             workers().submit(exchange.give_back)
             return
-        is_closing = self._is_stopping and self._replies.connection.closing
+        is_closing = self.is_stopping and self._replies.connection.closing
         best = None if is_closing else self._best(exchange.request)
         if best is not None:
             best[1].submit(exchange)
-        elif self._is_stopping or self._routes.route(self.key) is None:
+        elif self.is_stopping or self._routes.route(self.key) is None:
             self._leave(exchange)
         else:
             logger.debug("a request on %r means no handler", self.channel)
@@ -277,7 +278,7 @@ class Route:
         if exchange.claim is not None:
             # a request that goes back to a queue is handled there, and its copies are not
             exchange.claim.settle(Verdict.ACCEPT if verdict is Verdict.LEAVE else verdict)
-        if self._is_stopping:
+        if self.is_stopping:
             if not self._exchanges:
                 self._quiet.resolve(None)
         elif self._is_full:
@@ -310,7 +311,7 @@ class Route:
 
     def stop(self) -> Promise[None]:
         """Take no more, and let the handlers finish; see ``Consumer``. From any thread."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._replies.connection.engine.call(self._stop)
         return self._quiet
 

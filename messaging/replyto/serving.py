@@ -45,6 +45,13 @@ _LOOK: Final = 0.25
 _AFTER_CANCELLED: Final = 0.1
 
 
+class HandlerExhaustedError(Exception):
+    """Raised by a coroutine handler that takes no more requests, before it has sent a reply.
+
+    The request counts as not begun. It waits, with those that come later, until the handler is unregistered.
+    """
+
+
 class Handler:
     """A handler service, whatever form it has.
 
@@ -206,7 +213,7 @@ def _go_on_elsewhere(handler: Handler, exchange: Exchange, found: Any) -> None:
 def _spawn(kind: str, exchange: Exchange, found: Any) -> None:
     def ended(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
-        if task.cancelled():
+        if task.cancelled() or task.exception() is not None:
             workers().submit(exchange.give_back)
 
     task = asyncio.get_running_loop().create_task(_go_on(kind, exchange, found))
@@ -270,6 +277,8 @@ class LoopRunner(Runner):
         self._orphaned = orphaned
         #: on the handler's loop
         self._running: dict[asyncio.Task[None], Exchange] = {}
+        #: its handler takes no more; on the handler's loop
+        self._is_exhausted = False
         self._watcher: asyncio.TimerHandle | None = None
         self._was_idle = False
 
@@ -306,7 +315,7 @@ class LoopRunner(Runner):
             self._watcher = engine().loop.call_later(_LOOK, self._look)
 
     def _begin(self) -> None:
-        while self._waiting and len(self._running) < self.concurrency:
+        while self._waiting and len(self._running) < self.concurrency and not self._is_exhausted:
             try:
                 exchange = self._waiting.popleft()
             except IndexError:  # withdrawn
@@ -320,17 +329,28 @@ class LoopRunner(Runner):
     def _ended(self, task: asyncio.Task[None]) -> None:
         exchange = self._running.pop(task, None)
         if not task.cancelled():
-            self._begin()
+            if task.exception() is None:
+                self._begin()
+            elif exchange is not None:
+                self._is_exhausted = True
+                self._return(exchange)
         elif exchange is not None and (exchange.was_cancelled or exchange.is_stopped or exchange.has_begun):
             workers().submit(exchange.give_back)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
         elif exchange is not None:
             exchange.was_cancelled = True
-            if self.is_retired:
-                engine().call(exchange.origin.dispatch, exchange)
-            else:
-                self._waiting.appendleft(exchange)
+            self._return(exchange)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
+
+    def _return(self, exchange: Exchange) -> None:
+        """Let a request wait that was not begun after all."""
+        self._waiting.appendleft(exchange)
+        engine().call(self._dispatch_stranded)
+
+    def _dispatch_stranded(self) -> None:
+        """Pass on requests that came back after the others were withdrawn."""
+        for exchange in self.withdraw(lambda each: self.is_retired or each.origin.is_stopping):
+            exchange.origin.dispatch(exchange)
 
 
 async def _run(handler: Handler, exchange: Exchange) -> None:
@@ -343,7 +363,11 @@ async def _run(handler: Handler, exchange: Exchange) -> None:
 
 
 async def _go_on(kind: str, exchange: Exchange, found: Any) -> None:
-    """Await what a handler returned, and send what comes of it."""
+    """Await what a handler returned, and send what comes of it.
+
+    Raises:
+        HandlerExhaustedError: the handler takes no more requests.
+    """
     try:
         while streaming.is_promise(found):
             found = await found
@@ -359,5 +383,7 @@ async def _go_on(kind: str, exchange: Exchange, found: Any) -> None:
         if task is not None and task.cancelling():
             raise  # its loop ends, say: see LoopRunner
         await _failed(exchange, error)  # of something that the handler awaited
+    except HandlerExhaustedError:
+        raise
     except BaseException as error:  # noqa: BLE001
         await _failed(exchange, error)

@@ -23,6 +23,7 @@ from messaging import (
     ReplyError,
     SubscriptionRefusedError,
 )
+from messaging.coroutines import handlers_loop
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
@@ -33,7 +34,7 @@ from messaging.replyto import (
     ReplyToSubscriptionHandler,
     copies,
 )
-from messaging.replyto.serving import ThreadRunner
+from messaging.replyto.serving import HandlerExhaustedError, ThreadRunner
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import PATIENCE, Inbox, eventually
@@ -533,6 +534,51 @@ def test_requests_that_nobody_began_go_back_to_their_queue(backend: Backend) -> 
     assert gate.begun == [b"0"]
     for each in (m, first, second):
         nothing_left(each)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["single", "many"])
+@pytest.mark.parametrize("is_closed", [False, True], ids=["unregistered", "closed"])
+def test_requests_that_a_handler_takes_no_more_go_back_to_their_queue(
+    backend: Backend, many: bool, is_closed: bool
+) -> None:
+    """None of them is begun again here, whatever ends meanwhile, and none is failed."""
+    m, first, second = backend.connect(), backend.connect(), backend.connect()
+    gate, refused = asyncio.Event(), []
+
+    async def one(payload: bytes) -> bytes:
+        if payload != b"0":
+            refused.append(payload)
+            await asyncio.sleep(0)
+            raise HandlerExhaustedError
+        await gate.wait()
+        return payload
+
+    async def stream(payload: bytes) -> AsyncIterator[bytes]:
+        yield await one(payload)
+
+    def ask(number: int) -> Callable[[], list[bytes]]:
+        if not many:
+            promise = m.request("c", b"%d" % number, timeout=30)
+            return lambda: [promise.result(PATIENCE).payload]
+        inbox = Inbox(m.request_many("c", b"%d" % number, timeout=30))
+        return lambda: inbox.wait(1)
+
+    registration = first.reply("c", stream if many else one, queue="q", concurrency=2)
+    answered = [ask(number) for number in range(5)]
+    eventually(lambda: in_hand(first) == 5 and bool(refused), "all wait, and one was refused")
+    handlers_loop().call_soon_threadsafe(gate.set)
+    assert answered[0]() == [b"0"]
+    eventually(lambda: in_hand(first) == 4, "the first one is answered")
+    if is_closed:
+        first.close()
+    else:
+        registration.unregister()
+    second.reply("c", lambda payload: payload, queue="q")
+    assert [replies() for replies in answered[1:]] == [[b"1"], [b"2"], [b"3"], [b"4"]]
+    assert refused == [b"1"]
+    nothing_left(second)
+    if not is_closed:
+        nothing_left(first)
 
 
 def test_what_is_delivered_again_after_a_loss_is_handled_once(backend: Backend) -> None:
