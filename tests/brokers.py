@@ -302,21 +302,31 @@ class RabbitMQ(Broker):
         config_lines: for rabbitmq.conf. A line with the key of a default replaces it.
         plugins: to enable; with ``rabbitmq_mqtt`` there is :attr:`mqtt_url`. That one costs 3 to 6 seconds when it
             runs for the first time: it waits for other nodes to join.
+        cluster: a node whose cluster this one joins at its first start. That one has the port mapper of both, and is
+            stopped last.
     """
 
     name = "rabbitmq"
     scheme = "amqp"
     start_timeout = 90.0  # mostly the machine's affair: 4 s alone, much more beside a busy test run
 
-    def __init__(self, config_lines: Iterable[str] = (), plugins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config_lines: Iterable[str] = (),
+        plugins: Sequence[str] = (),
+        *,
+        cluster: RabbitMQ | None = None,
+    ) -> None:
         super().__init__()
+        self._cluster = cluster
+        self._has_joined = False
         self.plugins = tuple(plugins)
         self._lines = list(config_lines)
         self._node = f"rx{secrets.token_hex(4)}@localhost"
         self._epmd: _Process | None = None
         self._change_ports()
-        cookie = self.directory / ".erlang.cookie"
-        cookie.write_text(secrets.token_hex(16))
+        cookie = self._cookie
+        cookie.write_text(secrets.token_hex(16) if cluster is None else cluster._cookie.read_text())
         cookie.chmod(0o400)
 
     @property
@@ -334,6 +344,16 @@ class RabbitMQ(Broker):
         if "rabbitmq_mqtt" not in self.plugins:
             raise BrokerError("this RabbitMQ runs without the plugin rabbitmq_mqtt")
         return f"mqtt://guest:guest@{self.host}:{self.mqtt_port}"
+
+    def start(self) -> None:
+        """See ``Broker.start``."""
+        super().start()
+        if self._cluster is not None and not self._has_joined:
+            self.ctl("stop_app")
+            self.ctl("join_cluster", self._cluster._node)
+            self.ctl("start_app")
+            self.wait_ready()
+            self._has_joined = True
 
     def enable(self, *plugins: str) -> None:
         """Enable plugins, now and for later starts, and wait until they can be used.
@@ -377,6 +397,12 @@ class RabbitMQ(Broker):
 
     def _change_ports(self) -> None:
         self.port, self.mqtt_port, self._dist_port, self._epmd_port = (free_port() for _ in range(4))
+        if self._cluster is not None:
+            self._epmd_port = self._cluster._epmd_port
+
+    @property
+    def _cookie(self) -> Path:
+        return self.directory / ".erlang.cookie"
 
     def _launch(self) -> None:
         script, epmd = find_rabbitmq(), shutil.which("epmd", path=_search_path())
@@ -395,6 +421,11 @@ class RabbitMQ(Broker):
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
         (self.directory / "rabbitmq-env.conf").touch()
         environment = self._environment()
+        if self._cluster is None:
+            self._launch_port_mapper(epmd, environment)
+        self._process = self._spawn(script, "-noinput", env=environment)
+
+    def _launch_port_mapper(self, epmd: str, environment: dict[str, str]) -> None:
         # Ours, in the foreground: the one the node would start on its own becomes a daemon and stays for ever.
         self._epmd = self._spawn(epmd, "-port", str(self._epmd_port), "-address", self.host, env=environment)
         deadline = time.monotonic() + self.start_timeout
@@ -402,7 +433,6 @@ class RabbitMQ(Broker):
             if self._epmd.poll() is not None or time.monotonic() > deadline:
                 raise self._error("has no port mapper (epmd)")
             time.sleep(0.01)
-        self._process = self._spawn(script, "-noinput", env=environment)
 
     def _answers(self) -> bool:
         if "rabbitmq_mqtt" in self.plugins and not accepts(self.mqtt_port):
