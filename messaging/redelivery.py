@@ -145,11 +145,12 @@ class Redelivery:
         if not is_requeued and self._options.dead_letter_channel is not None:
             self.bury(incoming, REJECTED, deliveries)
             return
-        if self._adapter.can_reject and not self._adapter.is_stale(incoming.token):
-            self._adapter.reject([incoming.token])
         if is_requeued:
+            if self._adapter.can_reject and not self._adapter.is_stale(incoming.token):
+                self._adapter.reject([incoming.token])
             self._hand_on({_key(incoming): deliveries})
         else:
+            # it stays unsettled: rejected, it would come to this subscription again, and be counted twice
             self._counters.dropped += 1
             logger.warning(
                 "%s: a message of %r is lost: it was rejected by a stream that ended, and no other consumer receives "
