@@ -52,7 +52,7 @@ def explain(error: OSError, secure: str, plain: str) -> str | None:
         error: what connecting, or the handshake, raised.
         secure, plain: the adapter's URL schemes with and without TLS.
     """
-    if isinstance(error, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError)):
         return (
             f"the other end closed the connection during the TLS handshake; if it does not speak TLS there, "
             f"use the broker's TLS port, or {plain}:// instead of {secure}://"
