@@ -145,6 +145,8 @@ class FakeBroker:
         self.keeps = False
         #: whether tokens survive the connection they came from
         self.tokens_survive = False
+        #: whether queues outlive their consumers
+        self.requeues = True
         #: hold confirms back until :meth:`confirm`
         self.hold = False
         self.window = 1024
@@ -308,6 +310,9 @@ class FakeAdapter(Adapter):
     @property
     def protocols(self) -> tuple[str, ...]:
         return ("fake",)
+
+    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
+        return self.can_reject and self.broker.requeues
 
     @property
     def features(self) -> frozenset[str]:

@@ -694,6 +694,7 @@ def test_what_arrives_after_the_end_is_ignored(broker: FakeBroker, connect: Conn
 def test_messages_that_arrive_while_a_stream_closes_are_counted_as_dropped(
     broker: FakeBroker, connect: Connect, slow: Slow
 ) -> None:
+    broker.requeues = False
     m = connect(broker)
     stream = m.subscribe("a")
     stream.subscribe(slow)

@@ -108,6 +108,7 @@ def test_a_task_that_its_loop_left_behind_is_forgotten(
 def test_a_message_taken_while_its_registration_closes_is_released_like_the_others(
     connect: Connect, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    broker.requeues = False
     m = connect(broker)
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
     taking, may_take = threading.Event(), threading.Event()
