@@ -24,7 +24,7 @@ class Connect(Protocol):
     def __call__(self, url: str | FakeBroker = ..., **settings: Any) -> messaging.Messaging: ...
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _fake_distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Installs ``fake://`` and ``bare://`` as a distribution outside of the project would."""
     folder = tmp_path_factory.mktemp("site")
