@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
     from pyspark.sql.streaming import StreamingQuery
 
-#: for the Java of a test run: it is over before a better compiler, or a parallel collector, has paid for itself
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: for the Java of a test run: it is over before a better compiler, or a parallel collector, has paid for itself, and
+#: verifying Spark's classes takes a tenth of its start
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 #: how long anything may take that is expected to happen, seconds
 PATIENCE = 60.0
 
