@@ -319,7 +319,6 @@ class RabbitMQ(Broker):
     ) -> None:
         super().__init__()
         self._cluster = cluster
-        self._has_joined = False
         self.plugins = tuple(plugins)
         self._lines = list(config_lines)
         self._node = f"rx{secrets.token_hex(4)}@localhost"
@@ -347,13 +346,13 @@ class RabbitMQ(Broker):
 
     def start(self) -> None:
         """See ``Broker.start``."""
+        is_first = not self._started_before
         super().start()
-        if self._cluster is not None and not self._has_joined:
+        if self._cluster is not None and is_first:
             self.ctl("stop_app")
             self.ctl("join_cluster", self._cluster._node)
             self.ctl("start_app")
             self.wait_ready()
-            self._has_joined = True
 
     def enable(self, *plugins: str) -> None:
         """Enable plugins, now and for later starts, and wait until they can be used.
