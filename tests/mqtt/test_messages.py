@@ -387,6 +387,7 @@ def test_what_is_not_acknowledged_holds_the_broker_back(version: str, qos: str) 
             for number in (3, 0, 1, 2, *range(4, 16)):  # any order
                 core.acknowledge(sink.messages[number], sink.messages[number])
                 await sink.wait(number + 2)
+            assert len(handle.unsettled) == len(sink.messages) - 16
             assert not core.adapter.is_stale(sink.messages[-1].token)
             await core.adapter.unsubscribe(handle)
             # nobody is left to take them: they are settled, and their slots are free again
