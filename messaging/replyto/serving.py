@@ -101,6 +101,11 @@ class Runner(abc.ABC):
     def withdraw(self, wanted: Callable[[Exchange], bool]) -> list[Exchange]:
         """Take back what was not begun and is ``wanted``. On the engine's loop."""
 
+    def pass_on(self, wanted: Callable[[Exchange], bool]) -> None:
+        """Give requests that were not begun and are ``wanted`` to other handlers. On the engine's loop."""
+        for exchange in self.withdraw(wanted):
+            exchange.origin.dispatch(exchange)
+
     @staticmethod
     def _is_void(exchange: Exchange) -> bool:
         """Whether there is nothing to do: it will come again. Then it is settled."""
@@ -345,12 +350,8 @@ class LoopRunner(Runner):
     def _return(self, exchange: Exchange) -> None:
         """Let a request wait that was not begun after all."""
         self._waiting.appendleft(exchange)
-        engine().call(self._dispatch_stranded)
-
-    def _dispatch_stranded(self) -> None:
-        """Pass on requests that came back after the others were withdrawn."""
-        for exchange in self.withdraw(lambda each: self.is_retired or each.origin.is_stopping):
-            exchange.origin.dispatch(exchange)
+        # the others may have been withdrawn by then
+        engine().call(self.pass_on, lambda each: self.is_retired or each.origin.is_stopping)
 
 
 async def _run(handler: Handler, exchange: Exchange) -> None:

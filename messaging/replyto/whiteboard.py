@@ -183,8 +183,7 @@ class ReplyToWhiteboard:
         self._tell_served()
         for runner in replaced:
             runner.is_retired = True
-            for exchange in runner.withdraw(lambda _: True):
-                exchange.origin.dispatch(exchange)
+            runner.pass_on(lambda _: True)
         if any(each.handler.kind == serving.MANY for each in wanted):
             # where their replies are cancelled, to be there before the first request; not made on the loop
             workers().submit(self.replies.requests.own_inbox)
