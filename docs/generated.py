@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adapters.amqp.extensions import EXTENSIONS
-from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
 from messaging.instance import find_adapter
-from messaging.settings import Settings, TlsSettings, load_settings
-from messaging.url import parse_url
+from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, parse_url
+from messaging.model.settings import Settings, TlsSettings, load_settings
 
 ROOT = Path(__file__).parent.parent
 

@@ -66,50 +66,45 @@ from messaging.errors import (
 )
 
 if TYPE_CHECKING:
-    from messaging.acknowledge import (
-        AcknowledgeConsumer,
-        AcknowledgeFilter,
-        AcknowledgeHandler,
-        AcknowledgeMessageContext,
-        AcknowledgeType,
-    )
-    from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
-    from messaging.features import Features
-    from messaging.handling import HandlerRegistration
+    from messaging.execution.promise import Promise
     from messaging.instance import Messaging, connect
-    from messaging.message import Message, MessageContext, ReceivedMessage
-    from messaging.promise import Promise
-    from messaging.publisher import MessagePublisher
+    from messaging.model.acknowledge import AcknowledgeHandler, AcknowledgeMessageContext, AcknowledgeType
+    from messaging.model.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
+    from messaging.model.context import MessageContext
+    from messaging.model.features import Features
+    from messaging.model.message import AcknowledgeConsumer, AcknowledgeFilter, Message, ReceivedMessage
+    from messaging.publishing.publisher import MessagePublisher
+    from messaging.receiving.handler import HandlerRegistration
+    from messaging.receiving.service import MessageSubscription
+    from messaging.receiving.stream import MessageStream
     from messaging.replyto.many import ReplyToManyPublisher
     from messaging.replyto.publisher import ReplyToPublisher
     from messaging.replyto.whiteboard import ReplyToWhiteboard
     from messaging.runtime import MessageServiceRuntime, MessagingRuntimeDTO
-    from messaging.stream import MessageStream
-    from messaging.subscription import MessageSubscription
 
 #: where the names of this package are that are imported on first use: importing it is quick, and a program that only
 #: needs the errors, or a command line that only prints its help, does not import pydantic, reactivex and asyncio
 _MODULES: Final = {
-    "AcknowledgeConsumer": "messaging.acknowledge",
-    "AcknowledgeFilter": "messaging.acknowledge",
-    "AcknowledgeHandler": "messaging.acknowledge",
-    "AcknowledgeMessageContext": "messaging.acknowledge",
-    "AcknowledgeMessageContextBuilder": "messaging.builder",
-    "AcknowledgeType": "messaging.acknowledge",
-    "Features": "messaging.features",
-    "HandlerRegistration": "messaging.handling",
-    "Message": "messaging.message",
-    "MessageContext": "messaging.message",
-    "MessageContextBuilder": "messaging.builder",
-    "MessageContextProvider": "messaging.builder",
-    "MessagePublisher": "messaging.publisher",
+    "AcknowledgeConsumer": "messaging.model",
+    "AcknowledgeFilter": "messaging.model",
+    "AcknowledgeHandler": "messaging.model",
+    "AcknowledgeMessageContext": "messaging.model",
+    "AcknowledgeMessageContextBuilder": "messaging.model",
+    "AcknowledgeType": "messaging.model",
+    "Features": "messaging.model",
+    "HandlerRegistration": "messaging.receiving",
+    "Message": "messaging.model",
+    "MessageContext": "messaging.model",
+    "MessageContextBuilder": "messaging.model",
+    "MessageContextProvider": "messaging.model",
+    "MessagePublisher": "messaging.publishing",
     "MessageServiceRuntime": "messaging.runtime",
-    "MessageStream": "messaging.stream",
-    "MessageSubscription": "messaging.subscription",
+    "MessageStream": "messaging.receiving",
+    "MessageSubscription": "messaging.receiving",
     "Messaging": "messaging.instance",
     "MessagingRuntimeDTO": "messaging.runtime",
-    "Promise": "messaging.promise",
-    "ReceivedMessage": "messaging.message",
+    "Promise": "messaging.execution",
+    "ReceivedMessage": "messaging.model",
     "ReplyToManyPublisher": "messaging.replyto.many",
     "ReplyToPublisher": "messaging.replyto.publisher",
     "ReplyToWhiteboard": "messaging.replyto.whiteboard",

@@ -27,17 +27,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
-from messaging import channels, headers
-from messaging.acknowledge import AcknowledgeMessageContext
 from messaging.errors import ConnectionLostError, UnsupportedFeatureError
-from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
-from messaging.message import NO_EXTENSIONS, MessageContext
+from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, channels, headers
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.extensions import PublishOptions, SubscribeOptions
-    from messaging.settings import Settings
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
+    from messaging.model.settings import Settings
 
 ENTRY_POINT_GROUP: Final = "messaging.adapters"
 #: first level of the reply channels that are made for requests
@@ -67,92 +63,6 @@ REPLY_FEATURES: Final = frozenset({Features.REPLY_TO, Features.REPLY_TO_MANY_PUB
 
 class PlannedLossError(ConnectionLostError):
     """The adapter ended a connection by itself, to go on with another: no trouble to tell anybody of."""
-
-
-class Outgoing(Protocol):
-    """A message on its way out. Made by the core; the adapter reads it and settles it exactly once.
-
-    Whoever holds an ``Outgoing`` must call :meth:`confirm` or :meth:`fail`, on the loop. Settling again is
-    ignored: the core itself fails one whose deadline has passed, and a late confirm must not hurt. One that is
-    ``settled`` must not be sent any more: the core relies on it to honour deadlines.
-    """
-
-    #: gone once it is settled, so that whoever keeps the promise does not keep it; that of a will stays
-    payload: bytes
-    #: channel, content type, ... as they are to travel; ``context.channel`` passed ``check_name``. Messages with the
-    #: same context have all of it in common, but for the correlation id: that of the context does not count.
-    context: MessageContext
-    correlation_id: str | None
-    #: the checked extensions, defaults filled in
-    options: PublishOptions
-    #: confirmed or failed
-    settled: bool
-
-    @property
-    def message_id(self) -> str:
-        """Stable across retries; made on use, unique across instances and processes.
-
-        With ``options.message_id`` it is that, the application's own: two messages with the same one may be on their
-        way at once, and it is to travel with QoS 0, too.
-        """
-        ...
-
-    def sent(self) -> None:
-        """The bytes left for the broker and a confirm is awaited: from here on a loss leaves the outcome open."""
-
-    def confirm(self) -> None:
-        """QoS 0: the bytes were handed to the socket. Otherwise: the broker has taken responsibility."""
-
-    def fail(self, error: MessagingError) -> None:
-        """The message was not taken. A ``ConnectionLostError`` makes the core send it again after reconnecting."""
-
-
-class Incoming(AcknowledgeMessageContext):
-    """A message that arrived, as the adapter hands it to the core, and the context of the message made from it.
-
-    One object for both, because one is made for every message received: make a new one for each delivery.
-
-    Args:
-        payload: the bytes.
-        channel: the actual channel, never the pattern (MSG260).
-        channel_extension, content_type, content_encoding, correlation_id, reply_to_channel: as the sender set them.
-        extensions: read-only, may be shared: what the protocol told beside the standard values, under the names of
-            :class:`~messaging.features.Features` (``qos``, ``retain``, ``headers``, ``priority``, ``timeToLive``) and
-            ``messageId`` (str), ``timestamp`` (float, seconds since the epoch), ``redelivered`` (bool); keys that do
-            not apply are left out.
-        token: what :meth:`Adapter.acknowledge` needs to settle this delivery, any object; ``None`` if the protocol
-            has no acknowledgement for it (QoS 0): its state is then UNSUPPORTED and the adapter is done with it.
-        delivery_count: how often the broker delivered this message, this time included; ``None`` if the broker
-            does not count. The core then counts by itself.
-    """
-
-    __slots__ = ("delivery_count", "payload", "token")
-
-    def __init__(
-        self,
-        payload: bytes,
-        channel: str,
-        channel_extension: str | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        correlation_id: str | None = None,
-        reply_to_channel: str | None = None,
-        extensions: Mapping[str, Any] = NO_EXTENSIONS,
-        token: Any = None,
-        delivery_count: int | None = None,
-    ) -> None:
-        self.payload = payload
-        self._channel = channel
-        self._channel_extension = channel_extension
-        self._content_type = content_type
-        self._content_encoding = content_encoding
-        self._correlation_id = correlation_id
-        self._reply_to_channel = reply_to_channel
-        self._extensions = extensions
-        self._acknowledgement = None
-        self._plan = None
-        self.token = token
-        self.delivery_count = delivery_count
 
 
 class ReplyAddress(NamedTuple):
@@ -315,7 +225,7 @@ class Adapter(abc.ABC):
 
     @property
     def header_types(self) -> frozenset[type]:
-        """Types of header values that the protocol carries, see :mod:`messaging.headers`; others are refused."""
+        """Types of header values that the protocol carries, see :mod:`messaging.model.headers`; others are refused."""
         return headers.TEXT
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.features import Features
+from messaging.model import Features
 from messaging.services.version import Version
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ redacted before they get here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -129,7 +129,7 @@ class ArgumentError(MessagingError, ValueError):
 
 
 class InvalidChannelError(ArgumentError):
-    """A channel name or pattern is outside the grammar of :mod:`messaging.channels`."""
+    """A channel name or pattern is outside the grammar of :mod:`messaging.model.channels`."""
 
 
 class InvalidExtensionError(ArgumentError):
@@ -379,3 +379,24 @@ class WouldBlockError(MessagingError):
 
 class ClosedError(MessagingError):
     """The instance or the stream is closed."""
+
+
+def check_instance(name: str, value: object, kind: type) -> None:
+    """Refuse ``value``, the argument ``name``, unless it is a ``kind``.
+
+    Raises:
+        ArgumentError: it is not; says what it is.
+    """
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+
+
+def check_mapping(name: str, value: Any) -> dict[Any, Any]:
+    """Return the argument ``name`` as a dict of its own.
+
+    Raises:
+        ArgumentError: it is no mapping.
+    """
+    if not isinstance(value, Mapping):
+        raise ArgumentError(f"{name} must be a mapping, not {type(value).__name__}")
+    return dict(value)

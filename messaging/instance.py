@@ -16,18 +16,13 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
-from messaging.arguments import check_mapping
-from messaging.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
 from messaging.capabilities import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
 from messaging.capabilities import NAME_PROPERTY as NAME_PROPERTY
 from messaging.capabilities import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
 from messaging.capabilities import PROVIDER_PROPERTY as PROVIDER_PROPERTY
 from messaging.capabilities import builder_properties, instance_properties
-from messaging.channels import check_name
 from messaging.codecs import encode
 from messaging.connection import Connection
-from messaging.consumers import in_observer
-from messaging.engine import engine, may_block
 from messaging.errors import (
     AdapterClashError,
     ArgumentError,
@@ -38,14 +33,28 @@ from messaging.errors import (
     InvalidExtensionError,
     MessagingError,
     UnknownSchemeError,
+    check_mapping,
 )
-from messaging.extensions import MAX_PREFETCH, integer, publishing_only, subscribing_only
-from messaging.features import Features
+from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
 from messaging.forking import hold_over_fork
-from messaging.handling import MessageHandler
-from messaging.message import Message, MessageContext
-from messaging.promise import Promise
-from messaging.publisher import MessagePublisher
+from messaging.model import (
+    MAX_PREFETCH,
+    AcknowledgeMessageContextBuilder,
+    BrokerUrl,
+    Features,
+    Message,
+    MessageContextBuilder,
+    MessageContextProvider,
+    check_name,
+    concealed,
+    integer,
+    parse_url,
+    publishing_only,
+    subscribing_only,
+)
+from messaging.model.settings import URL_VARIABLE, Settings, load_settings
+from messaging.publishing import MessagePublisher, Outbox
+from messaging.receiving import MessageHandler, MessageSubscription, in_observer
 from messaging.replyto.exchange import Replies
 from messaging.replyto.handlers import (
     CHANNEL,
@@ -63,7 +72,6 @@ from messaging.replyto.requests import Requests
 from messaging.replyto.typed import TypedHandler
 from messaging.replyto.wanted import channel_list
 from messaging.replyto.whiteboard import ReplyToWhiteboard
-from messaging.reprs import tolerant
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
     SERVICE_RANKING,
@@ -75,29 +83,21 @@ from messaging.services import (
     default_registry,
     escaped,
 )
-from messaging.settings import URL_VARIABLE, Settings, load_settings
-from messaging.subscription import MessageSubscription
-from messaging.suggestions import did_you_mean
-from messaging.text import exact
-from messaging.url import BrokerUrl, concealed, parse_url
-from messaging.waiting import seconds, warn_in_loop
-from messaging.workers import workers
+from messaging.text import did_you_mean, exact, tolerant
 
 if TYPE_CHECKING:
-    from messaging.delivery import OnInvalid
-    from messaging.handling import HandlerOnInvalid, HandlerRegistration
-    from messaging.keywords import (
+    from messaging.connection import ConnectionStates
+    from messaging.model import (
+        MessageContext,
         PublishKeywords,
+        ReceivedMessage,
         ReplyKeywords,
         RequestKeywords,
         RequestManyKeywords,
         SubscribeKeywords,
     )
-    from messaging.message import ReceivedMessage
+    from messaging.receiving import Acknowledge, HandlerOnInvalid, HandlerRegistration, MessageStream, OnInvalid
     from messaging.replyto.requests import Request
-    from messaging.state import ConnectionStates
-    from messaging.stream import MessageStream
-    from messaging.subscription import Acknowledge
 
 F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
@@ -217,8 +217,8 @@ class Messaging:
         name: the ``osgi.messaging.name``, unique in ``services``.
         services: the registry its services are in.
         publisher, subscription, reply_to, reply_to_many, whiteboard, runtime: its services.
-        connection_state: what the connection is like: an Observable of :class:`~messaging.state.ConnectionState`, and
-            its ``value`` now.
+        connection_state: the state of the connection: an Observable of
+            :class:`~messaging.connection.state.ConnectionState`, and its current ``value``.
         ready: resolves with the first connection.
     """
 
@@ -236,7 +236,9 @@ class Messaging:
         self._claim = object()
         try:
             _claim_name(services, self.name, self._claim)
-            self._open(Connection(engine(), self._adapter))
+            settings = self._settings
+            outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
+            self._open(Connection(engine(), self._adapter, outbox), outbox)
         except BaseException:  # an interrupt: there is no instance that could be closed
             for watch in self._watches:
                 watch.remove()
@@ -245,19 +247,19 @@ class Messaging:
             _release_name(services, self.name, self._claim)
             raise
 
-    def _open(self, connection: Connection) -> None:
+    def _open(self, connection: Connection, outbox: Outbox) -> None:
         services = self.services
         self._connection = connection
         self.ready: Promise[None] = connection.ready
         self.connection_state: ConnectionStates = connection.states
-        self.publisher = MessagePublisher(connection)
-        self.subscription = MessageSubscription(connection, services, self.publisher)
+        self.publisher = MessagePublisher(connection, outbox)
+        self.subscription = MessageSubscription(connection, services, self.publisher.publish)
         self._requests = Requests(connection, self.publisher)
         self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
         self.reply_to_many = ReplyToManyPublisher(connection, services, self.publisher, self.reply_to, self._requests)
         self._replies = Replies(connection, self.publisher, self._requests)
         self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
-        self.runtime = MessageServiceRuntime(connection, self._requests, self.whiteboard)
+        self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
         self._features = self._adapter.announced
         #: what ``reply`` registered, by reference id
         self._replying: dict[int, ServiceRegistration] = {}
@@ -303,8 +305,8 @@ class Messaging:
     ) -> ServiceRegistration:
         """Offer context builders of the application's own, beside ``MessageContextBuilder`` (RFC 5.6.4).
 
-        They are found under :class:`~messaging.builder.MessageContextProvider` by the feature ``messageContextBuilder``
-        and the properties of this instance, until the instance is closed. Each look-up makes a new one (a prototype)::
+        They are found under :class:`~messaging.MessageContextProvider` by the feature ``messageContextBuilder`` and
+        the properties of this instance, until the instance is closed. Each look-up makes a new one (a prototype)::
 
             m.register_context_builder(ReadingBuilder)
             mine = "(&(osgi.messaging.name=plant)(osgi.messaging.feature=messageContextBuilder))"
@@ -430,8 +432,8 @@ class Messaging:
                 ``None`` means unset.
 
         Returns:
-            The promise of :meth:`MessagePublisher.publish <messaging.publisher.MessagePublisher.publish>`, which also
-            lists the errors; besides, ``CodecError`` if ``content`` does not become bytes.
+            The promise of :meth:`MessagePublisher.publish <messaging.MessagePublisher.publish>`, which also lists
+            the errors; besides, ``CodecError`` if ``content`` does not become bytes.
         """
         return self.publisher.publish(self._message(channel, content, context))
 
@@ -516,7 +518,8 @@ class Messaging:
 
         Returns:
             The promise of :meth:`ReplyToPublisher.publish_with_reply
-            <messaging.replyto.publisher.ReplyToPublisher.publish_with_reply>`, which also lists the errors; besides,
+            <messaging.replyto.publisher.ReplyToPublisher.publish_with_reply>`, which also lists
+            the errors; besides,
             ``CodecError`` if ``content`` does not become bytes, or ``DecodeError`` if the reply does not fit ``model``.
 
         Example:
@@ -782,7 +785,7 @@ class Messaging:
         Args:
             channel: a channel or pattern.
             handler: a function or coroutine function of one parameter. It gets the
-                :class:`~messaging.message.Message`, or its value if ``model`` is given or the parameter is annotated
+                :class:`~messaging.Message`, or its value if ``model`` is given or the parameter is annotated
                 with another type than ``Message``. Functions run on worker threads; coroutines on the event loop that
                 runs where this is called, or else on one that such handlers share.
             model: what the value is validated against; wins over the annotation. A parameter annotated with ``Message``

@@ -7,15 +7,17 @@ into plain data.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from messaging.delivery import StreamCounters, Subscription
-from messaging.features import Features
+from messaging.model import Features
+from messaging.receiving import Subscription
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from messaging.connection import Connection
-    from messaging.replyto.requests import Requests
-    from messaging.replyto.whiteboard import ReplyToWhiteboard
+    from messaging.publishing import Outbox
+    from messaging.receiving import StreamCounters
     from messaging.services import ServiceReference
 
 
@@ -99,7 +101,7 @@ class RequestsDTO:
 class ConnectionDTO:
     """The state of the connection (MSG060); not in the RFC."""
 
-    #: see :mod:`messaging.state`
+    #: see :mod:`messaging.connection.state`
     state: str
     #: what the last trouble was, in words, or ``None``; also when it is over
     cause: str | None
@@ -137,11 +139,32 @@ def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
     return ServiceReferenceDTO(id=properties["service.id"], properties=properties)
 
 
+class Requests(Protocol):
+    """The requests of an instance, as far as the runtime shows them."""
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for their replies."""
+
+    @property
+    def counters(self) -> Any:
+        """What became of requests: the other fields of :class:`RequestsDTO`."""
+
+
+class Whiteboard(Protocol):
+    """The whiteboard of an instance, as far as the runtime shows it."""
+
+    @property
+    def bindings(self) -> Iterable[tuple[str, Any, bool]]:
+        """Channel, wanted binding, and whether it is subscribed."""
+
+
 class MessageServiceRuntime:
     """Lets others look into a messaging instance (RFC 5.3). Thread safe; get it as ``Messaging.runtime``."""
 
-    def __init__(self, connection: Connection, requests: Requests, whiteboard: ReplyToWhiteboard) -> None:
+    def __init__(self, connection: Connection, outbox: Outbox, requests: Requests, whiteboard: Whiteboard) -> None:
         self._connection = connection
+        self._outbox = outbox
         self._requests = requests
         self._whiteboard = whiteboard
         self._own: ServiceReference
@@ -156,7 +179,7 @@ class MessageServiceRuntime:
         """Return a snapshot of the instance: connection, features, subscriptions and counters."""
         connection = self._connection
         adapter = connection.adapter
-        outbox = connection.outbox
+        outbox = self._outbox
         state = connection.states.value
         return MessagingRuntimeDTO(
             service=reference_dto(self._own),

@@ -205,7 +205,7 @@ def interrupt_everywhere(run: Callable[[], None], check: Callable[[], None], *mo
 def breakable_waits() -> Iterator[set[str]]:
     """Collect the methods of ``threading`` that the calling thread enters and that an interrupt can break.
 
-    They are those of ``Condition`` and of the classes that use it, see :mod:`messaging.waiting`.
+    They are those of ``Condition`` and of the classes that use it, see :mod:`messaging.execution.waiting`.
     """
     found: set[str] = set()
 

@@ -44,7 +44,7 @@ from messaging.errors import (
     UnknownContentEncodingError,
     UnknownContentTypeError,
 )
-from messaging.message import Message, MessageContext
+from messaging.model import Message, MessageContext
 
 JSON = "application/json"
 CBOR = "application/cbor"

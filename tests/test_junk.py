@@ -29,11 +29,12 @@ import pytest
 
 import adapters
 import messaging
-from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin, keywords
+from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin
 from messaging.eventadmin import Event, EventAdmin
-from messaging.promise import Promise
+from messaging.execution import Promise
+from messaging.model import keywords
+from messaging.model.settings import Settings
 from messaging.services import LdapFilter, ServiceRegistry
-from messaging.settings import Settings
 from messaging.typedevent import TypedEventBus
 from tests.core.fake import PATIENCE
 

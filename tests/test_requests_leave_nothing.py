@@ -20,13 +20,13 @@ import pytest
 import messaging
 from adapters.memory import broker as memory
 from messaging import DeadlineError, Message, Messaging, ReplyError, RequestCancelledError
-from messaging.engine import engine
-from messaging.outbox import Publication
+from messaging.execution import engine
+from messaging.publishing import Publication
+from messaging.receiving import MessageStream
 from messaging.replyto.exchange import Exchange
 from messaging.replyto.many import ReplySubscription
 from messaging.replyto.requests import Inbox, Request
 from messaging.services import ServiceRegistry
-from messaging.stream import MessageStream
 from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.core.fake import on_loop, settle_loop
 

@@ -13,7 +13,7 @@ import pytest
 
 import messaging
 from adapters.memory import broker as memory_broker
-from messaging.engine import engine
+from messaging.execution import engine
 from messaging.services import ServiceRegistry
 from tests.brokers import Mosquitto, RabbitMQ
 

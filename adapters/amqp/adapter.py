@@ -29,8 +29,8 @@ from adapters.amqp import declarations, extensions, names, properties
 from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import Target
-from messaging import channels, headers
-from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
+from messaging.adapter import CORE_FEATURES, Adapter, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
+from messaging.connection.tls import client_context
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -40,9 +40,8 @@ from messaging.errors import (
     InvalidUrlError,
     MissingExtraError,
 )
-from messaging.features import Features
-from messaging.settings import Settings, TlsSettings
-from messaging.tls import client_context
+from messaging.model import Features, channels, headers
+from messaging.model.settings import Settings, TlsSettings
 
 if TYPE_CHECKING:
     import ssl
@@ -51,9 +50,7 @@ if TYPE_CHECKING:
     from adapters.amqp.declarations import Source
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, MessageContext, Outgoing, PublishOptions
 
 DEFAULT_PORT: Final = 5672
 DEFAULT_TLS_PORT: Final = 5671

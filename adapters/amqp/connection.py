@@ -23,9 +23,9 @@ from adapters.amqp import frames, tables
 from adapters.amqp.protocol import FrameProtocol
 from adapters.amqp.target import failure
 from adapters.amqp.transport import cut
-from messaging import tls
+from messaging.connection import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
-from messaging.reprs import without_frames
+from messaging.text import without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

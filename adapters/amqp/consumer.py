@@ -21,16 +21,16 @@ from adapters.amqp.connection import CLOSE_GRACE, BasicConsume, BasicQos, Wire, 
 from adapters.amqp.declarations import DEFAULT_EXCHANGE, Source
 from adapters.amqp.delays import Delays, Kept
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
-from messaging import channels, envelope, redelivery
-from messaging.adapter import Incoming, Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.features import Features
+from messaging.model import Features, Incoming, channels, envelope
+from messaging.receiving import redelivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from adapters.amqp.streams import StreamPosition
-    from messaging.envelope import Unwrapped
+    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.model.envelope import Unwrapped
 
 logger = logging.getLogger(__name__)
 

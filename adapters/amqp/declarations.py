@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from adapters.amqp import extensions as keys
 from adapters.amqp import names
-from messaging import channels
 from messaging.errors import InvalidChannelError, InvalidExtensionError
-from messaging.extensions import EMPTY
-from messaging.features import Features
+from messaging.model import EMPTY, Features, channels
 
 if TYPE_CHECKING:
     from messaging.adapter import SubscriptionSpec
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
+    from messaging.model import MessageContext, PublishOptions
 
 Declare = Literal["create", "passive", "none"]
 

@@ -14,8 +14,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from messaging import headers
-from messaging.extensions import boolean, integer
+from messaging.model import boolean, headers, integer
 
 EXCHANGE_TYPE: Final = "exchangeType"
 EXCHANGE_DURABLE: Final = "exchangeDurable"

@@ -23,8 +23,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
-from messaging.channels import ANY_LEVEL, ANY_LEVELS, SEPARATOR
 from messaging.errors import InvalidChannelError
+from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR
 
 #: AMQP 0-9-1 carries routing keys, queue and exchange names as short strings
 MAX_BYTES: Final = 255

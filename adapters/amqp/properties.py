@@ -8,7 +8,7 @@ content-encoding    ``content_encoding``
 correlation-id      ``correlation_id``
 reply-to            ``reply_to_channel``, translated to the routing key it has on the instance's exchange, unless it is
                     the address of direct reply-to
-headers             extension ``headers``, with the types of their values (:mod:`messaging.headers`); see
+headers             extension ``headers``, with the types of their values (:mod:`messaging.model.headers`); see
                     :mod:`.compression` for the header ``compression``
 delivery-mode       2 with ``guaranteedDelivery``, else 1; not read
 priority            extension ``priority``
@@ -38,14 +38,12 @@ from adapters.amqp.extensions import APP_ID, STREAM_OFFSET, TYPE, USER_ID
 from adapters.amqp.frames import short_string
 from adapters.amqp.tables import read_short, read_table, write_table
 from messaging.errors import ArgumentError, InvalidHeaderError
-from messaging.features import Features
-from messaging.headers import frozen
-from messaging.message import NO_EXTENSIONS, MessageContext
+from messaging.model import NO_EXTENSIONS, Features, MessageContext, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from messaging.extensions import PublishOptions
+    from messaging.model import PublishOptions
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.properties import Template
 from adapters.amqp.replies import DirectReplies
 from adapters.amqp.retries import Retries
-from messaging import envelope
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -46,11 +45,13 @@ from messaging.errors import (
     SubscriptionRefusedError,
     UnroutableError,
 )
+from messaging.model import envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from messaging.adapter import Outgoing, Sink
+    from messaging.adapter import Sink
+    from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
 

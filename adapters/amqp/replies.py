@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.amqp import frames, names, properties
 from adapters.amqp.body import Body
-from messaging.adapter import Incoming
+from messaging.model import Incoming
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from messaging.adapter import Outgoing
+    from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from messaging.tls import explain
+from messaging.connection.tls import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

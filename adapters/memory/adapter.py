@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pydantic import Field
 
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
-from messaging import headers
-from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, Sink, SubscriptionSpec
+from messaging.adapter import CORE_FEATURES, Adapter, Sink, SubscriptionSpec
 from messaging.errors import (
     ConnectionLostError,
     InvalidExtensionError,
@@ -18,12 +17,11 @@ from messaging.errors import (
     PublishRefusedError,
     UnroutableError,
 )
-from messaging.features import Features
-from messaging.settings import Settings
+from messaging.model import Features, headers
+from messaging.model.settings import Settings
 
 if TYPE_CHECKING:
-    from messaging.message import MessageContext
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, MessageContext, Outgoing
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
     {

@@ -18,14 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging import channels
-from messaging.adapter import Incoming, Outgoing, Sink, SubscriptionSpec
 from messaging.errors import SubscriptionRefusedError
-from messaging.features import Features
+from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
+    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.model import MessageContext, Outgoing, PublishOptions
 
 #: routes remembered; more distinct channels than this are matched again
 _ROUTE_CACHE: Final = 4096

@@ -18,8 +18,8 @@ from adapters.mqtt import settings as options
 from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Route, Router, filter_of
 from adapters.mqtt.settings import MqttSettings
-from messaging import channels
 from messaging.adapter import CORE_FEATURES, REPLY_FEATURES, Adapter, PlannedLossError, ReplyAddress
+from messaging.connection.tls import client_context
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -31,10 +31,7 @@ from messaging.errors import (
     PublishRefusedError,
     SubscriptionRefusedError,
 )
-from messaging.extensions import boolean, integer, seconds
-from messaging.features import Features
-from messaging.headers import REPEATED_TEXT
-from messaging.tls import client_context
+from messaging.model import REPEATED_TEXT, Features, boolean, channels, integer, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,12 +39,10 @@ if TYPE_CHECKING:
     from adapters.mqtt.handshake import Connack, Will
     from adapters.mqtt.link import Link
     from adapters.mqtt.router import Stream
-    from messaging.adapter import Outgoing, Sink, SubscriptionSpec
+    from messaging.adapter import Sink, SubscriptionSpec
     from messaging.errors import MessagingError
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
-    from messaging.settings import Settings
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, MessageContext, Outgoing, PublishOptions
+    from messaging.model.settings import Settings
 
 logger = logging.getLogger(__name__)
 

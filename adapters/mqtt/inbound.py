@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Final
 from adapters.mqtt import packets
 from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.packets import ProtocolError
-from messaging.adapter import Incoming
+from messaging.model import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -28,11 +28,11 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 
 from adapters.mqtt import handshake, packets
+from adapters.mqtt.pacing import ReadPacer
 from adapters.mqtt.packets import LimitExceededError, ProtocolError
 from adapters.mqtt.wire import READ_SIZE, Dialer, Wire
-from messaging import tls
+from messaging.connection import tls
 from messaging.errors import BrokerError, ConnectFailedError, ConnectionLostError, TakenOverError
-from messaging.pacing import ReadPacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

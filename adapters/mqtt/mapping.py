@@ -41,16 +41,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import Properties
-from messaging import envelope
 from messaging.errors import InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
-from messaging.features import Features
-from messaging.headers import gathered
+from messaging.model import Features, envelope, gathered
 
 if TYPE_CHECKING:
     from adapters.mqtt.packets import Publish
-    from messaging.adapter import Outgoing
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
+    from messaging.model import MessageContext, Outgoing, PublishOptions
 
 CONTENT_ENCODING: Final = "content-encoding"
 MESSAGE_ID: Final = "message-id"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.link import Link
     from adapters.mqtt.mapping import Codec
-    from messaging.adapter import Outgoing
+    from messaging.model import Outgoing
 
 #: 3.1.1: unconfirmed messages, and those of them with QoS 2
 WINDOW: Final = 100

@@ -27,13 +27,14 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from messaging import channels
 from messaging.errors import SubscriptionRefusedError
+from messaging.model import channels
 
 if TYPE_CHECKING:
     from adapters.mqtt.inbound import Token
     from adapters.mqtt.packets import Publish
-    from messaging.adapter import Incoming, Sink
+    from messaging.adapter import Sink
+    from messaging.model import Incoming
 
 _MAX_IDENTIFIER: Final = 268_435_455
 #: identifiers a route answers to: the broker may still hold messages with those of earlier SUBSCRIBEs

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from messaging.errors import InvalidOptionError, InvalidUrlError
-from messaging.settings import TlsSettings
+from messaging.model.settings import TlsSettings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl
 
 Version = Literal["5", "3.1.1"]
 

@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from adapters.mqtt.packets import MAX_PACKET, ProtocolError
-from messaging import tls
+from messaging.connection import tls
 from messaging.errors import ConnectFailedError
 
 if TYPE_CHECKING:

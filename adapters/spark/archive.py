@@ -56,9 +56,9 @@ from adapters.spark.archived import (
 from adapters.spark.recorded import RecordedEvent, dump_data, load_event
 from adapters.spark.recorder import CHANNEL, EventRecorder, RecorderDTO, filters_of, patterns_of
 from adapters.spark.replay import Clock, Replayed, replay
-from messaging.channels import check_name
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, DecodeError
+from messaging.model import check_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from messaging.headers import as_text
+from messaging.model import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

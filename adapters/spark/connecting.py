@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import messaging
 from messaging.errors import AuthenticationError, ConnectFailedError
-from messaging.settings import load_settings
-from messaging.url import parse_url
+from messaging.model import parse_url
+from messaging.model.settings import load_settings
 
 if TYPE_CHECKING:
     from adapters.spark.options import Broker

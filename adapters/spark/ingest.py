@@ -12,7 +12,7 @@ and acknowledged instead of stored twice.
 
 **Threads.** Observers run on worker threads of :mod:`messaging`; one thread for each ingest writes and acknowledges.
 A lock guards the messages that wait between them; nothing is called under it. Spark's reader calls on the main thread
-of a worker process: no thread here waits in a way that a signal could break, see :mod:`messaging.waiting`.
+of a worker process: no thread here waits in a way that a signal could break, see :mod:`messaging.execution.waiting`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from adapters.spark.owner import QueueLock, taken_over
 from adapters.spark.rivals import RivalWatch
 from messaging import Message, MessageStream, Messaging, MessagingError
 from messaging.errors import ClosedError, InvalidOptionError, SubscriptionRefusedError, TakenOverError
-from messaging.waiting import Flag, Waiters
-from messaging.workers import start_thread
+from messaging.execution import Flag, Waiters, start_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from adapters.spark.log import LogWriter
-    from messaging.state import ConnectionState
+    from messaging.connection import ConnectionState
 
 logger = logging.getLogger(__name__)
 

@@ -18,18 +18,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.channels import check_name, check_pattern, forbidden_character, overlap
 from messaging.errors import ConfigurationError, InvalidChannelError, InvalidOptionError, InvalidUrlError
-from messaging.extensions import CHECKS, MAX_MESSAGE_ID, MAX_PREFETCH, SUBSCRIBE_ONLY
-from messaging.features import Features
 from messaging.instance import find_adapter
-from messaging.publisher import check_text
-from messaging.settings import URL_VARIABLE, load_settings
-from messaging.url import BrokerUrl, parse_url
+from messaging.model import (
+    CHECKS,
+    MAX_MESSAGE_ID,
+    MAX_PREFETCH,
+    SUBSCRIBE_ONLY,
+    BrokerUrl,
+    Features,
+    check_name,
+    check_pattern,
+    check_text,
+    forbidden_character,
+    overlap,
+    parse_url,
+)
+from messaging.model.settings import URL_VARIABLE, load_settings
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.settings import Settings
+    from messaging.model.settings import Settings
 
 MQTT: Final = frozenset({"mqtt", "mqtts", "ws", "wss"})
 AMQP: Final = frozenset({"amqp", "amqps"})

@@ -30,17 +30,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 from adapters.spark.recorded import RecordedEvent, dump_event
-from messaging.channels import check_name, overlap
 from messaging.dispatch.topics import MULTI_LEVEL, TopicFilter, parse_filter
-from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, MessagingError, OutcomeUnknownError
-from messaging.features import Features
+from messaging.execution import Promise, Waiters, may_block, seconds, start_thread, workers
 from messaging.instance import Messaging
-from messaging.promise import Promise
-from messaging.reprs import tolerant
+from messaging.model import Features, check_name, overlap
+from messaging.text import tolerant
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
-from messaging.waiting import Waiters, seconds
-from messaging.workers import start_thread, workers
 
 if TYPE_CHECKING:
     from reactivex.abc import DisposableBase

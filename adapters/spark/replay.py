@@ -13,17 +13,16 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.spark.archived import Reading, read_events
-from messaging.arguments import check_instance
 from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
-from messaging.engine import may_block
-from messaging.errors import ArgumentError, DeadlineError, InvalidEventError
+from messaging.errors import ArgumentError, DeadlineError, InvalidEventError, check_instance
+from messaging.execution import may_block
 from messaging.typedevent import TypedEventBus
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from messaging.promise import Promise
+    from messaging.execution import Promise
 
 logger = logging.getLogger(__name__)
 

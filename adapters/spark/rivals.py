@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 import messaging
 from adapters.spark.owner import taken_over
 from messaging.errors import ConnectFailedError, ConnectionLostError, MessagingError
-from messaging.waiting import Flag
+from messaging.execution import Flag
 
 if TYPE_CHECKING:
     from messaging import Message, TakenOverError
-    from messaging.state import ConnectionState
+    from messaging.connection import ConnectionState
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from adapters.spark.columns import CONTENT_ENCODING, MESSAGE_ID
 from adapters.spark.connecting import connect
 from adapters.spark.errors import InvalidColumnError, InvalidRowError
-from messaging.channels import check_name
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -38,18 +37,15 @@ from messaging.errors import (
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import identified
-from messaging.features import Features
-from messaging.message import MessageContext
-from messaging.publisher import check_printable, check_text
+from messaging.model import Features, MessageContext, check_name, check_printable, check_text, identified
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from adapters.spark.options import WriteOptions
     from messaging import Messaging, MessagingError, Promise
-    from messaging.extensions import PublishOptions
-    from messaging.publisher import MessagePublisher
+    from messaging.model import PublishOptions
+    from messaging.publishing import MessagePublisher
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from messaging import Message, Messaging  # noqa: TC001  # typer evaluates annotations
-from messaging.channels import check_name
 from messaging.cli import options
 from messaging.cli.bench_account import LEAST_SIZE, MOST_MESSAGES, Latencies, Tally
 from messaging.cli.bench_load import Gate, Load
 from messaging.cli.connecting import choose_target, connect, identity, warn_of_memory
 from messaging.cli.output import ExitCode, dump, report, show, write
 from messaging.errors import ArgumentError
+from messaging.model import check_name
 
 logger = logging.getLogger(__name__)
 

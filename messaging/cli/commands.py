@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from messaging.errors import ArgumentError, ConfigurationError, MessagingError
-from messaging.suggestions import did_you_mean
+from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -219,7 +219,7 @@ def _adapter(words: Iterable[str]) -> type[Adapter] | None:
     """Return the adapter of the broker that the command line names, or ``None`` if it does not name one yet."""
     from messaging.cli.contexts import PREFIX, get
     from messaging.instance import find_adapter
-    from messaging.settings import URL_VARIABLE
+    from messaging.model.settings import URL_VARIABLE
 
     url = next((word for word in words if "://" in word or word.startswith(PREFIX)), None)
     url = url or os.environ.get(URL_VARIABLE, "")
@@ -230,7 +230,7 @@ def _adapter(words: Iterable[str]) -> type[Adapter] | None:
 
 
 def _extensions(command: str, adapter: type[Adapter] | None) -> Iterator[Candidate]:
-    from messaging.extensions import CHECKS, OVERFLOW_POLICIES, PUBLISH_ONLY, SUBSCRIBE_ONLY, boolean
+    from messaging.model import CHECKS, OVERFLOW_POLICIES, PUBLISH_ONLY, SUBSCRIBE_ONLY, boolean
 
     publishes = command in ("pub", "request")
     checks = {key: check for key, check in CHECKS.items() if key not in (SUBSCRIBE_ONLY if publishes else PUBLISH_ONLY)}
@@ -247,7 +247,7 @@ def _extensions(command: str, adapter: type[Adapter] | None) -> Iterator[Candida
 
 
 def _settings(adapter: type[Adapter] | None) -> Iterator[Candidate]:
-    from messaging.settings import Settings
+    from messaging.model.settings import Settings
 
     kind = Settings if adapter is None else adapter.settings_type
     for name, field in sorted(kind.model_fields.items()):

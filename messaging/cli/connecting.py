@@ -14,12 +14,11 @@ from messaging.cli import contexts
 from messaging.cli.contexts import PREFIX
 from messaging.cli.options import pairs
 from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
-from messaging.features import Features
-from messaging.settings import URL_VARIABLE
-from messaging.url import parse_url
+from messaging.model import Features, parse_url
+from messaging.model.settings import URL_VARIABLE
 
 if TYPE_CHECKING:
-    from messaging.state import ConnectionState
+    from messaging.connection import ConnectionState
 
 logger = logging.getLogger(__name__)
 

@@ -90,8 +90,8 @@ def _checked(text: str, settings: Mapping[str, str]) -> SavedContext:
         MessagingError: the URL, a setting or a value is wrong.
     """
     from messaging.instance import find_adapter
-    from messaging.settings import load_settings
-    from messaging.url import parse_url
+    from messaging.model import parse_url
+    from messaging.model.settings import load_settings
 
     url = parse_url(text)
     if url.password is not None and "password" in settings:

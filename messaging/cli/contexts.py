@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import ConfigurationError
-from messaging.suggestions import did_you_mean
-from messaging.url import is_secret_option, parse_url
+from messaging.model import is_secret_option, parse_url
+from messaging.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 

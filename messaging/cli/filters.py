@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from messaging.channels import check_pattern, matcher
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
-from messaging.features import Features
+from messaging.model import Features, check_pattern, matcher
 
 if TYPE_CHECKING:
     from messaging import Message, Messaging, Promise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.output import dump, plain
 from messaging.errors import ArgumentError, MessagingError
-from messaging.features import Features
+from messaging.model import Features
 
 if TYPE_CHECKING:
     from messaging import Message

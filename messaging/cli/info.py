@@ -22,8 +22,8 @@ from messaging.cli.watch import watch as watch_connection
 from messaging.codecs import codec_for, content_types
 from messaging.errors import ArgumentError, MessagingError
 from messaging.instance import find_adapter
-from messaging.settings import URL_VARIABLE, load_settings
-from messaging.url import parse_url
+from messaging.model import parse_url
+from messaging.model.settings import URL_VARIABLE, load_settings
 
 _PACKAGES: Final = (
     "rx-messaging",

@@ -12,7 +12,7 @@ import typer
 
 from messaging.cli.output import set_verbosity
 from messaging.errors import ArgumentError
-from messaging.settings import URL_VARIABLE
+from messaging.model.settings import URL_VARIABLE
 
 #: the panel of ``--help`` for what every command has
 _COMMON: Final = "Connection and diagnostics"

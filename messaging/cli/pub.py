@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import typer
 
 import messaging
-from messaging.channels import check_name
 from messaging.cli import options, payload
 from messaging.cli.connecting import choose_target, connect, warn_of_memory
 from messaging.cli.output import ExitCode, report
 from messaging.errors import ArgumentError
+from messaging.model import check_name
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from messaging import Message, Messaging
-from messaging.channels import check_name
 from messaging.cli import options, payload
 from messaging.cli.connecting import choose_target, connect, warn_of_memory
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
 from messaging.errors import ArgumentError, DeadlineError, UnroutableError
+from messaging.model import check_name
 
 _Topic = Annotated[
     str, typer.Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Where requests are answered.")

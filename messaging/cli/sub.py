@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from messaging import AcknowledgeMessageContext, Features, Message, MessageContext, MessageStream, Messaging
-from messaging.channels import check_pattern
 from messaging.cli import options
 from messaging.cli.connecting import choose_target, connect, context_builder, identity, warn_of_memory
 from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
 from messaging.cli.formats import PACKET_ID, UnformattableError, compiled
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 from messaging.errors import ArgumentError
+from messaging.model import check_pattern
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from messaging.errors import BrokerError
 
 if TYPE_CHECKING:
     from messaging import Messaging
-    from messaging.state import ConnectionState
+    from messaging.connection import ConnectionState
 
 
 def watch(target: Target, client_id: str | None, settings: Iterable[str] | None, *, json: bool) -> int:

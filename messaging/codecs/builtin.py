@@ -155,8 +155,8 @@ class CborCodec:
 
     Dates with a time zone, decimals, UUIDs, sets and big integers are written as such, what CBOR has no tag for as
     in JSON. Refused are shared values (a few bytes could stand for more than memory holds), regular expressions, MIME
-    messages, and numbers beyond the bounds of :mod:`messaging.bounds`. String references may stand for 64 MiB. With a
-    model the result is validated by it.
+    messages, and numbers beyond the bounds of :mod:`~messaging.codecs.bounds`. String references may stand for 64 MiB.
+    With a model the result is validated by it.
     """
 
     content_types: ClassVar[Sequence[str]] = ("application/cbor",)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from messaging.bounds import leaves
+from messaging.codecs.bounds import leaves
 
 BEYOND_FLOAT: Final = "a number is beyond the range of a float"
 

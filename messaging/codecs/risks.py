@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from messaging.bounds import MAX_EXPONENT, holds_vast, may_collide
+from messaging.codecs.bounds import MAX_EXPONENT, holds_vast, may_collide
 
 
 class Risk(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, Final
 
-from messaging.bounds import MAX_EXPONENT, MAX_INT_BITS, is_vast, leaves
+from messaging.codecs.bounds import MAX_EXPONENT, MAX_INT_BITS, is_vast, leaves
 
 #: bytes and characters that the strings in a payload with string references (tag 25) may have together
 MAX_REFERENCED: Final = 64 * 2**20

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from messaging.dispatch.permission import TopicPermission, check_principal
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError, PermissionDeniedError
-from messaging.promise import Promise
-from messaging.safelog import SafeLog
+from messaging.execution import Promise
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.registry import interface_name
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.handler import Handler

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from messaging.coroutines import handlers_loop, is_coroutine, running_loop
 from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.safelog import SafeLog
+from messaging.execution import handlers_loop, is_coroutine, running_loop
 from messaging.services.filter import LdapFilter
-from messaging.text import exact
+from messaging.text import SafeLog, exact
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal

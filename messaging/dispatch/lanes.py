@@ -29,9 +29,8 @@ from itertools import repeat
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from messaging.engine import mailbox, may_block
-from messaging.safelog import SafeLog
-from messaging.waiting import Waiters
+from messaging.execution import Waiters, mailbox, may_block
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.pool import Pool, Server

@@ -10,12 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from messaging.arguments import check_instance, check_mapping
 from messaging.dispatch.topics import parse_filter
-from messaging.errors import ArgumentError, PermissionDeniedError
-from messaging.reprs import tolerant
-from messaging.safelog import SafeLog
-from messaging.text import exact
+from messaging.errors import ArgumentError, PermissionDeniedError, check_instance, check_mapping
+from messaging.text import SafeLog, exact, tolerant
 
 logger = SafeLog(__name__)
 

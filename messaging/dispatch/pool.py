@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch.lanes import Progress, after_fork, here
-from messaging.engine import Mailbox, mailbox
-from messaging.safelog import SafeLog
-from messaging.workers import start_thread, workers
+from messaging.execution import Mailbox, mailbox, start_thread, workers
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import LoopLane, ThreadLane

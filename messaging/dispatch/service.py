@@ -17,12 +17,9 @@ from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import Tolerance
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.pool import Pool
-from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.promise import Promise
-from messaging.safelog import SafeLog
-from messaging.waiting import seconds
-from messaging.workers import workers
+from messaging.execution import Promise, may_block, seconds, workers
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher

@@ -18,8 +18,7 @@ from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import InvalidTopicError, NullEventError
-from messaging.reprs import tolerant
-from messaging.text import exact
+from messaging.text import exact, tolerant
 
 T = TypeVar("T")
 

@@ -24,8 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from messaging.arguments import check_instance
-from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import (
     HandlerDTO,
@@ -37,18 +35,15 @@ from messaging.dispatch.lanes import ThreadLane
 from messaging.dispatch.permission import TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import parse_filter
-from messaging.errors import ArgumentError, NullEventError
+from messaging.errors import ArgumentError, NullEventError, check_instance
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.receiver import QUIET, AdminHandler, AdminTerms, read_terms, straggles, too_long, within
-from messaging.promise import Promise
-from messaging.reprs import tolerant
-from messaging.safelog import SafeLog
+from messaging.execution import Flag, Promise, running_loop, workers
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
-from messaging.waiting import Flag
-from messaging.workers import workers
+from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch.lanes import Lane

@@ -10,15 +10,14 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from messaging.arguments import check_instance
 from messaging.dispatch.handler import read_principal
 from messaging.dispatch.topics import TopicFilter, parse_filter
-from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.eventadmin.constants import EventConstants
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
-from messaging.safelog import SafeLog
 from messaging.services import escaped
+from messaging.text import SafeLog
 from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.handlers import UntypedEventHandler
 from messaging.typedevent.maps import checked_copy

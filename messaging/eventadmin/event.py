@@ -10,9 +10,8 @@ from typing import Any, Final
 from messaging.dispatch.topics import check_topic
 from messaging.errors import InvalidEventError, InvalidFilterError
 from messaging.eventadmin.constants import EventConstants
-from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
-from messaging.text import exact, printable
+from messaging.text import exact, printable, tolerant
 
 #: what subclasses must not override (6.3)
 _FINAL: Final = (

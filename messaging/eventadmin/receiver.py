@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.coroutines import handlers_loop, is_coroutine, running_loop
 from messaging.dispatch.handler import (
     Handler,
     Terms,
@@ -31,8 +30,8 @@ from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
-from messaging.safelog import SafeLog
-from messaging.waiting import Flag
+from messaging.execution import Flag, handlers_loop, is_coroutine, running_loop
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher

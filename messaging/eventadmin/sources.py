@@ -22,23 +22,22 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.arguments import check_instance
 from messaging.dispatch.handler import read_principal
-from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
+from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError, check_instance
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.receiver import QUIET, within
-from messaging.safelog import SafeLog
 from messaging.services import ServiceRegistry
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.connection import ConnectionState
     from messaging.dispatch.permission import Principal
     from messaging.eventadmin.admin import EventAdmin
     from messaging.instance import Messaging
     from messaging.services import ServiceEvent, ServiceReference
     from messaging.services.filter import LdapFilter
-    from messaging.state import ConnectionState
 
 SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"

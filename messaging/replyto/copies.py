@@ -19,10 +19,10 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from messaging.replyto.exchange import Verdict
+from messaging.receiving import Verdict
 
 if TYPE_CHECKING:
-    from messaging.message import Message
+    from messaging.model import Message
 
 T = TypeVar("T")
 

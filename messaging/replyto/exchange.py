@@ -10,15 +10,10 @@ what becomes of its replies, belong to the engine's loop.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging import channels
-from messaging.acknowledge import AcknowledgeType
-from messaging.adapter import Incoming
-from messaging.builder import MessageContextBuilder
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -28,20 +23,26 @@ from messaging.errors import (
     OutboxFullError,
     UnroutableError,
 )
-from messaging.extensions import carried_headers
-from messaging.features import Features
-from messaging.message import Message, MessageContext
+from messaging.execution import workers
+from messaging.model import (
+    AcknowledgeType,
+    Features,
+    Incoming,
+    MessageContext,
+    MessageContextBuilder,
+    carried_headers,
+    channels,
+)
+from messaging.receiving import Origin, Verdict
 from messaging.replyto import marks
 from messaging.replyto.marks import Mark
-from messaging.safelog import SafeLog
-from messaging.workers import workers
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter, ReplyRoute, SubscriptionSpec
     from messaging.connection import Connection
-    from messaging.extensions import PublishOptions
-    from messaging.outbox import Publication
-    from messaging.publisher import MessagePublisher
+    from messaging.model import Message, PublishOptions
+    from messaging.publishing import MessagePublisher, Publication
     from messaging.replyto.copies import Claim
     from messaging.replyto.requests import Inbox, Requests
 
@@ -67,39 +68,7 @@ class Content(NamedTuple):
     content_type: str | None
 
 
-class Verdict(enum.Enum):
-    """What becomes of a request at its broker."""
-
-    ACCEPT = "accept"
-    #: to be handled again
-    REFUSE = "refuse"
-    #: its subscription ends: the broker gets it back with the others
-    LEAVE = "leave"
-
-
 _ACCEPT: Final = Verdict.ACCEPT
-
-
-class Origin(Protocol):
-    """Where requests come from.
-
-    Attributes:
-        is_stopping: it takes no more requests, and waits for those that were begun.
-    """
-
-    is_stopping: bool
-
-    def dispatch(self, exchange: Exchange) -> None:
-        """Give it to a handler, now that the one it was given to is gone. On the loop."""
-        ...
-
-    def finished(self, exchange: Exchange, verdict: Verdict) -> None:
-        """It is over. On the loop, once."""
-        ...
-
-    def is_void(self, request: Message) -> bool:
-        """Whether it was delivered by a lost connection, and will be again. From any thread."""
-        ...
 
 
 class Replies:

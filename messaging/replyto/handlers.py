@@ -17,8 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from messaging.builder import MessageContextBuilder
-    from messaging.message import Message
+    from messaging.model import Message, MessageContextBuilder
 
 #: LDAP filter that the properties of a whiteboard must match; without it, any whiteboard will do
 TARGET: Final = "osgi.messaging.replyToSubscription.target"

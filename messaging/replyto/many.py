@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import REPLY_CHANNELS, SubscriptionSpec
-from messaging.delivery import Consumption, Subscription
 from messaging.errors import (
     ConnectionLostError,
     DeadlineError,
@@ -22,22 +21,19 @@ from messaging.errors import (
     ReplyError,
     StreamConsumedError,
 )
-from messaging.extensions import requested, subscribe_options
-from messaging.features import Features
-from messaging.promise import Promise
+from messaging.execution import Promise
+from messaging.model import Features, requested, subscribe_options
+from messaging.receiving import Consumption, MessageStream, Subscription
 from messaging.replyto import marks
 from messaging.replyto.requests import RequestPublication
-from messaging.safelog import SafeLog
-from messaging.stream import MessageStream
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.adapter import Incoming
-    from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
-    from messaging.message import Message, MessageContext, ReceivedMessage
-    from messaging.publisher import MessagePublisher
+    from messaging.model import Incoming, Message, MessageContext, MessageContextProvider, ReceivedMessage
+    from messaging.publishing import MessagePublisher
     from messaging.replyto.publisher import ReplyToPublisher
     from messaging.replyto.requests import Requests
     from messaging.services import ServiceRegistry
@@ -67,7 +63,8 @@ class ReplySubscription(Subscription):
         patience: float,
         cancel: Callable[[str, str, Mapping[str, Any]], object],
     ) -> None:
-        super().__init__(connection, services, publisher, spec, consumption)
+        super().__init__(connection, services, publisher.publish, spec, consumption)
+        self._outbox = publisher.outbox
         self.publication: RequestPublication
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
@@ -107,7 +104,7 @@ class ReplySubscription(Subscription):
         """Send the request: replies can arrive. On the loop."""
         if not self.ended:
             self._heard_at = time.monotonic()
-            self._connection.outbox.post(self.publication)
+            self._outbox.post(self.publication)
 
     def unsent(self, error: MessagingError) -> None:
         """The request failed."""
@@ -324,7 +321,7 @@ class ReplySubscription(Subscription):
             self._timer.cancel()
         if self.on_end is not None:
             self.on_end()
-        self._connection.outbox.give_up(self.publication, error or StreamConsumedError("nobody waits any more"))
+        self._outbox.give_up(self.publication, error or StreamConsumedError("nobody waits any more"))
         if not self._is_over_there and self._control is not None:
             self._cancel(self._control, self._correlation_id, self._taken)
 
@@ -392,7 +389,7 @@ class ReplyToManyPublisher:
             patience=patience,
             cancel=requests.cancel_replies,
         )
-        publication = RequestPublication(connection.outbox, payload, context, options, time.monotonic() + patience)
+        publication = RequestPublication(self._publisher.outbox, payload, context, options, time.monotonic() + patience)
         publication.correlation_id = correlation_id
         publication.requester = subscription
         subscription.publication = publication

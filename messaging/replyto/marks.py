@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.features import Features
-from messaging.headers import as_text
+from messaging.model import Features, as_text
 
 if TYPE_CHECKING:
-    from messaging.adapter import Incoming
+    from messaging.model import Incoming
 
 REPLY: Final = "rx-reply"
 NUMBER: Final = "rx-number"

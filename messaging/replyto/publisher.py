@@ -5,20 +5,16 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging import channels
-from messaging.builder import as_context, as_message
 from messaging.errors import ArgumentError
-from messaging.features import Features
-from messaging.message import Message, MessageContext, kind_like
+from messaging.model import Features, MessageContext, as_context, as_message, channels, kind_like
 from messaging.replyto.marks import MANY, Mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from messaging.builder import MessageContextProvider
     from messaging.connection import Connection
-    from messaging.extensions import PublishOptions
-    from messaging.publisher import MessagePublisher
+    from messaging.model import Message, MessageContextProvider, PublishOptions
+    from messaging.publishing import MessagePublisher
     from messaging.replyto.requests import Request, Requests
 
 #: contexts whose check is remembered

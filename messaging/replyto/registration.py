@@ -6,11 +6,11 @@ from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from messaging.reprs import tolerant
 from messaging.services import ServiceReference, ServiceRegistration
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
-    from messaging.promise import Promise
+    from messaging.execution import Promise
 
 
 class ReplyRegistration(ServiceRegistration):

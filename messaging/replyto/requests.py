@@ -30,8 +30,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.acknowledge import AcknowledgeType
 from messaging.adapter import SubscriptionSpec
+from messaging.connection import Subscribed
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -43,22 +43,18 @@ from messaging.errors import (
     RequestCancelledError,
     TooManyRequestsError,
 )
-from messaging.extensions import subscribe_options
-from messaging.features import Features
-from messaging.message import Message, MessageContext, V, maker
-from messaging.outbox import Publication, step_of
-from messaging.promise import Promise
+from messaging.execution import Promise
+from messaging.model import AcknowledgeType, Features, Message, MessageContext, V, maker, subscribe_options
+from messaging.publishing import Publication, step_of
 from messaging.replyto import marks
-from messaging.safelog import SafeLog
-from messaging.subscribed import Subscribed
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.adapter import Incoming
     from messaging.connection import Connection
-    from messaging.extensions import PublishOptions
-    from messaging.publisher import MessagePublisher
+    from messaging.model import Incoming, PublishOptions
+    from messaging.publishing import MessagePublisher
 
 logger = SafeLog(__name__)
 
@@ -282,7 +278,7 @@ class Requests:
 
     def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
         self.connection = connection
-        self._publisher = publisher
+        self.publisher = publisher
         self.counters = RequestCounters()
         #: those that are not settled; see the module
         self.open: set[Request] = set()
@@ -372,7 +368,7 @@ class Requests:
         connection = self.connection
         self.refuse_closed()
         request = Request(self, correlation_id, time.monotonic() + timeout, model)
-        publication = RequestPublication(connection.outbox, payload, context, options, request.deadline)
+        publication = RequestPublication(self.publisher.outbox, payload, context, options, request.deadline)
         publication.correlation_id = correlation_id
         publication.requester = request
         request.publication = publication
@@ -454,7 +450,7 @@ class Requests:
         if inbox.ended:
             self._remove(request)
             return request not in self.open
-        outbox = self.connection.outbox
+        outbox = self.publisher.outbox
         if inbox.is_open and not inbox.early and not outbox.is_accepting:
             outbox.put(request.publication)
         else:
@@ -505,7 +501,7 @@ class Requests:
             return
         for request in [*inbox.early]:
             if request in self.open and not inbox.ended:
-                self.connection.outbox.post(request.publication)
+                self.publisher.outbox.post(request.publication)
             # not before: the next one of the same thread is not to overtake it
             inbox.early.pop(request, None)
         inbox.is_open = True
@@ -542,7 +538,7 @@ class Requests:
             self.counters.failed += 1
             self._leave(request, answered=False)
             request.reject(error)
-            self.connection.outbox.give_up(request.publication, error)
+            self.publisher.outbox.give_up(request.publication, error)
 
     def _leave(self, request: Request, *, answered: bool) -> None:
         past = self._past
@@ -585,8 +581,8 @@ class Requests:
         extensions = {**taken, Features.EXTENSION_HEADERS: marks.Mark(marks.CANCEL).headers()}
         context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
         try:
-            options = self._publisher.check(context)
-            promise = self._publisher.publish_checked(b"", context, options, correlation_id, on_loop=True)
+            options = self.publisher.check(context)
+            promise = self.publisher.publish_checked(b"", context, options, correlation_id, on_loop=True)
         except MessagingError as error:
             logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
         else:

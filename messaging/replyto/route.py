@@ -8,19 +8,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging import channels
-from messaging.delivery import Subscription
-from messaging.features import Features
-from messaging.promise import Promise
+from messaging.execution import Promise, workers
+from messaging.model import Features, channels
+from messaging.receiving import Subscription, Verdict
 from messaging.replyto.copies import Claim, ExpectedCopies, identity_of
-from messaging.replyto.exchange import Exchange, Replies, Verdict
-from messaging.safelog import SafeLog
-from messaging.workers import workers
+from messaging.replyto.exchange import Exchange, Replies
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.message import Message
-    from messaging.replyto.serving import Runner
+    from messaging.model import Message
+    from messaging.receiving import Runner
     from messaging.replyto.wanted import Wanted
 
     #: the terms of a handler, and its runner

@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex import Observable
 
-from messaging.engine import mailbox, may_block
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
-from messaging.message import Message
+from messaging.execution import Waiters, mailbox, may_block, workers
+from messaging.model import Message
 from messaging.replyto.exchange import Content
-from messaging.safelog import SafeLog
-from messaging.waiting import Waiters
-from messaging.workers import workers
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.outbox import Publication
+    from messaging.publishing import Publication
     from messaging.replyto.exchange import Exchange
 
 logger = SafeLog(__name__)
@@ -52,11 +50,6 @@ def checked(found: Any) -> Message | Content:
     if isinstance(found, (Message, Content)):
         return found
     raise TypeError(f"a handler must return a Message, or a promise of one; not {type(found).__name__}")
-
-
-def is_promise(found: Any) -> bool:
-    """Whether what a handler returned is to be awaited; an observable could be, too, but is not meant so."""
-    return found is not None and inspect.isawaitable(found) and not isinstance(found, Observable)
 
 
 async def with_room(send: Callable[[], T]) -> T:

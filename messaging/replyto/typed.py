@@ -10,12 +10,11 @@ import reactivex
 from reactivex import operators
 
 from messaging.codecs import encode
-from messaging.coroutines import is_coroutine
 from messaging.errors import ArgumentError
-from messaging.message import Message
-from messaging.parameters import NOT_ANNOTATED, MessageParameter, evaluated, parameter_of
+from messaging.execution import is_coroutine
+from messaging.model import Message
+from messaging.receiving import NOT_ANNOTATED, MessageParameter, evaluated, is_awaitable, parameter_of
 from messaging.replyto.exchange import Content
-from messaging.replyto.streaming import is_promise
 
 
 class TypedHandler:
@@ -66,12 +65,12 @@ class TypedHandler:
     def handle_response(self, request: Message) -> Any:
         """Answer with one reply."""
         found = self.function(*self._arguments(request))
-        if is_promise(found):
+        if is_awaitable(found):
             return self._answer(found)
         return self._content(found)
 
     async def _answer(self, found: Any) -> Any:
-        while is_promise(found):
+        while is_awaitable(found):
             found = await found
         return self._content(found)
 

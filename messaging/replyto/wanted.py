@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging import channels
 from messaging.errors import ArgumentError
-from messaging.features import Features
+from messaging.model import Features, channels
 from messaging.replyto import handlers, serving
 
 if TYPE_CHECKING:
-    from messaging.replyto.serving import Handler
+    from messaging.replyto.serving import RequestHandler
     from messaging.services import ServiceReference
 
 #: keys of an example in the RFC, which its table does not have
@@ -83,7 +82,7 @@ class Wanted:
     """A handler of the registry, and its terms."""
 
     reference: ServiceReference
-    handler: Handler
+    handler: RequestHandler
     terms: Terms
     ranking: int
     #: whether the handler answers its requests

@@ -16,25 +16,25 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.coroutines import running_loop
 from messaging.errors import MessagingError
+from messaging.execution import running_loop, workers
+from messaging.receiving import LoopRunner, ThreadRunner
 from messaging.replyto import handlers, serving
 from messaging.replyto.route import RETRY_FIRST, RequestSubscription, Route
 from messaging.replyto.wanted import Wanted, mistaken_key, read_terms
-from messaging.safelog import SafeLog
 from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
-from messaging.workers import workers
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.promise import Promise
+    from messaging.execution import Promise
+    from messaging.receiving import MessageSubscription, Runner
     from messaging.replyto.exchange import Exchange, Replies
     from messaging.replyto.route import Binding
-    from messaging.replyto.serving import Handler, Runner
+    from messaging.replyto.serving import RequestHandler
     from messaging.services import ServiceReference, ServiceRegistry
-    from messaging.subscription import MessageSubscription
 
 logger = SafeLog(__name__)
 
@@ -65,7 +65,7 @@ class ReplyToWhiteboard:
         self._properties: Callable[[], Mapping[str, Any]] = dict
         self._versions = itertools.count(1)
         #: by reference id: what its service is, made once so that its loop stays
-        self._handlers: dict[int, tuple[Any, Handler]] = {}
+        self._handlers: dict[int, tuple[Any, RequestHandler]] = {}
         # --- on the loop
         self._version = 0
         self._routes: dict[tuple[str, str], Route] = {}
@@ -132,7 +132,7 @@ class ReplyToWhiteboard:
         handler = self._handler(reference, kind)
         return None if handler is None else Wanted(reference, handler, terms, reference.ranking)
 
-    def _handler(self, reference: ServiceReference, kind: str) -> Handler | None:
+    def _handler(self, reference: ServiceReference, kind: str) -> RequestHandler | None:
         known = self._handlers.get(reference.id)
         if known is not None:
             handler = known[1]
@@ -142,7 +142,7 @@ class ReplyToWhiteboard:
         service = self._services.get(reference)
         if service is None:  # unregistered meanwhile
             return None
-        handler = serving.Handler(kind, service, running_loop())
+        handler = serving.RequestHandler(kind, service, running_loop())
         if not callable(handler.call):
             raise TypeError(f"{type(service).__name__} is neither a function nor has the method of its interface")
         self._handlers[reference.id] = service, handler
@@ -207,8 +207,8 @@ class ReplyToWhiteboard:
         asked = wanted.terms.concurrency
         limit = asked if asked is not None else serving.CONCURRENCY[handler.is_async]
         if handler.is_async:
-            return serving.LoopRunner(handler, limit, self._orphaned)
-        return serving.ThreadRunner(handler, limit)
+            return LoopRunner(handler, limit, self._orphaned)
+        return ThreadRunner(handler, limit)
 
     def _orphaned(self, runner: Runner, exchanges: Sequence[Exchange]) -> None:
         """The loop of a handler was closed, with these in its hands."""

@@ -43,9 +43,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from messaging.errors import ArgumentError, InvalidFilterError
-from messaging.reprs import tolerant
 from messaging.services.properties import ServiceProperties
 from messaging.services.version import Version, order_of
+from messaging.text import tolerant
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from messaging.arguments import check_mapping
-from messaging.errors import ArgumentError
-from messaging.reprs import tolerant
-from messaging.text import exact, printable
+from messaging.errors import ArgumentError, check_mapping
+from messaging.text import exact, printable, tolerant
 
 
 class ServiceProperties(Mapping[str, Any]):

@@ -30,10 +30,9 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError
 from messaging.forking import hold_over_fork
-from messaging.reprs import tolerant
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.properties import ServiceProperties
-from messaging.text import exact, printable
+from messaging.text import exact, printable, tolerant
 
 logger = logging.getLogger(__name__)
 

@@ -22,20 +22,19 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
-from messaging.arguments import check_instance
-from messaging.coroutines import running_loop
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
 from messaging.dispatch.lanes import LoopLane
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
-from messaging.errors import ArgumentError, InvalidEventError, NullEventError
-from messaging.reprs import tolerant
+from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
+from messaging.execution import running_loop
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
 from messaging.services.version import Version
+from messaging.text import tolerant
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import (

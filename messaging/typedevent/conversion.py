@@ -62,7 +62,7 @@ from typing import Any, Final, Literal, TypeAlias, Union
 import typing_extensions
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from messaging.bounds import holds_vast, is_vast
+from messaging.codecs.bounds import holds_vast, is_vast
 from messaging.errors import ConversionError
 from messaging.typedevent.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
 from messaging.typedevent.schema import (

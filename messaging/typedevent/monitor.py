@@ -19,17 +19,17 @@ from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.pool import Pool
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
-from messaging.safelog import SafeLog
+from messaging.execution import workers
+from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, last
 from messaging.typedevent.maps import to_map
-from messaging.workers import workers
 
 if TYPE_CHECKING:
     from reactivex import abc as rx
 
     from messaging.dispatch.dispatcher import Dispatcher
     from messaging.dispatch.permission import Principal
-    from messaging.promise import Promise
+    from messaging.execution import Promise
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.errors import ClosedError
-from messaging.reprs import tolerant
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal

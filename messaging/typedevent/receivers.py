@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.coroutines import is_coroutine
 from messaging.dispatch.handler import (
     Handler,
     Terms,
@@ -18,8 +17,9 @@ from messaging.dispatch.handler import (
 )
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
-from messaging.safelog import SafeLog
+from messaging.execution import is_coroutine
 from messaging.services.registry import interface_name
+from messaging.text import SafeLog
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.conversion import converter_to
 from messaging.typedevent.event import PublishedEvent

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 
-from messaging.bounds import is_vast, is_vast_text
+from messaging.codecs.bounds import is_vast, is_vast_text
 from messaging.errors import ConversionError, InvalidEventError
 from messaging.typedevent.maps import as_data
 from messaging.typedevent.problems import fail

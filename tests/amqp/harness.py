@@ -10,11 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.amqp import AmqpAdapter
-from messaging.adapter import Incoming, SubscriptionSpec
-from messaging.extensions import publish_options, subscribe_options
-from messaging.message import MessageContext
-from messaging.settings import load_settings
-from messaging.url import parse_url
+from messaging.adapter import SubscriptionSpec
+from messaging.model import Incoming, MessageContext, parse_url, publish_options, subscribe_options
+from messaging.model.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence

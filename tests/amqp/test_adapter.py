@@ -21,9 +21,7 @@ from messaging.errors import (
     InvalidUrlError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import PublishOptions, SubscribeOptions, publish_options
-from messaging.features import Features
-from messaging.message import MessageContext
+from messaging.model import Features, MessageContext, PublishOptions, SubscribeOptions, publish_options
 from tests.amqp.harness import Out, make_adapter, run
 
 AMQP = "amqp://localhost"
@@ -209,7 +207,7 @@ def test_without_the_library_it_can_be_imported_and_says_what_to_install() -> No
         "import sys\n"
         "for name in ('aiormq', 'aio_pika', 'pamqp', 'yarl'): sys.modules[name] = None\n"
         "from adapters.amqp import AmqpAdapter\n"
-        "from messaging.url import parse_url\n"
+        "from messaging.model.url import parse_url\n"
         "try: AmqpAdapter(parse_url('amqp://h'), AmqpAdapter.settings_type(), 'x')\n"
         "except Exception as error: print(type(error).__name__, error.extra, error)\n"
     )

@@ -18,18 +18,16 @@ from hypothesis import strategies as st
 from adapters.amqp import frames
 from adapters.amqp.consumer import Consumer
 from adapters.amqp.declarations import source
-from messaging import channels
 from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.extensions import SubscribeOptions
-from messaging.headers import as_text
+from messaging.model import SubscribeOptions, as_text, channels
 from tests.amqp.conftest import foreign_channel
 from tests.amqp.harness import Sink, connected, run, unique, until, within
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from messaging.adapter import Incoming
+    from messaging.model import Incoming
     from tests.brokers import RabbitMQ
 
 

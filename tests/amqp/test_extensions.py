@@ -14,8 +14,7 @@ from adapters.amqp import AmqpSettings, extensions
 from adapters.amqp.declarations import DelaySpec, destination, source
 from messaging.adapter import SubscriptionSpec
 from messaging.errors import InvalidExtensionError
-from messaging.extensions import PublishOptions, SubscribeOptions, publish_options, subscribe_options
-from messaging.message import MessageContext
+from messaging.model import MessageContext, PublishOptions, SubscribeOptions, publish_options, subscribe_options
 from tests.amqp.harness import make_adapter
 
 ADAPTER = make_adapter("amqp://localhost")

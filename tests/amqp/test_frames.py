@@ -22,7 +22,7 @@ from adapters.amqp.consumer import Consumer
 from adapters.amqp.declarations import source
 from adapters.amqp.protocol import FrameProtocol
 from messaging.adapter import SubscriptionSpec
-from messaging.extensions import SubscribeOptions
+from messaging.model import SubscribeOptions
 from tests.amqp.harness import Sink, run
 
 CHANNEL = st.integers(1, 65_535)

@@ -19,7 +19,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
     UnroutableError,
 )
-from messaging.headers import as_text
+from messaging.model import as_text
 from tests.amqp.harness import Client, make_adapter, run, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session
 from tests.amqp.test_publisher import outcomes

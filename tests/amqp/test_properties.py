@@ -15,10 +15,8 @@ from pamqp.commands import Basic
 
 from adapters.amqp import properties, tables
 from adapters.amqp.properties import Properties, Template
-from messaging import headers
 from messaging.errors import ArgumentError
-from messaging.extensions import PublishOptions
-from messaging.message import NO_EXTENSIONS, MessageContext
+from messaging.model import NO_EXTENSIONS, MessageContext, PublishOptions, headers
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 SHORT = st.none() | TEXT

@@ -24,11 +24,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ByteSize, Field
 
-from messaging.bounds import MAX_EXPONENT, MAX_INT_BITS, holds_vast, is_vast, is_vast_text, leaves
 from messaging.codecs import decode, encode
+from messaging.codecs.bounds import MAX_EXPONENT, MAX_INT_BITS, holds_vast, is_vast, is_vast_text, leaves
 from messaging.codecs.tags import MAX_REFERENCED
 from messaging.errors import DecodeError
-from messaging.message import MessageContext
+from messaging.model import MessageContext
 
 JSON = "application/json"
 CBOR = "application/cbor"

@@ -204,7 +204,7 @@ class _MemoryLink(_Cut):
 
 
 def _on_engine(function: Callable[[], object]) -> None:
-    from messaging.engine import engine
+    from messaging.execution import engine
 
     done = Event()
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from messaging import AcknowledgeType, Features, Message, Messaging, channels
+from messaging import AcknowledgeType, Features, Message, Messaging
+from messaging.model import channels
 from tests.conformance.helpers import (
     PATIENCE,
     Inbox,

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message
 from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
-from messaging.headers import as_text, uncarried
+from messaging.model import as_text
+from messaging.model.headers import uncarried
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import (
     PATIENCE,

@@ -61,7 +61,10 @@ def _no_defects(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else "")
         for when in ("setup", "call")
         for record in caplog.get_records(when)
-        if (record.name in ("messaging.engine", "messaging.workers", "asyncio") and record.levelno >= logging.ERROR)
+        if (
+            record.name in ("messaging.execution.loop", "messaging.execution.threads", "asyncio")
+            and record.levelno >= logging.ERROR
+        )
         or "nobody looked" in record.getMessage()
     ]
     assert not died, died

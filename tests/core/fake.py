@@ -22,12 +22,11 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
 
-from messaging.adapter import Adapter, Incoming, Outgoing, Sink, SubscriptionSpec
-from messaging.engine import engine
+from messaging.adapter import Adapter, Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, MessagingError
-from messaging.features import Features
-from messaging.message import NO_EXTENSIONS
-from messaging.settings import Settings, TlsSettings
+from messaging.execution import engine
+from messaging.model import NO_EXTENSIONS, Features, Incoming, Outgoing
+from messaging.model.settings import Settings, TlsSettings
 
 T = TypeVar("T")
 

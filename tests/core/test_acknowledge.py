@@ -20,9 +20,9 @@ from messaging import (
     MessageContext,
     MessageStream,
 )
-from messaging.acknowledge import DirectAcknowledgement
 from messaging.errors import ArgumentError, InvalidFilterError, UnsupportedFeatureError
 from messaging.instance import Messaging
+from messaging.model import DirectAcknowledgement
 from messaging.services import ServiceRegistry
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, settle_loop, until

@@ -97,7 +97,7 @@ def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBr
 def test_nothing_is_read_until_a_consumer_that_is_behind_has_caught_up(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.pacing.CROWD_SECONDS", PATIENCE)
+    monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)
@@ -144,7 +144,7 @@ def test_one_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
 def test_a_stream_that_ends_while_it_is_behind_is_waited_for_no_longer(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.pacing.CROWD_SECONDS", PATIENCE)
+    monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)

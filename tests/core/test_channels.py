@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from messaging.channels import MAX_BYTES, check_name, check_pattern, has_wildcard, matcher, matches, overlap
 from messaging.errors import ArgumentError, InvalidChannelError
+from messaging.model import check_name, check_pattern, matcher, overlap
+from messaging.model.channels import MAX_BYTES, has_wildcard, matches
 
 LEVEL = st.text(st.sampled_from(["a", "b", "$", ".", "*", "é", "(", "\\", " "]), max_size=3)
 NAMES = st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool)

@@ -15,7 +15,6 @@ import pytest
 
 from messaging import Message
 from messaging.connection import Connection
-from messaging.delivery import Subscription
 from messaging.errors import (
     AuthenticationError,
     ClosedError,
@@ -25,6 +24,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.instance import Messaging
+from messaging.receiving import Subscription
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 
@@ -279,7 +279,7 @@ def test_delays_between_attempts_grow_and_stay_within_their_bounds(broker: FakeB
 def test_a_connection_that_ends_as_soon_as_it_is_made_is_no_reason_to_hurry(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, stable: float
 ) -> None:
-    monkeypatch.setattr("messaging.connection._STABLE_SECONDS", stable)
+    monkeypatch.setattr("messaging.connection.connection._STABLE_SECONDS", stable)
     m = connect(broker)
     begun: list[Iterator[float]] = []
 
@@ -310,7 +310,7 @@ def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, connec
 def test_an_adapter_that_hangs_in_close_does_not_hang_close(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("messaging.connection._ADAPTER_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("messaging.connection.connection._ADAPTER_CLOSE_SECONDS", 0.2)
     m = connect(broker)
     broker.gates["close"].close()
     started = time.monotonic()
@@ -542,7 +542,7 @@ def test_what_arrives_before_the_confirmation_is_not_lost(broker: FakeBroker, co
 
     async def subscribe(spec: object, sink: object) -> object:
         handle = await original(spec, sink)  # type: ignore[arg-type]
-        from messaging.adapter import Incoming
+        from messaging.model import Incoming
 
         handle.sink.deliver([Incoming(b"retained", "a")])
         return handle

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from messaging import AcknowledgeType, Message, MessageStream
-from messaging.adapter import Incoming
 from messaging.errors import StreamOverflowError, UnsupportedFeatureError
 from messaging.instance import Messaging
+from messaging.model import Incoming
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from messaging import engine as module
-from messaging.engine import THREAD_NAME, Engine, Mailbox, engine, mailbox, may_block, wait_for
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
-from messaging.promise import Promise
+from messaging.execution import Engine, Mailbox, Promise, engine, mailbox, may_block, wait_for
+from messaging.execution import loop as module
+from messaging.execution.loop import THREAD_NAME
 from tests.core.fake import PATIENCE, on_loop, settle_loop
 from tests.core.test_outbox import run_script
 
@@ -195,7 +195,7 @@ def test_it_runs_on_the_standard_loop_where_uvloop_is_not_installed() -> None:
 import sys
 sys.modules["uvloop"] = None
 import asyncio, threading, messaging
-from messaging.engine import engine
+from messaging.execution.loop import engine
 
 assert type(engine().loop).__module__.startswith("asyncio"), engine().loop
 seen = threading.Semaphore(0)
@@ -433,7 +433,7 @@ atexit.register(lambda: print(len(broker.sent), broker.closed))  # registered fi
 
 from messaging.instance import Messaging
 from messaging.services import ServiceRegistry
-from messaging.url import parse_url
+from messaging.model.url import parse_url
 from tests.core.fake import FakeAdapter, FakeBroker
 
 broker = FakeBroker()

@@ -14,7 +14,7 @@ from tests.core.test_outbox import run_script
 
 ADAPTER = """
 from messaging.adapter import Adapter
-from messaging.settings import Settings
+from messaging.model.settings import Settings
 from adapters.memory import MemoryAdapter
 
 class LoopbackAdapter(MemoryAdapter):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messaging import envelope
+from messaging.model import envelope
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 HEADER = st.fixed_dictionaries(

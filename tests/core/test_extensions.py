@@ -23,23 +23,26 @@ from messaging.errors import (
     MessagingError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import (
-    _BY_DEFAULT,
+from messaging.model import (
     CHECKS,
-    MAX_HEADER_BYTES,
-    MAX_HEADERS,
     MAX_MESSAGE_ID,
-    RECEIVED_ONLY,
+    MessageContext,
     PublishOptions,
     boolean,
-    check_extensions,
     identified,
-    known,
     publish_options,
     requested,
     subscribe_options,
 )
-from messaging.message import ForwardedContext, MessageContext
+from messaging.model.context import ForwardedContext
+from messaging.model.extensions import (
+    _BY_DEFAULT,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    RECEIVED_ONLY,
+    check_extensions,
+    known,
+)
 from tests.core.conftest import Connect
 from tests.core.fake import EVERYTHING, NEXT_TO_NOTHING, PATIENCE, FakeBroker, FakeSettings
 

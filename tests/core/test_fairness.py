@@ -14,20 +14,16 @@ from weakref import WeakSet
 import pytest
 
 from adapters.memory import broker as memory
-from messaging import connection as connection_module
-from messaging import instance, redelivery
-from messaging import workers as workers_module
-from messaging.adapter import Incoming, Outgoing
-from messaging.consumers import Push
-from messaging.delivery import StreamCounters
-from messaging.engine import Engine, engine
+from messaging import instance
+from messaging.connection import connection as connection_module
 from messaging.errors import DeadlineError, PublishRefusedError
-from messaging.extensions import PublishOptions, SubscribeOptions
-from messaging.message import MessageContext
-from messaging.outbox import Outbox
-from messaging.promise import Promise
-from messaging.publisher import MessagePublisher
-from messaging.workers import Workers
+from messaging.execution import Engine, Promise, engine
+from messaging.execution import threads as workers_module
+from messaging.execution.threads import Workers
+from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
+from messaging.publishing import MessagePublisher, Outbox
+from messaging.receiving import StreamCounters, redelivery
+from messaging.receiving.consumers import Push
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeAdapter, FakeBroker, settle_loop, until
 from tests.core.test_delivery import Slow, manual, numbered, slow
@@ -298,7 +294,7 @@ def test_a_dead_letter_that_is_refused_again_and_again_waits_longer_each_time() 
             return promise
 
     adapter = SimpleNamespace(can_reject=True, features=frozenset(), acknowledge=acknowledged.extend)
-    subject = redelivering(later, adapter, Refusing(), dead_letter_channel="dead")
+    subject = redelivering(later, adapter, Refusing().publish, dead_letter_channel="dead")
     subject.bury(Incoming(b"", "a", token="token"), redelivery.REJECTED)
     while refusals > 0:
         later.go()

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging import headers
 from messaging.errors import InvalidHeaderError
-from messaging.extensions import carried_headers, requested
-from messaging.message import ForwardedContext
+from messaging.model import carried_headers, headers, requested
+from messaging.model.context import ForwardedContext
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker
 

@@ -36,7 +36,6 @@ from messaging.errors import (
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
-from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.instance import (
     FEATURE_PROPERTY,
     NAME_PROPERTY,
@@ -45,6 +44,7 @@ from messaging.instance import (
     Messaging,
     _names,
 )
+from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.services import ServiceEvent, ServiceRegistry, default_registry
 from tests.core.conftest import QUICK, Connect
 from tests.core.fake import PATIENCE, FakeBroker, settle_loop, until
@@ -267,7 +267,7 @@ def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_n
 def test_a_listener_that_hangs_does_not_hang_closing(
     broker: FakeBroker, connect: Connect, registry: ServiceRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.connection._TELL_SECONDS", 0.2)
+    monkeypatch.setattr("messaging.connection.connection._TELL_SECONDS", 0.2)
     m = connect(broker)
     release = threading.Event()
     registry.add_listener(lambda _: release.wait(60), MessagePublisher)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from messaging import Messaging
 from messaging.errors import ClosedError
-from messaging.promise import Promise
+from messaging.execution import Promise
 from messaging.services import ServiceRegistry
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, until

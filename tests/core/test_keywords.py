@@ -14,8 +14,10 @@ from adapters.amqp.adapter import AmqpAdapter
 from adapters.memory.adapter import MemoryAdapter
 from adapters.mqtt.adapter import MqttAdapter
 from messaging import Messaging
-from messaging.extensions import CHECKS, PUBLISH_ONLY, SUBSCRIBE_ONLY
-from messaging.keywords import (
+from messaging.model import (
+    CHECKS,
+    PUBLISH_ONLY,
+    SUBSCRIBE_ONLY,
     PublishKeywords,
     ReplyKeywords,
     RequestKeywords,

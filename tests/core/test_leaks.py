@@ -15,12 +15,10 @@ import pytest
 
 import messaging
 from adapters.memory import broker as memory
-from messaging import engine as engine_module
-from messaging.engine import engine
 from messaging.errors import MessagingError
+from messaging.execution import engine, mailboxes, workers
 from messaging.instance import _names, _open
 from messaging.services import ServiceRegistry, default_registry
-from messaging.workers import workers
 from tests.core.fake import FakeBroker, brokers, on_loop, settle_loop, until
 
 #: objects of these kinds are counted: ours, and what ours are made of
@@ -55,7 +53,7 @@ class Left:
         self.services = len(default_registry().find())
         self.names = sum(len(names) for names in _names.values())
         self.brokers = len(memory._brokers)
-        self.mailboxes = len(engine_module._mailboxes)
+        self.mailboxes = len(mailboxes._mailboxes)
         self.open = len(_open)
         self.engine_tasks = len(engine()._tasks)
 

@@ -22,10 +22,8 @@ from adapters.memory import MemoryAdapter, MemorySettings
 from adapters.memory import broker as module
 from adapters.memory.broker import Broker, Consumer, Queue
 from messaging import Features, MessageContext
-from messaging.adapter import Incoming, SubscriptionSpec
-from messaging.channels import matcher
-from messaging.extensions import PublishOptions, SubscribeOptions
-from messaging.url import parse_url
+from messaging.adapter import SubscriptionSpec
+from messaging.model import Incoming, PublishOptions, SubscribeOptions, matcher, parse_url
 
 
 @dataclass(eq=False)

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 import messaging
 from messaging import AcknowledgeMessageContext, AcknowledgeType, Message, MessageContext
-from messaging.adapter import Incoming
 from messaging.errors import DecodeError, UnknownContentEncodingError, UnknownContentTypeError
+from messaging.model import Incoming
 from tests.core.fake import PATIENCE
 
 

@@ -15,11 +15,10 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from messaging import AcknowledgeType, Message
-from messaging.adapter import Incoming
-from messaging.connection import Connection
-from messaging.engine import engine
+from messaging.connection import Connection, ConnectionState
 from messaging.errors import ClosedError, ConnectFailedError, ConnectionLostError, DeadlineError
-from messaging.state import ConnectionState
+from messaging.execution import engine
+from messaging.model import Incoming
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeAdapter, FakeBroker, Token, on_loop, settle_loop, until
 from tests.core.test_delivery import Slow, numbered, receive, slow

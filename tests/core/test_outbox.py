@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from messaging import Message, MessageContext, Promise
-from messaging.engine import Engine, engine
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -32,8 +31,9 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import PublishOptions
-from messaging.outbox import Outbox, Publication
+from messaging.execution import Engine, engine
+from messaging.model import PublishOptions
+from messaging.publishing import Outbox, Publication
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 
@@ -302,7 +302,7 @@ from tests.core.fake import FakeBroker, FakeAdapter
 def ids(count):
     broker = FakeBroker()
     with messaging.instance.Messaging(
-        FakeAdapter, messaging.url.parse_url(broker.url), messaging.services.ServiceRegistry(), {}
+        FakeAdapter, messaging.model.url.parse_url(broker.url), messaging.services.ServiceRegistry(), {}
     ) as m:
         m.ready.result(5)
         for _ in range(count):
@@ -781,7 +781,7 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
     """Model: each message is accepted, then sent (again after a loss), then settled once; sending follows order."""
     scripted = Scripted()
     outbox = scripted.outbox
-    from messaging.extensions import PublishOptions
+    from messaging.model import PublishOptions
 
     entries: list[Publication] = []
     expected: dict[int, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging.pacing import BUSY, PAUSE, WORTH, ReadPacer
+from adapters.mqtt.pacing import BUSY, PAUSE, WORTH, ReadPacer
 
 
 def feed(pacer: ReadPacer, start: float, seconds: float, rate: float, count: int) -> tuple[float, float]:

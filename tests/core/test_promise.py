@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messaging.engine import engine
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
-from messaging.promise import Promise
+from messaging.execution import Promise, engine
 from tests.core.fake import PATIENCE, on_loop, until
 
 

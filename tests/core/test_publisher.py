@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from messaging import Features, Message, MessageContext, MessageContextBuilder, Messaging, Promise
-from messaging.adapter import Outgoing
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -29,7 +28,8 @@ from messaging.errors import (
     UnknownContentTypeError,
     UnsupportedFeatureError,
 )
-from messaging.publisher import _PLAN_CACHE
+from messaging.model import Outgoing
+from messaging.publishing.publisher import _PLAN_CACHE
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, settle_loop
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from messaging import Message, MessageStream, redelivery
-from messaging.adapter import Incoming
+from messaging import Message, MessageStream
 from messaging.errors import PublishRefusedError
 from messaging.instance import Messaging
-from messaging.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
+from messaging.model import Incoming
+from messaging.receiving import redelivery
+from messaging.receiving.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.core.test_delivery import acknowledge, manual, numbered, reject
@@ -20,7 +21,7 @@ from tests.core.test_delivery import acknowledge, manual, numbered, reject
 
 @pytest.fixture
 def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.redelivery._FIRST_RETRY", 0.01)
+    monkeypatch.setattr("messaging.receiving.redelivery._FIRST_RETRY", 0.01)
 
 
 def close(stream: MessageStream) -> None:

@@ -15,8 +15,8 @@ import adapters
 import messaging
 from messaging.errors import InvalidOptionError
 from messaging.eventadmin import Event
-from messaging.message import MessageContext
-from messaging.promise import Promise
+from messaging.execution import Promise
+from messaging.model import MessageContext
 from messaging.services import ServiceRegistry
 
 
@@ -39,7 +39,7 @@ WRITTEN = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in classes()}
 
 def test_the_search_finds_classes() -> None:
     assert "messaging.instance.Messaging" in WRITTEN
-    assert "messaging.promise.Promise" in WRITTEN
+    assert "messaging.execution.promise.Promise" in WRITTEN
 
 
 @pytest.mark.parametrize("name", WRITTEN)

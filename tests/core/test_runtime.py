@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from messaging import MessageServiceRuntime, MessageSubscription
-from messaging.features import GENERATE_REPLY_CHANNEL_ALIAS
+from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.runtime import MessagingRuntimeDTO
 from messaging.services import ServiceRegistry
 from tests.core.conftest import Connect

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from messaging.safelog import SafeLog
+from messaging.text import SafeLog
 from tests.raising import raising_log
 
 

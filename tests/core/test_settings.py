@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from messaging.errors import ConfigurationError, InvalidOptionError
-from messaging.settings import Settings, TlsSettings, load_settings
-from messaging.url import parse_url
+from messaging.model import parse_url
+from messaging.model.settings import Settings, TlsSettings, load_settings
 from tests.core.fake import FakeSettings
 
 SECRET = "hunter2-pl4nted"

@@ -10,8 +10,8 @@ import pytest
 from reactivex import operators as ops
 
 from messaging import ArgumentError, AuthenticationError, ConnectFailedError, ConnectionLostError, Messaging
+from messaging.connection import ConnectionState, ConnectionStates
 from messaging.errors import TakenOverError
-from messaging.state import ConnectionState, ConnectionStates
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 
@@ -128,7 +128,7 @@ def test_a_client_that_was_taken_over_does_not_hurry_back(
         ranges.append((low, high))
         return 0.0
 
-    monkeypatch.setattr("messaging.connection.random.uniform", no_time)
+    monkeypatch.setattr("messaging.connection.connection.random.uniform", no_time)
     broker.lose(TakenOverError("somebody else is me", code=0x8E))
     states.wait("refused")
     states.wait("connected", 2)

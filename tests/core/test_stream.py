@@ -18,8 +18,6 @@ import reactivex as rx
 from reactivex import operators as ops
 
 from messaging import AcknowledgeType, Message, MessageStream
-from messaging.consumers import in_observer
-from messaging.delivery import Subscription
 from messaging.errors import (
     ClosedError,
     DeadlineError,
@@ -28,6 +26,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.instance import Messaging
+from messaging.receiving import Subscription, in_observer
 from tests.conformance.helpers import retried
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
@@ -1001,7 +1000,7 @@ def test_several_loops_consume_streams_at_once(broker: FakeBroker, connect: Conn
 
 
 def test_deliveries_to_an_iterator_whose_loop_is_gone_are_not_hoarded(broker: FakeBroker, connect: Connect) -> None:
-    from messaging.engine import mailbox
+    from messaging.execution import mailbox
 
     m = connect(broker)
     stream = m.subscribe("a", overflow="drop_oldest", buffer_size=10)

@@ -9,8 +9,8 @@ from pydantic import field_validator
 
 from messaging import Message, MessageContext
 from messaging.errors import ArgumentError, InvalidOptionError, InvalidUrlError
-from messaging.settings import Settings, load_settings
-from messaging.url import parse_url
+from messaging.model import parse_url
+from messaging.model.settings import Settings, load_settings
 from tests.core.conftest import Connect
 from tests.core.fake import FakeBroker, settle_loop
 

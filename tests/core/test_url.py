@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from messaging.errors import InvalidUrlError, MessagingError
-from messaging.url import BrokerUrl, is_secret_option, parse_url
+from messaging.model import BrokerUrl, is_secret_option, parse_url
 from tests.core.test_channels import allowed
 
 SECRET = "hunter2-pl4nted"

@@ -12,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from messaging import Message
-from messaging.promise import Promise
-from messaging.waiting import Flag, Waiters
+from messaging.execution import Flag, Promise, Waiters
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, until
 from tests.interrupts import again, interrupt_everywhere

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from messaging import workers as module
-from messaging.workers import Lanes, Workers, workers
+from messaging.execution import threads as module
+from messaging.execution import workers
+from messaging.execution.threads import Lanes, Workers
 from tests.core.conftest import Connect
 from tests.core.fake import PATIENCE, FakeBroker, until
 

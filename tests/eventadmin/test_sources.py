@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging.connection import ConnectionState
 from messaging.errors import ArgumentError, ConnectionLostError, PermissionDeniedError
 from messaging.eventadmin import (
     ConfigurationEvents,
@@ -28,7 +29,6 @@ from messaging.eventadmin import (
     TopicPolicy,
 )
 from messaging.services import LdapFilter, ServiceEventKind, ServiceRegistry
-from messaging.state import ConnectionState
 from tests.eventadmin.conftest import (
     PATIENCE,
     AsyncRecorder,

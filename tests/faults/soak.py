@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from messaging import Message
-from messaging.engine import engine
+from messaging.execution import engine
 from tests.brokers import Broker, Mosquitto, RabbitMQ
 from tests.faults.ledger import Verdict
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Scene, eventually, state

@@ -26,8 +26,8 @@ from reactivex.disposable import Disposable
 
 import messaging
 from messaging import ConnectionLostError, Messaging, OutcomeUnknownError
-from messaging.engine import engine
-from messaging.envelope import unwrap
+from messaging.execution import engine
+from messaging.model.envelope import unwrap
 from messaging.replyto.requests import Request
 from messaging.runtime import MessagingRuntimeDTO, RequestsDTO
 from messaging.services import ServiceRegistry

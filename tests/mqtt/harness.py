@@ -11,12 +11,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from adapters.mqtt import MqttAdapter
-from messaging.adapter import Incoming, SubscriptionSpec
+from messaging.adapter import SubscriptionSpec
 from messaging.errors import MessagingError
-from messaging.extensions import publish_options, subscribe_options
-from messaging.message import MessageContext
-from messaging.settings import load_settings
-from messaging.url import parse_url
+from messaging.model import Incoming, MessageContext, parse_url, publish_options, subscribe_options
+from messaging.model.settings import load_settings
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from messaging.errors import (
     PayloadTooLargeError,
     PublishRefusedError,
 )
-from messaging.features import Features
+from messaging.model import Features
 from tests.brokers import Mosquitto, free_port
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import PATIENCE, Core, connected, run, settled, until

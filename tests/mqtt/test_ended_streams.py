@@ -12,7 +12,7 @@ import pytest
 
 from adapters.mqtt import inbound, packets
 from messaging import ConnectionLostError, DecodeError
-from messaging.engine import engine
+from messaging.execution import engine
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from adapters.mqtt import mapping, packets
 from adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
 from messaging.errors import InvalidHeaderError, PayloadTooLargeError
-from messaging.extensions import PublishOptions
-from messaging.message import MessageContext
+from messaging.model import MessageContext, PublishOptions
 from tests.mqtt.test_packets import body
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import packets
-from messaging import envelope
-from messaging.adapter import Incoming
 from messaging.errors import (
     InvalidChannelError,
     InvalidHeaderError,
@@ -19,7 +17,7 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
-from messaging.features import Features
+from messaging.model import Features, Incoming, envelope
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import In, connected, run, settled, until
 from tests.mqtt.peer import farewell, session, subscribed

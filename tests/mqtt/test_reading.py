@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from messaging.adapter import Incoming
-from messaging.pacing import ReadPacer
+from adapters.mqtt.pacing import ReadPacer
+from messaging.model import Incoming
 from tests.mqtt.harness import Core, In, run
 from tests.mqtt.peer import Connection, Peer
 

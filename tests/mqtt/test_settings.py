@@ -12,9 +12,8 @@ import pytest
 from adapters.mqtt import MqttAdapter
 from adapters.mqtt import settings as module
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
-from messaging.features import Features
-from messaging.settings import load_settings
-from messaging.url import parse_url
+from messaging.model import Features, parse_url
+from messaging.model.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,8 +148,8 @@ import sys
 sys.modules["paho"] = None
 from adapters.mqtt import MqttAdapter
 from messaging.errors import MissingExtraError
-from messaging.settings import load_settings
-from messaging.url import parse_url
+from messaging.model.settings import load_settings
+from messaging.model.url import parse_url
 url = parse_url("mqtt://h")
 try:
     MqttAdapter(url, load_settings(MqttAdapter.settings_type, url, {}), "n")

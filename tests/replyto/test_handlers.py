@@ -23,7 +23,8 @@ from messaging import (
     ReplyError,
     SubscriptionRefusedError,
 )
-from messaging.coroutines import handlers_loop
+from messaging.execution import handlers_loop
+from messaging.receiving import HandlerExhaustedError, ThreadRunner
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
@@ -34,7 +35,6 @@ from messaging.replyto import (
     ReplyToSubscriptionHandler,
     copies,
 )
-from messaging.replyto.serving import HandlerExhaustedError, ThreadRunner
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import PATIENCE, Inbox, eventually

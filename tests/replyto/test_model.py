@@ -12,8 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 import messaging
 from messaging import MessageContextBuilder, OutcomeUnknownError, UnroutableError
-from messaging.adapter import Incoming
-from messaging.channels import matches
+from messaging.model import Incoming
+from messaging.model.channels import matches
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,

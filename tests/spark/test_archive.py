@@ -48,7 +48,6 @@ from adapters.spark.archive import (
 from adapters.spark.recorded import dump_data, dump_event, load_data, load_event
 from adapters.spark.recorder import filters_of, pattern_of, patterns_of
 from messaging import Message, Messaging
-from messaging.channels import check_name, check_pattern, matches
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -57,6 +56,8 @@ from messaging.errors import (
     InvalidEventError,
     InvalidTopicError,
 )
+from messaging.model import check_name, check_pattern
+from messaging.model.channels import matches
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventBus, convert
 from tests.brokers import Mosquitto, RabbitMQ, require

@@ -14,8 +14,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from messaging.cli.output import one_line, show
-from messaging.waiting import Flag
-from messaging.workers import start_thread
+from messaging.execution import Flag, start_thread
 
 #: how often what is going on is looked at, and told where it cannot be redrawn, seconds
 TICK: Final = 0.25

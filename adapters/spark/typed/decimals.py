@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as spark
 
-from messaging.bounds import is_vast_text
+from messaging.codecs.bounds import is_vast_text
 
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
 

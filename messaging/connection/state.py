@@ -1,0 +1,177 @@
+"""The state of an instance's connection, and telling it to whoever wants to know (MSG060).
+
+================  ==================================================================================================
+state             meaning
+================  ==================================================================================================
+``connecting``    there was no connection yet
+``connected``     all is well
+``degraded``      connected, but the broker does less than it should: it takes no messages for lack of memory, or has
+                  not restored all subscriptions; ``cause`` says which
+``reconnecting``  the connection is lost, or could not be made; tried again with growing delays
+``refused``       the broker answered, and said no: wrong credentials, a client id that somebody else took over, ...;
+                  tried again, with long delays, since only somebody over there can change that
+``closed``        for good
+================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from reactivex import Observable
+from reactivex import abc as rx
+
+from messaging.execution import callbacks_of, workers
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.errors import MessagingError
+    from messaging.execution import Engine
+
+logger = SafeLog(__name__)
+
+StateName = Literal["connecting", "connected", "degraded", "reconnecting", "refused", "closed"]
+
+#: states an observer may lag behind; of those it missed, the oldest are left out
+_BACKLOG: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionState:
+    """One state of a connection."""
+
+    name: StateName
+    #: why it is not as it should be; ``None`` if all is well, or if nothing went wrong yet
+    cause: MessagingError | None = None
+    #: when it began, seconds since the epoch
+    since: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection."""
+        return self.name in ("connected", "degraded")
+
+    def __str__(self) -> str:
+        return self.name if self.cause is None else f"{self.name}: {self.cause}"
+
+
+class ConnectionStates(Observable[ConnectionState]):
+    """The states of one connection, as an Observable. Thread safe; get it as ``Messaging.connection_state``.
+
+    Each observer is told the current state first, then every change in its order, and completion after ``closed``. It
+    is called on a worker thread, one call at a time, soon after the fact: look at :attr:`value` for what is so now.
+    One that lags more than 64 states behind misses the oldest of them; one that raises is told nothing more.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._value = ConnectionState("connecting", None, time.time())
+        #: whether the state is ``closed``: for hot paths, which :attr:`value` costs too much
+        self.is_closed = False
+        #: on the loop only
+        self._watchers: set[_Watcher] = set()
+
+    @property
+    def value(self) -> ConnectionState:
+        """The state now."""
+        return self._value
+
+    def subscribe(
+        self,
+        on_next: Any = None,
+        on_error: Callable[[Exception], object] | None = None,
+        on_completed: Callable[[], object] | None = None,
+        *,
+        scheduler: rx.SchedulerBase | None = None,  # noqa: ARG002  # observers run on workers; see the class
+    ) -> rx.DisposableBase:
+        """Subscribe an observer, or callbacks. ``on_error`` is never called: trouble is a state.
+
+        Returns:
+            A disposable; after disposing it no state is told but the one in progress.
+
+        Raises:
+            ArgumentError: no observer, nor a callable.
+        """
+        on_next, _, on_completed = callbacks_of(on_next, on_error, on_completed)
+        watcher = _Watcher(on_next, on_completed)
+        if self._value.name == "closed":  # for good, and perhaps without a loop to go through
+            watcher.tell(self._value)
+        else:
+            self._engine.call(self._add, watcher)
+        return watcher
+
+    def _add(self, watcher: _Watcher) -> None:
+        if not watcher.is_over and self._value.name != "closed":
+            self._watchers.add(watcher)
+        watcher.tell(self._value)
+
+    def change(self, name: StateName, cause: MessagingError | None = None) -> None:
+        """Enter a state. For the connection only, on the loop."""
+        old = self._value
+        if old.name == "closed" or (old.name == name and str(old.cause) == str(cause)):
+            return  # another attempt that ends like the last one is no change
+        self._value = value = ConnectionState(name, cause, time.time())
+        self.is_closed = name == "closed"
+        self._watchers = {each for each in self._watchers if not each.is_over}
+        for watcher in self._watchers:
+            watcher.tell(value)
+        if name == "closed":
+            self._watchers.clear()
+
+    def forsake(self) -> None:
+        """In a forked child: closed, and nobody is told."""
+        self._watchers.clear()
+        self._value = ConnectionState("closed", None, time.time())
+        self.is_closed = True
+
+
+class _Watcher(rx.DisposableBase):
+    """One observer. ``_busy`` is the right to call it: held by the job that does."""
+
+    def __init__(
+        self, on_next: Callable[[ConnectionState], object] | None, on_completed: Callable[[], object] | None
+    ) -> None:
+        self._on_next = on_next
+        self._on_completed = on_completed
+        self._backlog: deque[ConnectionState] = deque(maxlen=_BACKLOG)
+        self._busy = threading.Lock()
+        self.is_over = False
+
+    def tell(self, state: ConnectionState) -> None:
+        self._backlog.append(state)
+        if self._busy.acquire(blocking=False):
+            workers().submit(self._drain)
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                while self._backlog and not self.is_over:
+                    self._call(self._backlog.popleft())
+            finally:
+                self._busy.release()
+            # told something just now, by somebody who found this busy
+            if not self._backlog or self.is_over or not self._busy.acquire(blocking=False):
+                return
+
+    def _call(self, state: ConnectionState) -> None:
+        try:
+            if self._on_next is not None:
+                self._on_next(state)
+            if state.name == "closed":
+                self.is_over = True
+                if self._on_completed is not None:
+                    self._on_completed()
+        except BaseException:  # whatever it is, nobody else is to suffer from it
+            self.is_over = True
+            logger.exception("an observer of connection states raised; it is told nothing more")
+
+    def dispose(self) -> None:
+        """Tell it nothing more. From any thread."""
+        self.is_over = True
+        self._backlog.clear()

@@ -1,0 +1,162 @@
+"""The engine: one asyncio loop in one daemon thread per process, shared by all instances.
+
+Adapters and all of the core's bookkeeping run on the engine's loop; user code never does. It starts with the first
+instance and stays: an idle loop costs nothing, and stopping it would race with the next ``connect()``. A forked child
+gets an engine of its own.
+
+Two ways lead out of the loop: :class:`Mailbox` hands results to other event loops, waking each once per burst, and
+:mod:`messaging.execution.threads` runs observers on threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
+from messaging.execution.promise import Promise
+from messaging.execution.threads import start_thread
+from messaging.execution.waiting import runs_loop
+from messaging.text import SafeLog
+
+logger = SafeLog(__name__)
+
+T = TypeVar("T")
+
+THREAD_NAME: Final = "messaging-engine"
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _nothing() -> None:
+    """Only wake the loop."""
+
+
+class Engine:
+    """The loop thread. Use :func:`engine` to get the process's one."""
+
+    def __init__(self) -> None:
+        self.loop = _new_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ident: int | None = None
+        self._thread = start_thread(self._run, THREAD_NAME)
+
+    def _run(self) -> None:
+        self._ident = threading.get_ident()
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def is_current_thread(self) -> bool:
+        """Whether the caller is the engine's thread."""
+        return threading.get_ident() == self._ident
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Run ``function`` on the loop soon. From any thread.
+
+        An interrupt that comes out of this call may come before or after ``function`` was handed over. If it was, it
+        runs without delay.
+        """
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop is closed
+            raise
+        except BaseException:
+            # asyncio hands over first and wakes the loop then: the interrupt may have come in between
+            self.loop.call_soon_threadsafe(_nothing)
+            raise
+
+    def spawn(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Start a task on the loop, held until it ends; an exception in it is logged. On the loop only."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("engine task %s failed", task.get_name(), exc_info=error)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], what: str) -> Promise[T]:
+        """Run a coroutine on the loop and promise its result. From any thread."""
+        promise: Promise[T] = Promise(what)
+
+        async def settle() -> None:
+            try:
+                promise.resolve(await coroutine)
+            except MessagingError as error:
+                promise.reject(error)
+            except asyncio.CancelledError:
+                promise.reject(MessagingError(f"{what} was cancelled"))
+                raise
+            except BaseException as error:
+                promise.reject(MessagingError(f"{what} failed: {type(error).__name__}"), error)
+                raise
+
+        self.call(lambda: self.spawn(settle()))
+        return promise
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()  # guards _engine, and nothing runs under it but the start of the thread
+
+
+def engine() -> Engine:
+    """The process's engine, started on first use. Thread safe."""
+    global _engine
+    current = _engine
+    if current is None:
+        with _engine_lock:
+            current = _engine
+            if current is None:
+                current = _engine = Engine()
+    return current
+
+
+def may_block() -> bool:
+    """Whether the calling thread may wait: it runs no event loop of its own."""
+    return not runs_loop()
+
+
+def wait_for(promise: Promise[T], timeout: float, what: str) -> T:
+    """``promise.result`` with a deadline that names what was waited for."""
+    try:
+        return promise.result(timeout)
+    except DeadlineError as error:
+        if promise.done():
+            raise
+        raise DeadlineError(f"{what} took longer than {timeout:g} s") from error
+
+
+async def of_library(call: Awaitable[T]) -> T:
+    """Await a call of an adapter.
+
+    Libraries cancel futures of their own when a connection breaks; whoever awaits one then gets a ``CancelledError``
+    that nobody meant for this task, and that would end it without a word.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionLostError("the call was cancelled by the library below") from None
+
+
+def _after_fork() -> None:
+    global _engine, _engine_lock
+    _engine = None
+    _engine_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

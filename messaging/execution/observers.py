@@ -1,0 +1,21 @@
+"""Observers as `subscribe` takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from messaging.errors import ArgumentError
+
+
+def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, Any, Any]:
+    """What ``subscribe`` was given, an observer or callbacks, as callbacks; those that were not given are ``None``.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if callable(getattr(on_next, "on_next", None)):
+        on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
+    for callback in (on_next, on_error, on_completed):
+        if callback is not None and not callable(callback):
+            raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
+    return on_next, on_error, on_completed

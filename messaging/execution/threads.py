@@ -1,0 +1,227 @@
+"""Worker threads: where observers and other user callbacks run.
+
+A job occupies a thread only while it has something to do, and threads that have nothing to do are reused and then
+leave. There is no upper bound of its own: every stream submits at most one job at a time, so the number of threads
+is bounded by the number of streams that are busy at once, and a blocked observer can never starve another's.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+from weakref import WeakSet
+
+from messaging.text import SafeLog
+
+logger = SafeLog(__name__)
+
+#: how long a thread waits for another job before it leaves, seconds
+IDLE_SECONDS: Final = 1.0
+
+
+def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
+    """Run ``target`` on a daemon thread of its own.
+
+    ``Thread.start`` waits for the new thread with a ``threading.Event``. On the main thread an interrupt of that wait
+    can leave the new thread blocked for ever, see :mod:`messaging.execution.waiting`: there, a thread in
+    between does it.
+
+    Raises:
+        RuntimeError: no thread can be started; at the end of the interpreter, where waiting for it would never end.
+    """
+    if sys.is_finalizing():
+        raise RuntimeError("the interpreter is ending")
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    if threading.get_ident() != threading.main_thread().ident:
+        thread.start()
+    else:
+        _thread.start_new_thread(_start, (thread, target))
+    return thread
+
+
+def _start(thread: threading.Thread, target: Callable[[], object]) -> None:
+    try:
+        thread.start()
+    except RuntimeError:  # there is none but this one
+        target()
+
+
+class _Worker:
+    __slots__ = ("wake",)
+
+    def __init__(self) -> None:
+        self.wake = threading.Lock()  # held by the worker while it waits: acquiring it again is the wait
+        self.wake.acquire()
+
+
+class Workers:
+    """A pool of daemon threads. Thread safe.
+
+    Threads leave when they are idle, but the last one stays as long as somebody may have work (:meth:`hold`): when no
+    other can be started, at the end of the interpreter or of the system's patience, it runs what they would have run,
+    one job after the other.
+    """
+
+    def __init__(self) -> None:
+        #: most recently idle last: the warmest thread gets the next job, the coldest ones leave
+        self._idle: deque[_Worker] = deque()
+        #: every job wakes or starts a thread, which runs it unless one that has just become free is faster
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()  # guards _holders
+        #: weak, since an interrupt may come between the first step of an object and what would end it
+        self._holders: WeakSet[object] = WeakSet()
+
+    def hold(self, holder: object) -> None:
+        """Have a thread ready until :meth:`release` with the same object, or until that is no more."""
+        with self._lock:
+            first = not self._holders
+            self._holders.add(holder)
+        if first and not self._idle:
+            self.submit(_nothing)
+
+    def release(self, holder: object) -> None:
+        """Undo :meth:`hold`; idempotent."""
+        with self._lock:
+            self._holders.discard(holder)
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run ``job`` on a thread now. It must not raise; if it does, that is logged.
+
+        If an interrupt comes out of this call, the job may have been submitted.
+
+        Raises:
+            RuntimeError: no thread can be started and nobody holds one.
+        """
+        self._jobs.append(job)
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            self._start(job)
+        else:
+            try:
+                worker.wake.release()
+            except RuntimeError:  # awake already: another thread was interrupted after it took it
+                return
+
+    def _start(self, job: Callable[[], object]) -> None:
+        try:
+            start_thread(self._work, "messaging-worker")
+        except RuntimeError:
+            if not self._holders:
+                with contextlib.suppress(ValueError):  # a thread that has just become free runs it
+                    self._jobs.remove(job)
+                    raise
+                return
+            # a thread may have become idle just now, and not have seen it
+            with contextlib.suppress(IndexError):
+                self._idle.pop().wake.release()
+
+    def _work(self) -> None:
+        worker = _Worker()
+        while True:
+            while self._jobs:
+                try:
+                    job = self._jobs.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                self._run(job)
+                del job  # a thread that waits holds nothing
+            self._idle.append(worker)
+            if self._jobs:  # submitted just now, by a thread that found no idle worker, or was interrupted
+                with contextlib.suppress(IndexError):
+                    self._idle.pop().wake.release()
+            if not worker.wake.acquire(timeout=IDLE_SECONDS):
+                try:
+                    self._idle.remove(worker)
+                except ValueError:
+                    # popped by submit() just now: the job is there, and the wake-up comes unless it was interrupted
+                    worker.wake.acquire(timeout=IDLE_SECONDS)
+                else:
+                    if not self._jobs and (not self._holders or self._idle):
+                        return
+
+    @staticmethod
+    def _run(job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException:  # a job guards its user code itself: this is a defect
+            logger.exception("worker job failed")
+
+
+def _nothing() -> None:
+    """The job of a thread that is to be ready."""
+
+
+class Lanes:
+    """Runs short jobs in order of submission on at most ``limit`` workers. Thread safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
+        #: an object for each lane that is running, or about to
+        self._active: set[object] = set()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run ``job``, which must not raise, as soon as a lane is free.
+
+        If an interrupt comes out of this call, the job is run at the latest with the next one.
+        """
+        lane = object()
+        try:
+            with self._lock:
+                self._jobs.append(job)
+                if len(self._active) >= self._limit:
+                    return
+                self._active.add(lane)
+            _workers.submit(partial(self._drain, lane))
+        except BaseException:  # the lane may be running, or will never
+            with self._lock:
+                self._active.discard(lane)
+            raise
+
+    def _drain(self, lane: object) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._active.discard(lane)
+                    return
+                self._active.add(lane)
+                job = self._jobs.popleft()
+            try:
+                job()
+            except BaseException:  # a job guards its user code itself: this is a defect
+                logger.exception("worker job failed")
+
+
+#: threads that callbacks of promises may occupy at the same time
+CALLBACK_THREADS: Final = 32
+
+_workers = Workers()
+_callbacks = Lanes(CALLBACK_THREADS)
+
+
+def call_back(job: Callable[[], object]) -> None:
+    """Run a callback of a promise; it must not raise."""
+    _callbacks.submit(job)
+
+
+def workers() -> Workers:
+    """The process's worker threads."""
+    return _workers
+
+
+def _after_fork() -> None:
+    global _workers, _callbacks
+    _workers = Workers()
+    _callbacks = Lanes(CALLBACK_THREADS)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,231 @@
+"""MessageContext (RFC 5.6.2): immutable, slotted, cheap to make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from messaging.errors import ArgumentError
+from messaging.model import channels
+from messaging.text import printable, tolerant
+
+#: levels of containers in an extension value
+_MAX_DEPTH: Final = 32
+_BESIDE_CHANNEL: Final = ("content_type", "content_encoding", "correlation_id", "reply_to_channel")
+
+NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class MessageContext:
+    """What describes a message, or how it is to be handled (RFC 5.6.2).
+
+    Built by a :class:`~messaging.model.builder.MessageContextBuilder` on the sending side and by the adapter on the
+    receiving side. Values that were not set are ``None``; ``extensions`` is never ``None`` and cannot be written
+    to. Instances are immutable and may be shared between threads and messages.
+    """
+
+    __slots__ = (
+        "_acknowledgement",
+        "_channel",
+        "_channel_extension",
+        "_content_encoding",
+        "_content_type",
+        "_correlation_id",
+        "_extensions",
+        "_plan",
+        "_reply_to_channel",
+    )
+
+    #: whether its extensions are what a protocol told, and not only what an application asks for
+    _is_received: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        channel: str | None = None,
+        channel_extension: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        reply_to_channel: str | None = None,
+        extensions: Mapping[str, Any] = NO_EXTENSIONS,
+    ) -> None:
+        """``extensions`` is kept, not copied: whoever calls must hand over a mapping nobody writes to."""
+        self._channel = channel
+        self._channel_extension = channel_extension
+        self._content_type = content_type
+        self._content_encoding = content_encoding
+        self._correlation_id = correlation_id
+        self._reply_to_channel = reply_to_channel
+        self._extensions = extensions
+        #: direct acknowledgement, set by the builder
+        self._acknowledgement: DirectAcknowledgement | None = None
+        #: the publisher's cache of what it checked and compiled this context to
+        self._plan: Any = None
+
+    @property
+    def channel(self) -> str | None:
+        """The channel: where to publish, what to subscribe to, or where a message arrived (MSG260)."""
+        return self._channel
+
+    @property
+    def channel_extension(self) -> str | None:
+        """Routing key beside the channel."""
+        return self._channel_extension
+
+    @property
+    def content_type(self) -> str | None:
+        """Content type, such as ``application/json``."""
+        return self._content_type
+
+    @property
+    def content_encoding(self) -> str | None:
+        """Content encoding, such as ``gzip``."""
+        return self._content_encoding
+
+    @property
+    def correlation_id(self) -> str | None:
+        """Ties a reply to its request."""
+        return self._correlation_id
+
+    @property
+    def reply_to_channel(self) -> str | None:
+        """Channel that replies are to be sent to."""
+        return self._reply_to_channel
+
+    @property
+    def extensions(self) -> Mapping[str, Any]:
+        """Read-only mapping of extensions (:class:`~messaging.model.features.Features`); never ``None``."""
+        return self._extensions
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt_context, (type(self), self._state_to_copy())
+
+    def _state_to_copy(self) -> dict[str, Any]:
+        return {
+            "channel": self._channel,
+            "channel_extension": self._channel_extension,
+            **dict(zip(_BESIDE_CHANNEL, self._values_beside_channel(), strict=True)),
+            "extensions": thawed(self._extensions),
+            "acknowledgement": self._acknowledgement,
+        }
+
+    def _values_beside_channel(self) -> tuple[str | None, ...]:
+        return (self._content_type, self._content_encoding, self._correlation_id, self._reply_to_channel)
+
+    def _values(self) -> tuple[Any, ...]:
+        return (
+            self._channel,
+            self._channel_extension,
+            *self._values_beside_channel(),
+            dict(self._extensions),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MessageContext):
+            return NotImplemented
+        return self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # extensions may hold unhashable values
+
+    @tolerant
+    def __repr__(self) -> str:
+        names = ("channel", "channel_extension", "content_type", "content_encoding", "correlation_id")
+        shown = [f"{name}={value!r}" for name in names if (value := getattr(self, "_" + name)) is not None]
+        if self._reply_to_channel is not None:
+            shown.append(f"reply_to_channel={self._reply_to_channel!r}")
+        if self._extensions:
+            # headers may carry tokens of the application: names only
+            shown.append(f"extensions=<{', '.join(map(printable, sorted(self._extensions)))}>")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def thawed(value: Any) -> Any:
+    """Return extensions as containers that can be pickled."""
+    if isinstance(value, Mapping):
+        return {key: thawed(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(thawed, value))
+    return value
+
+
+def rebuilt_context(kind: type[MessageContext], state: dict[str, Any]) -> MessageContext:
+    """Unpickle or copy a context; see ``MessageContext._state_to_copy``."""
+    acknowledgement = state.pop("acknowledgement")
+    acknowledge_state = state.pop("acknowledge_state", None)
+    context = kind(**{**state, "extensions": frozen(state["extensions"])})
+    context._acknowledgement = acknowledgement
+    if acknowledge_state is not None:
+        context._state, context._settler = acknowledge_state, None  # type: ignore[attr-defined]  # it was received
+    return context
+
+
+class ForwardedContext(MessageContext):
+    """A context made from that of a received message, which is passed on: see ``extensions.requested``."""
+
+    __slots__ = ()
+
+    _is_received = True
+
+
+def kind_like(context: MessageContext) -> type[MessageContext]:
+    """The class of a context that takes over the extensions of ``context``."""
+    return ForwardedContext if context._is_received else MessageContext
+
+
+def frozen(value: Any, depth: int = 0) -> Any:
+    """A copy nobody else can write to, of the containers that extensions have for values.
+
+    Raises:
+        ArgumentError: nested too deeply.
+    """
+    if depth > _MAX_DEPTH:
+        raise ArgumentError(f"an extension value is nested more than {_MAX_DEPTH} levels deep")
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: frozen(each, depth + 1) for key, each in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(each, depth + 1) for each in value)
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+
+
+class DirectAcknowledgement:
+    """What an ``AcknowledgeMessageContextBuilder`` was told (RFC 5.8.4). Immutable.
+
+    Each of the three is a callable, an LDAP target (str) of a service, or ``None``.
+    """
+
+    __slots__ = ("filter", "handle", "post")
+
+    def __init__(
+        self,
+        filter: str | Callable[[Any], bool] | None = None,  # noqa: A002  # the RFC's word
+        handle: str | Callable[..., object] | None = None,
+        post: str | Callable[[Any], object] | None = None,
+    ) -> None:
+        self.filter = filter
+        self.handle = handle
+        self.post = post
+
+
+def check_printable(name: str, value: object) -> None:
+    """Refuse text that a broker may drop a connection over, such as one of two lines; raises ``ArgumentError``."""
+    check_text(name, value)
+    bad = channels.forbidden_character(str(value))
+    if bad is not None:
+        raise ArgumentError(f"{name} holds {bad}")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what no protocol can carry as text; raises ``ArgumentError``."""
+    if not isinstance(value, str):
+        raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{name} holds a lone surrogate") from None
+    if "\x00" in value:
+        raise ArgumentError(f"{name} holds a NUL character")
+    if size > channels.MAX_BYTES:
+        raise ArgumentError(f"{name} is {size} bytes long in UTF-8; at most {channels.MAX_BYTES} fit")

@@ -1,0 +1,184 @@
+r"""The envelope: message properties in front of the payload, for MQTT 3.1.1, which has none.
+
+Only with the setting ``envelope``, on both sides, and only around messages that have something to carry. Also for what
+such a client exchanges with clients of another protocol at the same broker: see ``docs/amqp.md``::
+
+    89 52 58 4D 0D 0A 1A 0A   magic: \x89 R X M \r \n \x1A \n
+    01                        version of this layout
+    nn nn nn nn               length of the header, big endian, at most 4 MiB
+    {...}                     header: a JSON object in UTF-8
+    ...                       the payload, as it is
+
+Keys of the header, all optional, unknown ones ignored: ``contentType contentEncoding correlationId replyTo messageId``
+(strings), ``headers`` (object of strings), ``repeated`` (object of arrays of strings: all values of a header that has
+several; ``headers`` has the last one), ``expires`` (number: seconds since the epoch, by the sender's clock).
+
+The magic is modelled on PNG's: it is not UTF-8, so no text starts with it, and transfers that mangle line ends or
+stop at a control character break it. A payload that does start with it is wrapped in an envelope with an empty
+header. What looks like an envelope but is malformed, or of another version, is a payload like any other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from messaging.model.features import Features
+from messaging.model.headers import as_text, is_repeated_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from messaging.model.outgoing import Outgoing
+
+MAGIC: Final = b"\x89RXM\r\n\x1a\n"
+VERSION: Final = 1
+#: more than the longest strings and headers of messaging can need, escaped as JSON
+MAX_HEADER: Final = 2**22
+
+START: Final = MAGIC + bytes((VERSION,))
+_TEXTS: Final = frozenset({"contentType", "contentEncoding", "correlationId", "replyTo", "messageId"})
+_KNOWN: Final = _TEXTS | {"headers", "repeated", "expires"}
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Unwrapped(NamedTuple):
+    """A message out of its envelope."""
+
+    payload: bytes
+    content_type: str | None
+    content_encoding: str | None
+    correlation_id: str | None
+    reply_to_channel: str | None
+    #: read-only
+    extensions: MappingProxyType[str, Any]
+
+
+def encode(payload: bytes, header: Mapping[str, Any]) -> bytes:
+    """Put ``payload`` into an envelope if there is a header, or the payload could be taken for one.
+
+    Args:
+        payload: any bytes.
+        header: of the keys above, values of the types given there.
+    """
+    if not header and not payload.startswith(MAGIC):
+        return payload
+    text = to_json(header, fallback=dict)
+    return b"".join((START, len(text).to_bytes(4, "big"), text, payload))
+
+
+def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
+    """Put the payload of a message into an envelope, with whatever else the message carries.
+
+    Args:
+        outgoing: the message.
+        payload: its payload, which the message itself has no more once it is settled.
+        expires: whether its time to live counts from now on.
+    """
+    context, options = outgoing.context, outgoing.options
+    header: dict[str, Any] = {}
+    if context._content_type is not None:
+        header["contentType"] = context._content_type
+    if context._content_encoding is not None:
+        header["contentEncoding"] = context._content_encoding
+    if outgoing.correlation_id is not None:
+        header["correlationId"] = outgoing.correlation_id
+    if context._reply_to_channel is not None:
+        header["replyTo"] = context._reply_to_channel
+    if options.headers:
+        header |= _of_headers(options.headers)
+    if options.time_to_live and expires:
+        header["expires"] = time.time() + options.time_to_live
+    if options.message_id is not None or (header and options.qos != "0"):
+        header["messageId"] = outgoing.message_id
+    return encode(payload, header)
+
+
+def _of_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys for user headers. A reader that does not know ``repeated`` finds the last value of several."""
+    repeated = {name: value for name, value in headers.items() if value and is_repeated_text(value)}
+    plain = {name: value[-1] if name in repeated else as_text(value) for name, value in headers.items()}
+    return {"headers": plain, "repeated": repeated} if repeated else {"headers": plain}
+
+
+def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | None:
+    """What :func:`wrap` made of a message; ``None`` if it has expired.
+
+    Args:
+        data: what arrived.
+        extensions: what its protocol told.
+    """
+    payload, header = decode(data)
+    if not header:
+        return Unwrapped(payload, None, None, None, None, extensions)
+    found = extensions.copy()
+    if "expires" in header:
+        left = header["expires"] - time.time()
+        if left <= 0:
+            return None
+        found[Features.EXTENSION_TIME_TO_LIVE] = left
+    if "messageId" in header:
+        found["messageId"] = header["messageId"]
+    headers = header.get("headers")
+    if headers:
+        for name, values in header.get("repeated", _NOTHING).items():
+            if name in headers and len(values) > 1:
+                headers[name] = (*values,)
+        found[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
+    return Unwrapped(
+        payload,
+        header.get("contentType"),
+        header.get("contentEncoding"),
+        header.get("correlationId"),
+        header.get("replyTo"),
+        MappingProxyType(found),
+    )
+
+
+def decode(data: bytes) -> tuple[bytes, Mapping[str, Any]]:
+    """Take a message out of its envelope.
+
+    Returns:
+        The payload and the header, whose known keys are what they should be; ``data`` itself and an empty header if
+        it is no envelope. Never raises, whatever the bytes are.
+    """
+    if not data.startswith(START):
+        return data, _NOTHING
+    at = len(START) + 4
+    end = at + int.from_bytes(data[len(START) : at], "big")
+    if not at < end <= len(data) or end - at > MAX_HEADER:
+        return data, _NOTHING
+    try:
+        header = _checked(from_json(data[at:end]))
+    except (ValueError, OverflowError):  # not UTF-8, not JSON, or larger or deeper than Python takes
+        return data, _NOTHING
+    return (data, _NOTHING) if header is None else (data[end:], header)
+
+
+def _checked(header: Any) -> dict[str, Any] | None:
+    """The known keys, or ``None`` if one has the wrong type."""
+    if not isinstance(header, dict):
+        return None
+    for key, value in header.items():
+        if key in _TEXTS:
+            if not isinstance(value, str):
+                return None
+        elif key == "headers":
+            if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
+                return None
+        elif key == "repeated":
+            if not isinstance(value, dict) or not all(map(_is_texts, value.values())):
+                return None
+        elif key == "expires" and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+        ):
+            return None
+    return header if _KNOWN.issuperset(header) else {key: header[key] for key in header.keys() & _KNOWN}
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)

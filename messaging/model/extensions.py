@@ -1,0 +1,501 @@
+"""Extensions of a context, checked and compiled (RFC 6.3).
+
+``MessageContext.extensions`` is an open mapping. Here each key gets its type, its range and its meaning, once,
+for all adapters. A context that asks for something the instance does not announce is refused before anything is
+sent (MSG090, MSG100); a value of the wrong type or range is refused naming the key.
+"""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+
+from messaging.errors import (
+    ArgumentError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    InvalidHeaderError,
+    UnsupportedFeatureError,
+)
+from messaging.model import channels, headers
+from messaging.model.features import Features
+from messaging.text import did_you_mean
+
+if TYPE_CHECKING:
+    from messaging.model.context import MessageContext
+
+Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
+
+OVERFLOW_POLICIES: Final = ("block", "drop_oldest", "drop_latest", "fail")
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+#: about 30 years: what every protocol and every wait here can hold
+MAX_SECONDS: Final = 1e9
+#: what an AMQP prefetch count or an MQTT Receive Maximum can hold
+MAX_PREFETCH: Final = 65_535
+#: user headers: bounds every protocol here can carry
+MAX_HEADERS: Final = headers.MAX_HEADERS
+MAX_HEADER_BYTES: Final = headers.MAX_HEADER_BYTES
+#: bytes of a message id: a short string of AMQP
+MAX_MESSAGE_ID: Final = 255
+
+
+def _empty() -> Mapping[str, Any]:
+    return EMPTY
+
+
+class Announced(Protocol):
+    """What an instance announces, as the checks of extensions need it; see ``adapter.Adapter``."""
+
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]]
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]]
+    name: str
+    settings: Any
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The announced features."""
+        ...
+
+    @property
+    def qos_levels(self) -> tuple[str, ...]:
+        """The values of the extension ``qos``, lowest first."""
+        ...
+
+    @property
+    def default_qos(self) -> str:
+        """The level of a context that names none."""
+        ...
+
+    @property
+    def header_types(self) -> frozenset[type]:
+        """The types of header values that the protocol carries."""
+        ...
+
+    def lacks(self, feature: str, hint: str = "", *, supported: Iterable[str] = ()) -> UnsupportedFeatureError:
+        """Return the error for a feature that is not announced."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """What a publish context asks for; durations in seconds."""
+
+    #: "0" unconfirmed, "1" at least once, "2" exactly once; raised to "1" by ``guaranteed_delivery``
+    qos: str = "0"
+    guaranteed_delivery: bool = False
+    guaranteed_ordering: bool = False
+    last_will: bool = False
+    retain: bool = False
+    time_to_live: float | None = None
+    priority: int | None = None
+    #: checked, see :mod:`messaging.model.headers`
+    headers: Mapping[str, Any] = field(default_factory=_empty)
+    #: fail with ``UnroutableError`` if nobody gets it
+    mandatory: bool = False
+    #: publish deadline, or ``None`` for the instance's
+    timeout: float | None = None
+    autocreate: bool = True
+    #: checked values of the adapter's own extensions
+    custom: Mapping[str, Any] = field(default_factory=_empty)
+    #: the application's own message id, which travels whatever the ``qos`` is; ``None`` for one that is made
+    message_id: str | None = None
+
+
+#: all fields but ``message_id``, which is the last one
+_shared: Final = operator.attrgetter(*[each.name for each in fields(PublishOptions)][:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """What a subscription context asks for."""
+
+    qos: str = "0"
+    auto_acknowledge: bool = False
+    #: a message is not delivered before the one ahead of it is settled, so that a redelivery keeps its place
+    guaranteed_ordering: bool = False
+    #: subscribers that name the same queue compete
+    queue: str | None = None
+    autocreate: bool = True
+    dead_letter_channel: str | None = None
+    max_deliveries: int | None = None
+    #: unsettled deliveries the broker may send ahead
+    prefetch: int = 1024
+    #: messages between broker and observer
+    buffer_size: int = 1024
+    overflow: Overflow = "block"
+    custom: Mapping[str, Any] = field(default_factory=_empty)
+
+
+def _shown(value: Any) -> str:
+    """``value`` for an error text: short, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # noqa: BLE001  # its own repr failed
+        return f"a {type(value).__name__}"
+
+
+# checks that adapters use for extensions of their own, too
+
+
+def boolean(value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"must be True or False, not {_shown(value)}")
+    return value
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"must be {what}, not {_shown(value)}")
+    return value
+
+
+def seconds(value: Any) -> float:
+    """A number of seconds above 0."""
+    number = _number(value, "a number of seconds")
+    if not 0 < number <= MAX_SECONDS:
+        raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {_shown(value)}")
+    return float(number)
+
+
+def integer(low: int, high: int | None) -> Callable[[Any], int]:
+    """A check for an int from ``low`` to ``high``, which may be open."""
+    wanted = f"an int from {low} to {high}" if high is not None else f"an int of at least {low}"
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            raise ValueError(f"must be {wanted}, not {_shown(value)}")
+        return value
+
+    return check
+
+
+def _qos(value: Any) -> str:
+    # an int is what MQTT people write; RFC 6.3 says String
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if text not in ("0", "1", "2"):
+        raise ValueError(f"must be '0', '1' or '2', not {_shown(value)}")
+    return str(text)
+
+
+def _overflow(value: Any) -> str:
+    if value not in OVERFLOW_POLICIES:
+        raise ValueError(f"must be one of {', '.join(OVERFLOW_POLICIES)}, not {_shown(value)}")
+    return str(value)
+
+
+def _queue(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a str, not {type(value).__name__}")
+    try:
+        channels.check_name(value)
+    except InvalidChannelError as error:
+        raise ValueError(str(error).replace("channel", "queue name", 1)) from None
+    if channels.SEPARATOR in value or len(value.encode()) > 200:
+        raise ValueError(f"must have no '/' and at most 200 bytes in UTF-8, not {_shown(value)}")
+    return value
+
+
+def _channel(value: Any) -> str:
+    try:
+        return channels.check_name(value)
+    except InvalidChannelError as error:
+        raise ValueError(str(error)) from None
+
+
+def _message_id(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a str, not {type(value).__name__}")
+    # one is checked for each message, and most are of this kind
+    bad = None if value.isascii() and value.isprintable() else channels.forbidden_character(value)
+    if bad is not None:
+        raise ValueError(f"holds {bad}")
+    size = len(value.encode())
+    if not 0 < size <= MAX_MESSAGE_ID:
+        raise ValueError(f"must have 1 to {MAX_MESSAGE_ID} bytes in UTF-8, not {size}")
+    return value
+
+
+#: every extension this project knows -> its check; adapters add their own, see ``adapter.Adapter``
+CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        Features.EXTENSION_GUARANTEED_ORDERING: boolean,
+        Features.EXTENSION_GUARANTEED_DELIVERY: boolean,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE: boolean,
+        Features.EXTENSION_LAST_WILL: boolean,
+        Features.EXTENSION_QOS: _qos,
+        Features.EXTENSION_RETAIN: boolean,
+        Features.EXTENSION_TIME_TO_LIVE: seconds,
+        Features.EXTENSION_PRIORITY: integer(0, 9),
+        Features.EXTENSION_HEADERS: headers.check,
+        Features.EXTENSION_MANDATORY: boolean,
+        Features.EXTENSION_TIMEOUT: seconds,
+        Features.EXTENSION_MESSAGE_ID: _message_id,
+        Features.EXTENSION_QUEUE: _queue,
+        Features.EXTENSION_AUTOCREATE: boolean,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
+        Features.EXTENSION_MAX_DELIVERIES: integer(1, None),
+        Features.EXTENSION_PREFETCH: integer(1, MAX_PREFETCH),
+        Features.EXTENSION_BUFFER_SIZE: integer(1, None),
+        Features.EXTENSION_OVERFLOW: _overflow,
+    }
+)
+
+_QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts {}; use '1' or leave it out"
+
+#: subscribing with one of these asks for acknowledgement
+_NEED_ACKNOWLEDGEMENT: Final = (
+    Features.EXTENSION_GUARANTEED_DELIVERY,
+    Features.EXTENSION_GUARANTEED_ORDERING,
+    Features.EXTENSION_AUTO_ACKNOWLEDGE,
+    Features.EXTENSION_MAX_DELIVERIES,
+    Features.EXTENSION_PREFETCH,
+)
+
+#: keys that mean something to one side only. A context may carry both kinds, to serve both sides; the short way, where
+#: each keyword is written for one call, refuses those of the other side.
+PUBLISH_ONLY: Final = frozenset(
+    {
+        Features.EXTENSION_LAST_WILL,
+        Features.EXTENSION_RETAIN,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
+        Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_MESSAGE_ID,
+    }
+)
+SUBSCRIBE_ONLY: Final = frozenset(
+    {
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL,
+        Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_PREFETCH,
+        Features.EXTENSION_BUFFER_SIZE,
+        Features.EXTENSION_OVERFLOW,
+    }
+)
+
+#: what received messages carry: ignored unless the adapter takes it for a request to this side, so that a message can
+#: be passed on as it is. For ``messageId``, which anybody may ask for, see :func:`requested`.
+RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset", "packetId", "type", "appId", "userId"})
+
+#: asking for what is so anyway asks for nothing, and needs no feature
+_BY_DEFAULT: Final = {
+    Features.EXTENSION_GUARANTEED_ORDERING: False,
+    Features.EXTENSION_GUARANTEED_DELIVERY: False,
+    Features.EXTENSION_AUTO_ACKNOWLEDGE: False,
+    Features.EXTENSION_LAST_WILL: False,
+    Features.EXTENSION_RETAIN: False,
+    Features.EXTENSION_MANDATORY: False,
+    Features.EXTENSION_AUTOCREATE: True,
+}
+
+
+def check_extensions(extensions: Mapping[str, Any], adapter: Announced, *, publishing: bool = False) -> dict[str, Any]:
+    """Return the extensions with checked values.
+
+    ``publishing``: what is for subscribing alone, and told by received messages too, is ignored.
+
+    Raises:
+        UnsupportedFeatureError: a key is unknown or not announced by ``adapter``.
+        InvalidExtensionError: a value has the wrong type or range; ``InvalidHeaderError`` for headers.
+    """
+    if not isinstance(extensions, Mapping):
+        raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
+    checked: dict[str, Any] = {}
+    features = adapter.features
+    for key, value in extensions.items():
+        check = CHECKS.get(key) or adapter.publish_extensions.get(key)
+        if check is None and publishing and key in RECEIVED_ONLY and key in adapter.subscribe_extensions:
+            continue
+        check = check or adapter.subscribe_extensions.get(key)
+        if check is None and key in RECEIVED_ONLY and _is_told(key, value):
+            continue
+        if check is None:
+            supported = known(adapter)
+            hint = did_you_mean(str(key), supported)
+            text = f"unknown extension; {hint}" if hint else "unknown extension"
+            raise UnsupportedFeatureError(str(key), adapter.name, text, supported=supported)
+        checked[key] = _checked(key, check, value)
+        if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
+            raise adapter.lacks(key, supported=known(adapter))
+    _check_header_types(checked.get(Features.EXTENSION_HEADERS, EMPTY), adapter)
+    qos = checked.get(Features.EXTENSION_QOS)
+    if qos is not None and qos not in adapter.qos_levels:
+        raise UnsupportedFeatureError(f"qos={qos}", adapter.name, f"qos levels here: {', '.join(adapter.qos_levels)}")
+    return checked
+
+
+def _check_header_types(given: Mapping[str, Any], adapter: Announced) -> None:
+    """Refuse header values that the protocol of ``adapter`` cannot carry."""
+    if headers.uncarried(given, headers.TEXT) is None:  # nearly always
+        return
+    name = headers.uncarried(given, adapter.header_types)
+    if name is not None:
+        raise InvalidHeaderError(
+            Features.EXTENSION_HEADERS,
+            f"the value of {name[:60]!r} is a {type(given[name]).__name__}; {adapter.name} carries "
+            f"{headers.described(adapter.header_types)}: make it a str",
+        )
+
+
+def _is_told(key: str, value: Any) -> bool:
+    """Whether a received message may have told it: a packet id is a number, so ``True`` can only be a request."""
+    return not (key == "packetId" and value is True)
+
+
+def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except Exception as error:  # noqa: BLE001
+        # a check says what would be right with a ValueError; anything else came out of the value itself
+        text = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}"
+        kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
+        raise kind(key, text) from None
+
+
+def carried_headers(received: Mapping[str, Any], adapter: Announced) -> Mapping[str, Any]:
+    """Return received headers as ``adapter`` can publish them, see :func:`messaging.model.headers.carried`."""
+    is_text = headers.uncarried(received, headers.TEXT) is None  # nearly always
+    return headers.carried(received, headers.TEXT if is_text else adapter.header_types)
+
+
+def requested(context: MessageContext, adapter: Announced) -> Mapping[str, Any]:
+    """Return the extensions of ``context`` that ask for something.
+
+    A received message is passed on with its message id, and with its headers as :func:`carried_headers` has them. It
+    gets a message id of its own where the instance has no such feature, or where an application could not give the id.
+    """
+    extensions = context._extensions
+    if not context._is_received:
+        return extensions
+    told = extensions.get(Features.EXTENSION_HEADERS)
+    if isinstance(told, Mapping) and (carried := carried_headers(told, adapter)) is not told:
+        extensions = {**extensions, Features.EXTENSION_HEADERS: carried}
+    key = Features.EXTENSION_MESSAGE_ID
+    if key not in extensions:
+        return extensions
+    if key in adapter.features:
+        try:
+            _message_id(extensions[key])
+        except ValueError:
+            pass
+        else:
+            return extensions
+    return {each: value for each, value in extensions.items() if each != key}
+
+
+def identified(options: PublishOptions, message_id: Any) -> PublishOptions:
+    """``options`` with another message id; ``InvalidExtensionError`` if it is none."""
+    checked = _checked(Features.EXTENSION_MESSAGE_ID, _message_id, message_id)
+    # half the time that dataclasses.replace takes
+    return PublishOptions(*(*_shared(options), checked))
+
+
+def known(adapter: Announced) -> list[str]:
+    """The extension keys ``adapter`` announces."""
+    every = {*CHECKS, *adapter.publish_extensions, *adapter.subscribe_extensions}
+    return sorted(every & adapter.features)
+
+
+def subscribing_only(adapter: Announced) -> frozenset[str]:
+    """The keys that mean nothing to publishing."""
+    return SUBSCRIBE_ONLY | (adapter.subscribe_extensions.keys() - adapter.publish_extensions.keys())
+
+
+def publishing_only(adapter: Announced) -> frozenset[str]:
+    """The keys that mean nothing to subscribing."""
+    return PUBLISH_ONLY | (adapter.publish_extensions.keys() - adapter.subscribe_extensions.keys())
+
+
+def publish_options(extensions: Mapping[str, Any], adapter: Announced) -> PublishOptions:
+    """Compile the extensions of a context for publishing. Raises as :func:`check_extensions`."""
+    values = check_extensions(extensions, adapter, publishing=True)
+    guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
+    mandatory = values.get(Features.EXTENSION_MANDATORY, False)
+    qos = values.get(Features.EXTENSION_QOS)
+    if qos is None:
+        qos = adapter.default_qos
+        if (guaranteed or mandatory) and qos == "0":
+            qos = "1"
+    elif qos == "0" and (guaranteed or mandatory):
+        key = Features.EXTENSION_GUARANTEED_DELIVERY if guaranteed else Features.EXTENSION_MANDATORY
+        raise InvalidExtensionError(Features.EXTENSION_QOS, _QOS_CONTRADICTION.format(key))
+    return PublishOptions(
+        qos=qos,
+        guaranteed_delivery=guaranteed,
+        guaranteed_ordering=values.get(Features.EXTENSION_GUARANTEED_ORDERING, False),
+        last_will=values.get(Features.EXTENSION_LAST_WILL, False),
+        retain=values.get(Features.EXTENSION_RETAIN, False),
+        time_to_live=values.get(Features.EXTENSION_TIME_TO_LIVE),
+        priority=values.get(Features.EXTENSION_PRIORITY),
+        headers=values.get(Features.EXTENSION_HEADERS, EMPTY),
+        mandatory=mandatory,
+        timeout=values.get(Features.EXTENSION_TIMEOUT),
+        autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
+        message_id=values.get(Features.EXTENSION_MESSAGE_ID),
+        custom=_custom(values, adapter.publish_extensions),
+    )
+
+
+def subscribe_options(
+    extensions: Mapping[str, Any], adapter: Announced, *, acknowledging: bool = False
+) -> SubscribeOptions:
+    """Compile the extensions of a context for subscribing. Raises as :func:`check_extensions`.
+
+    ``acknowledging``: the context was made by an acknowledge builder, which asks for acknowledgement by itself.
+    """
+    values = check_extensions(extensions, adapter)
+    settings = adapter.settings
+    ordered = values.get(Features.EXTENSION_GUARANTEED_ORDERING, False)
+    buffer_size = values.get(Features.EXTENSION_BUFFER_SIZE, settings.buffer_size)
+    overflow = values.get(Features.EXTENSION_OVERFLOW, settings.overflow)
+    overflow_chosen = Features.EXTENSION_OVERFLOW in values or "overflow" in settings.model_fields_set
+    # a policy that drops must get to see what is too much: the broker must not hold it back
+    default_prefetch = min(buffer_size, MAX_PREFETCH) if overflow == "block" else MAX_PREFETCH
+    prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
+    qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
+    if qos == "0":
+        wanting = [key for key in _NEED_ACKNOWLEDGEMENT if values.get(key)]
+        if Features.EXTENSION_QOS in values:
+            if wanting:
+                raise InvalidExtensionError(
+                    Features.EXTENSION_QOS,
+                    f"'0' is without acknowledgement and contradicts {wanting[0]}; use '1' or leave it out",
+                )
+        # with an explicit "0" only what is invalid, or refused by a filter, goes to the dead-letter channel
+        elif acknowledging or wanting or Features.EXTENSION_DEAD_LETTER_CHANNEL in values:
+            qos = "1" if "1" in adapter.qos_levels else qos
+    if qos == "0" and overflow == "block" and overflow_chosen:
+        raise UnsupportedFeatureError(
+            f"{Features.EXTENSION_OVERFLOW}=block",
+            adapter.name,
+            "without acknowledgement (qos 0) nothing can hold messages back; subscribe with qos '1', or choose "
+            "drop_oldest, drop_latest or fail",
+        )
+    return SubscribeOptions(
+        qos=qos,
+        auto_acknowledge=values.get(Features.EXTENSION_AUTO_ACKNOWLEDGE, False),
+        guaranteed_ordering=ordered,
+        queue=values.get(Features.EXTENSION_QUEUE),
+        autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
+        dead_letter_channel=values.get(Features.EXTENSION_DEAD_LETTER_CHANNEL),
+        max_deliveries=values.get(Features.EXTENSION_MAX_DELIVERIES),
+        # with one unsettled delivery at a time nothing can overtake a redelivery
+        prefetch=1 if ordered else prefetch,
+        buffer_size=buffer_size,
+        overflow=overflow,
+        custom=_custom(values, adapter.subscribe_extensions),
+    )
+
+
+def _custom(values: Mapping[str, Any], keys: Iterable[str]) -> Mapping[str, Any]:
+    own = {key: values[key] for key in keys if key in values}
+    return MappingProxyType(own) if own else EMPTY

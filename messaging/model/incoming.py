@@ -1,0 +1,57 @@
+"""Incoming: a message that arrived, on its way from the adapter to the application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from messaging.model.acknowledge import AcknowledgeMessageContext
+from messaging.model.context import NO_EXTENSIONS
+
+
+class Incoming(AcknowledgeMessageContext):
+    """A message that arrived, as the adapter hands it to the core, and the context of the message made from it.
+
+    One object for both, because one is made for every message received: make a new one for each delivery.
+
+    Args:
+        payload: the bytes.
+        channel: the actual channel, never the pattern (MSG260).
+        channel_extension, content_type, content_encoding, correlation_id, reply_to_channel: as the sender set them.
+        extensions: read-only, may be shared: what the protocol told beside the standard values, under the names of
+            :class:`~messaging.Features` (``qos``, ``retain``, ``headers``, ``priority``, ``timeToLive``) and
+            ``messageId`` (str), ``timestamp`` (float, seconds since the epoch), ``redelivered`` (bool); keys that do
+            not apply are left out.
+        token: what :meth:`Adapter.acknowledge` needs to settle this delivery, any object; ``None`` if the protocol
+            has no acknowledgement for it (QoS 0): its state is then UNSUPPORTED and the adapter is done with it.
+        delivery_count: how often the broker delivered this message, this time included; ``None`` if the broker
+            does not count. The core then counts by itself.
+    """
+
+    __slots__ = ("delivery_count", "payload", "token")
+
+    def __init__(
+        self,
+        payload: bytes,
+        channel: str,
+        channel_extension: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        reply_to_channel: str | None = None,
+        extensions: Mapping[str, Any] = NO_EXTENSIONS,
+        token: Any = None,
+        delivery_count: int | None = None,
+    ) -> None:
+        self.payload = payload
+        self._channel = channel
+        self._channel_extension = channel_extension
+        self._content_type = content_type
+        self._content_encoding = content_encoding
+        self._correlation_id = correlation_id
+        self._reply_to_channel = reply_to_channel
+        self._extensions = extensions
+        self._acknowledgement = None
+        self._plan = None
+        self.token = token
+        self.delivery_count = delivery_count

@@ -1,0 +1,172 @@
+"""Message (RFC 5.6.1): immutable, slotted, cheap to make.
+
+Like its context it is a plain class with read-only properties rather than a frozen dataclass: one is made for every
+message, and a frozen dataclass takes three times as long to create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+
+from messaging.text import tolerant
+
+if TYPE_CHECKING:
+    from messaging.model.acknowledge import AcknowledgeMessageContext
+    from messaging.model.context import MessageContext
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    #: what ``Message.value()`` returns: the model, or anything
+    V = TypeVarWithDefault("V", default=Any)
+    V_co = TypeVarWithDefault("V_co", default=Any, covariant=True)
+else:  # defaults of type variables are of Python 3.13
+    V = TypeVar("V")
+    V_co = TypeVar("V_co", covariant=True)
+
+
+class Message(Generic[V_co]):
+    """A payload and its context (RFC 5.6.1). Immutable; may be shared between threads.
+
+    Generic in the model: ``value()`` of a ``Message[Reading]`` returns a ``Reading``.
+
+    It can be pickled and deep-copied, for other processes. The copy of a received message cannot be acknowledged: its
+    state is ``UNSUPPORTED``, unless the message was settled before.
+    """
+
+    __slots__ = ("_context", "_model", "_payload", "_value")
+
+    #: the model last decoded for, and the outcome; unset until then
+    _value: tuple[Any, Any]
+    #: of a payload whose context has none: of the instance that received it
+    _default_content_type: str | None = None
+
+    def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
+        self._payload = payload
+        self._context = context
+        self._model = model
+        # _value is left out: most messages are decoded never or once
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes as they travel; empty, never ``None``."""
+        return self._payload
+
+    @property
+    def context(self) -> MessageContext:
+        """The context; never ``None``. That of a received message is an :class:`AcknowledgeMessageContext`."""
+        return self._context
+
+    @overload
+    def value(self) -> V_co: ...
+    @overload
+    def value(self, model: type[T]) -> T: ...
+    def value(self, model: type[T] | None = None) -> T | Any:
+        """The payload as an object: decoded by content encoding, parsed by content type, validated by ``model``.
+
+        Args:
+            model: a pydantic model, dataclass, TypedDict or any type pydantic can validate. Without it, the
+                model the stream was subscribed with, or else whatever the content type's codec yields.
+
+        Raises:
+            UnknownContentTypeError, UnknownContentEncodingError: nothing here reads it.
+            DecodeError: the bytes do not fit. The payload stays available.
+        """
+        wanted = self._model if model is None else model
+        try:
+            known, value = self._value
+        except AttributeError:
+            pass
+        else:
+            if known is wanted:
+                return value
+        from messaging.codecs import decode  # not at import: codecs are found by entry points, on first use
+
+        value = decode(
+            self._payload,
+            self._context,
+            wanted,
+            default_content_type=self._default_content_type,
+        )
+        self._value = (wanted, value)
+        return value
+
+    def acknowledge(self) -> bool:
+        """``context.acknowledge_handler.acknowledge()``; ``False`` for a message that was not received."""
+        settle = getattr(self._context, "_settle", None)
+        return settle is not None and settle(True)
+
+    def reject(self) -> bool:
+        """``context.acknowledge_handler.reject()``; ``False`` for a message that was not received."""
+        settle = getattr(self._context, "_settle", None)
+        return settle is not None and settle(False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # without the value, which may be of any type: it is decoded again when it is asked for
+        default = self._default_content_type
+        state = () if default is None else ((None, {"_default_content_type": default}),)
+        return type(self), (self._payload, self._context, self._model), *state
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return bool(self._payload == other._payload and self._context == other._context)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"Message({len(self._payload)} bytes, {self._context!r})"
+
+
+class ReceivedMessage(Message[V_co]):
+    """A message that was received: its context names a channel, and can be acknowledged (RFC 5.8.5)."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def context(self) -> AcknowledgeMessageContext:
+            """The context; never ``None``."""
+
+
+class _ReceivedWithDefault(ReceivedMessage[V_co]):
+    """A message received by an instance with the setting ``default_content_type``."""
+
+    __slots__ = ("_default_content_type",)
+
+    _default_content_type: str
+
+
+def maker(default_content_type: str | None) -> Callable[[bytes, MessageContext, Any], ReceivedMessage[Any]]:
+    """Return what makes received messages: of payload, context and model.
+
+    Args:
+        default_content_type: the setting of the instance that receives them.
+    """
+    if default_content_type is None:
+        return ReceivedMessage
+
+    def make(payload: bytes, context: MessageContext, model: Any) -> ReceivedMessage[Any]:
+        message: _ReceivedWithDefault[Any] = _ReceivedWithDefault(payload, context, model)
+        message._default_content_type = default_content_type
+        return message
+
+    return make
+
+
+class AcknowledgeFilter(Protocol):
+    """Service interface of an acknowledge filter (RFC 5.8.7): services under it are found by target."""
+
+    def __call__(self, message: Message, /) -> bool:
+        """``True`` to acknowledge, ``False`` to reject."""
+
+
+class AcknowledgeConsumer(Protocol):
+    """Service interface of an acknowledge handler or post-acknowledge consumer (RFC 5.8.7)."""
+
+    def __call__(self, message: Message, /) -> object:
+        """Look at the message, and as a handler settle it through its context."""

@@ -1,0 +1,188 @@
+"""Configuration of an instance (RFC 5.1.2), with pydantic-settings.
+
+A setting is taken from the first of: keyword of ``connect()``, query option of the URL, environment variable
+``MESSAGING_<SETTING>``, for secrets the file named by ``MESSAGING_<SETTING>_FILE``, default. Adapters subclass
+:class:`Settings` to add theirs. Durations are float seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from messaging.errors import CodecError, InvalidOptionError
+from messaging.model.channels import MAX_BYTES, forbidden_character
+from messaging.model.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
+from messaging.model.url import concealed
+from messaging.text import did_you_mean
+
+if TYPE_CHECKING:
+    from messaging.model.url import BrokerUrl
+
+ENVIRONMENT_PREFIX: Final = "MESSAGING_"
+URL_VARIABLE: Final = "MESSAGING_URL"
+
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+
+
+def _text(value: str) -> str:
+    bad = forbidden_character(value)
+    if bad is not None:
+        raise ValueError(f"holds {bad}")
+    if len(value.encode()) > MAX_BYTES:
+        raise ValueError(f"is longer than {MAX_BYTES} bytes in UTF-8")
+    return value
+
+
+def _secret(value: SecretStr) -> SecretStr:
+    _text(value.get_secret_value())
+    return value
+
+
+def _content_type(value: str) -> str:
+    from messaging.codecs import codec_for  # not at import: few instances need it
+
+    try:
+        codec_for(value)
+    except CodecError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+ContentType = Annotated[Text, AfterValidator(_content_type)]
+Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+Secret = Annotated[SecretStr, AfterValidator(_secret)]
+
+
+class Settings(BaseSettings):
+    """Settings every adapter has. Immutable.
+
+    Raises:
+        InvalidOptionError: a value does not fit; it is not repeated, since any of them may be a secret.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, case_sensitive=False, hide_input_in_errors=True
+    )
+
+    name: Name | None = Field(None, description="osgi.messaging.name; generated and unique if not given")
+    client_id: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
+        None, description="how this client calls itself at the broker; generated if not given"
+    )
+    username: Text | None = Field(None, description="user name, if the URL has none")
+    password: Secret | None = Field(None, description="password, if the URL has none")
+    timeout: Seconds = Field(
+        30.0, description="deadline of a publish or request: waiting, sending and confirm, seconds"
+    )
+    connect_timeout: Seconds = Field(10.0, description="deadline of one attempt to connect, seconds")
+    close_timeout: Seconds = Field(5.0, description="how long closing may wait for what was accepted, seconds")
+    retry_connect: bool = Field(False, description="keep trying if the first attempt to connect fails")
+    reconnect_min: Seconds = Field(0.1, description="shortest delay before reconnecting, seconds")
+    reconnect_max: Seconds = Field(30.0, description="longest delay before reconnecting, seconds")
+    outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")
+    outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
+    buffer_size: int = Field(1024, ge=1, description="messages a stream buffers unless its context says otherwise")
+    prefetch: int | None = Field(
+        None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context says so"
+    )
+    overflow: Overflow = Field("block", description="what a full stream buffer does unless its context says otherwise")
+    max_pending_requests: int = Field(10_000, ge=1, description="requests that may wait for their replies")
+    generate_correlation_id: bool = Field(True, description="make correlation ids for requests that have none")
+    generate_reply_channel: bool = Field(True, description="make reply channels for requests that have none")
+    reply_channels: Text | None = Field(
+        None, description="where handlers may reply to: patterns, separated by commas; anywhere, if not given"
+    )
+    max_message_size: int | None = Field(None, ge=1, description="largest payload that may be published, bytes")
+    default_content_type: ContentType | None = Field(
+        None, description="content type of received messages that have none, such as application/json"
+    )
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+            return
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+            option = str(first["loc"][0]) if first["loc"] else "?"
+            source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
+            text = f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}"
+        except SettingsError as error:  # names the field, but not the variable; its cause holds the value
+            named = re.search(r'field "(\w+)"', str(error))
+            option = named.group(1) if named else "?"
+            text = f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
+        raise InvalidOptionError(option, text)  # out here, so that it has no context: that would hold the values
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The order of precedence; see the module."""
+        return init_settings, env_settings, _SecretFiles(settings_cls)
+
+
+class TlsSettings(Settings):
+    """Settings of adapters that can speak TLS."""
+
+    cafile: Path | None = Field(None, description="PEM file of the authorities that may sign the broker's certificate")
+    certfile: Path | None = Field(None, description="PEM file of this client's certificate")
+    keyfile: Path | None = Field(None, description="PEM file of this client's private key")
+    allow_insecure: bool = Field(False, description="do not verify the broker's certificate: for tests only")
+
+
+class _SecretFiles(PydanticBaseSettingsSource):
+    """``MESSAGING_<SETTING>_FILE`` for the settings that are secrets, as container platforms mount them."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in self.settings_cls.model_fields:
+            if not _is_secret(self.settings_cls, name):
+                continue
+            variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
+            path = os.environ.get(variable)
+            if path:
+                try:
+                    found[name] = SecretStr(Path(path).read_text().rstrip("\r\n"))
+                except (OSError, UnicodeDecodeError) as error:
+                    raise InvalidOptionError(
+                        name, f"{variable}: cannot read {path!r}: {type(error).__name__}"
+                    ) from None
+        return found
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) -> S:
+    """Gather the settings of one instance.
+
+    Raises:
+        InvalidOptionError: naming the option that is unknown (with the nearest known name) or whose value does
+            not fit. Values are not repeated: any of them may be a secret.
+    """
+    given = concealed({**url.options, **keywords})
+    for option in given:
+        if option not in kind.model_fields:
+            hint = did_you_mean(option, kind.model_fields) or f"known: {', '.join(sorted(kind.model_fields))}"
+            raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
+        if isinstance(given[option], SecretStr) and not _is_secret(kind, option):
+            given[option] = given[option].get_secret_value()  # text to its adapter, whatever it is called
+    return kind(**given)
+
+
+def _is_secret(kind: type[BaseSettings], option: str) -> bool:
+    return "SecretStr" in str(kind.model_fields[option].annotation)

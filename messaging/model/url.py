@@ -1,0 +1,207 @@
+"""Broker URLs: ``scheme://user:password@host:port/path?option=value``.
+
+Parsed strictly: a typo must not become a connection to somewhere else. The password is kept apart from
+everything that is ever shown; ``str(url)`` is always redacted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import quote, unquote_to_bytes
+
+from pydantic import SecretStr
+
+from messaging.errors import InvalidUrlError
+from messaging.model.channels import forbidden_character
+from messaging.text import tolerant
+
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*\Z")
+_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_SECRET_OPTION: Final = re.compile(r"pass|secret|token", re.IGNORECASE)
+_MAX_LENGTH: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUrl:
+    """A parsed broker URL. Immutable; ``str()`` and ``repr()`` never show a password.
+
+    Attributes:
+        scheme: lower case.
+        host: without brackets; for ``memory://`` the name of the broker.
+        port: 1 to 65535, or ``None`` for the adapter's default.
+        username, password: percent-decoded, or ``None``.
+        path: percent-decoded, without its leading slash; ``None`` if there is none (``/`` alone is ``""``).
+        options: the query, percent-decoded, in its order.
+    """
+
+    scheme: str
+    host: str
+    port: int | None = None
+    username: str | None = None
+    password: SecretStr | None = None
+    path: str | None = None
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def address(self) -> str:
+        """Host and port, as ``broker:1883`` or ``[::1]:1883``; the host alone if the URL names no port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    def label(self, name: str) -> str:
+        """Return how log lines name the connection of the instance ``name``, as ``mqtt 'plant' (broker:1883)``."""
+        return f"{self.scheme} {name!r} ({self.address})"
+
+    def __str__(self) -> str:
+        """The URL with every secret masked, fit for logs and DTOs."""
+        user = ""
+        if self.username is not None:
+            user = quote(self.username, safe="") + (":***" if self.password is not None else "") + "@"
+        text = f"{self.scheme}://{user}{self.address}"
+        if self.path is not None:
+            text += "/" + quote(self.path, safe="")
+        if self.options:
+            text += "?" + "&".join(
+                f"{quote(key, safe='')}={'***' if is_secret_option(key) else quote(value, safe='/:,')}"
+                for key, value in self.options.items()
+            )
+        return text
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"BrokerUrl({str(self)!r})"
+
+
+def is_secret_option(name: str) -> bool:
+    """Whether values of the option ``name`` are never shown."""
+    return _SECRET_OPTION.search(name) is not None
+
+
+def concealed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with each secret as a ``SecretStr``, so that no report that shows variables shows it."""
+    return {
+        name: SecretStr(value) if isinstance(value, str) and is_secret_option(name) else value
+        for name, value in options.items()
+    }
+
+
+def parse_url(text: str) -> BrokerUrl:
+    """Parse a broker URL.
+
+    Raises:
+        InvalidUrlError: says which part is wrong and what would be right. The message never repeats the part
+            that may hold a password, and no frame of its traceback has it in a local variable.
+    """
+    try:
+        return _parsed(text)
+    except InvalidUrlError as error:
+        failure = error.with_traceback(None)
+        failure.__context__ = None  # a decoder's error holds what it could not decode
+    del text
+    raise failure
+
+
+def _parsed(text: str) -> BrokerUrl:
+    if not isinstance(text, str):
+        raise InvalidUrlError(f"a broker URL must be a str, not {type(text).__name__}")
+    if len(text) > _MAX_LENGTH:
+        raise InvalidUrlError(f"broker URL of {len(text)} characters; at most {_MAX_LENGTH} are allowed")
+    bad = re.search(r"[\x00-\x20\x7f-\xa0\ud800-\udfff]", text)
+    if bad is not None:
+        raise InvalidUrlError(
+            f"broker URL holds U+{ord(bad.group()):04X} at index {bad.start()}; percent-encode what is not printable"
+        )
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise InvalidUrlError("broker URL has no '://'; it looks like mqtt://host:1883 or memory://name")
+    scheme = scheme.lower()
+    if not _SCHEME.match(scheme):
+        raise InvalidUrlError("broker URL has a malformed scheme; it looks like mqtt://host:1883 or memory://name")
+    if "#" in rest:
+        raise InvalidUrlError(f"{scheme} URL holds a '#'; write %23 for one that belongs to a name or password")
+    rest, has_query, query = rest.partition("?")
+    authority, has_path, raw_path = rest.partition("/")
+    userinfo, has_user, hostport = authority.rpartition("@")
+    if "@" in userinfo or (not has_user and "@" in raw_path):
+        raise InvalidUrlError(f"{scheme} URL: write %40 for '@' and %2F for '/' in a user name or password")
+    username: str | None = None
+    password: SecretStr | None = None
+    if has_user:
+        raw_user, has_password, raw_password = userinfo.partition(":")
+        if ":" in raw_password:
+            raise InvalidUrlError(f"{scheme} URL: write %3A for ':' in a user name or password")
+        username = _decoded(raw_user, scheme, "user name")
+        if has_password:
+            password = SecretStr(_decoded(raw_password, scheme, "password"))
+        if not username:
+            raise InvalidUrlError(f"{scheme} URL has an empty user name before '@'")
+    host, port = _host_and_port(hostport, scheme)
+    return BrokerUrl(
+        scheme=scheme,
+        host=host,
+        port=port,
+        username=username,
+        password=password,
+        path=_decoded(raw_path, scheme, "path") if has_path else None,
+        options=_options(query, scheme) if has_query else MappingProxyType({}),
+    )
+
+
+def _host_and_port(text: str, scheme: str) -> tuple[str, int | None]:
+    if text.startswith("["):
+        host, bracket, after = text[1:].partition("]")
+        if not bracket:
+            raise InvalidUrlError(f"{scheme} URL: ']' is missing after the IPv6 address")
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise InvalidUrlError(f"{scheme} URL: {host!r} is not an IPv6 address") from None
+        if after and not after.startswith(":"):
+            raise InvalidUrlError(f"{scheme} URL: only ':port' may follow ']'")
+        has_port, port_text = after[:1], after[1:]
+    else:
+        host, has_port, port_text = text.partition(":")
+        if ":" in port_text:
+            raise InvalidUrlError(f"{scheme} URL: an IPv6 address stands in brackets, such as [::1]")
+        if not host:
+            raise InvalidUrlError(f"{scheme} URL has no host; it looks like {scheme}://localhost")
+        if not _HOST.match(host) or ".." in host or len(host) > 253:
+            raise InvalidUrlError(f"{scheme} URL: {host[:80]!r} is not a host name")
+    if not has_port:
+        return host, None
+    if not (port_text.isascii() and port_text.isdigit()) or not 1 <= int(port_text[:6]) <= 65_535:
+        # a password with an unescaped '@' or '/' ends up here: do not repeat it
+        raise InvalidUrlError(f"{scheme} URL: the port must be a number from 1 to 65535")
+    return host, int(port_text)
+
+
+def _options(query: str, scheme: str) -> Mapping[str, str]:
+    options: dict[str, str] = {}
+    for pair in query.split("&"):
+        raw_key, equals, raw_value = pair.partition("=")
+        key = _decoded(raw_key, scheme, "option name")
+        if not key or not equals:
+            raise InvalidUrlError(f"{scheme} URL: the query must be option=value pairs joined by '&'")
+        if key in options:
+            raise InvalidUrlError(f"{scheme} URL: option {key!r} is given twice")
+        options[key] = _decoded(raw_value, scheme, f"option {key!r}")
+    return MappingProxyType(options)
+
+
+def _decoded(raw: str, scheme: str, what: str) -> str:
+    if _BAD_ESCAPE.search(raw):
+        raise InvalidUrlError(f"{scheme} URL: '%' in the {what} is not followed by two hex digits; write %25 for '%'")
+    try:
+        text = unquote_to_bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise InvalidUrlError(f"{scheme} URL: the {what} is not UTF-8 after percent-decoding") from None
+    bad = forbidden_character(text)
+    if bad is not None:
+        raise InvalidUrlError(f"{scheme} URL: the {what} holds {bad}")
+    return text

@@ -1,0 +1,14 @@
+"""Publishing: the publisher service (RFC 5.5) and the outbox, which holds messages until they are confirmed.
+
+May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``. Independent of ``receiving``.
+"""
+
+from messaging.publishing.outbox import Outbox, Publication, step_of
+from messaging.publishing.publisher import MessagePublisher
+
+__all__ = [
+    "MessagePublisher",
+    "Outbox",
+    "Publication",
+    "step_of",
+]

@@ -1,0 +1,366 @@
+"""The two ways to consume a subscription: :class:`Push` drives an observer, :class:`Pull` serves an iterator."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from reactivex import abc as rx
+
+from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
+from messaging.execution import Flag, Promise, mailbox, seconds, workers
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.connection import Connection
+    from messaging.model import Message, ReceivedMessage
+    from messaging.receiving.subscription import Subscription
+
+logger = SafeLog(__name__)
+
+T = TypeVar("T")
+
+
+class Push(rx.DisposableBase):
+    """Drives one observer from a worker thread.
+
+    ``_busy`` is the right to drain: whoever acquires it submits the job, the job releases it when there is nothing
+    left. So at most one job of a stream runs at a time, and none while there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: Subscription,
+        on_next: Callable[[Message], object],
+        on_error: Callable[[Exception], object] | None,
+        on_completed: Callable[[], object] | None,
+    ) -> None:
+        self._connection = connection
+        self.subscription = subscription
+        self._on_next = on_next
+        self._on_error = on_error
+        self._on_completed = on_completed
+        self._busy = threading.Lock()
+        self._thread: int | None = None
+        #: take no more messages; with ``_complete``, tell the observer
+        self._stopping = False
+        self._complete = False
+        self._in_error = False
+        self._over = False
+        self._started = False
+        #: resolves when the observer will not be called any more
+        self.quiet: Promise[None] = Promise("the end of an observer")
+        #: resolves when the broker was told, too
+        self.gone: Promise[None] = Promise("the end of an observed subscription")
+        subscription.consumer = self
+
+    def wake(self) -> None:
+        """Have a worker drain the buffer, unless one does. On the loop."""
+        if self._started and not self._over and self._busy.acquire(blocking=False):
+            workers().submit(self._drain)
+
+    def start(self) -> None:
+        """Emit from now on. From any thread; idempotent."""
+        self._started = True
+        # on the loop, since no signal handler interrupts it between acquiring and using the right to drain
+        self._connection.engine.call(self.wake)
+
+    def _drain(self) -> None:
+        subscription = self.subscription
+        self._thread = threading.get_ident()
+        _in_observer.push = subscription
+        try:
+            while True:
+                if not self._over:
+                    self._consume(subscription)
+                if not self._over and (self._stopping or subscription.ended):
+                    self._finish(subscription.error, notify=self._complete or not self._stopping)
+                self._busy.release()
+                idle = self._over or not (self._stopping or subscription.has_next)
+                if idle or not self._busy.acquire(blocking=False):
+                    return
+        finally:
+            _in_observer.push = None
+
+    def _consume(self, subscription: Subscription) -> None:
+        on_next = self._on_next
+        fetch = subscription.fetch
+        accept = ignore if subscription.manual else subscription.accept
+        while not (self._stopping or subscription.ended):
+            try:
+                message = fetch()
+                subscription.fetched = None
+            except CodecError as error:
+                self._finish(error, notify=True)
+                return
+            except BaseException as error:  # noqa: BLE001  # out of a direct acknowledgement callback
+                subscription.reject_unfinished()
+                self._observer_raised(error)
+                return
+            if message is None:
+                return
+            try:
+                on_next(message)
+            except BaseException as error:  # noqa: BLE001  # whatever an observer raises ends this stream only
+                subscription.leave()
+                if not subscription.manual:
+                    subscription.refuse(message)
+                self._observer_raised(error)
+                return
+            if self._in_error and not subscription.manual:
+                subscription.leave()
+                subscription.refuse(message)
+            else:
+                accept(message)
+
+    def _observer_raised(self, error: BaseException) -> None:
+        channel = self.subscription.spec.channel
+        if not isinstance(error, Exception):
+            wrapped = MessagingError(f"the observer of {channel!r} raised {type(error).__name__}")
+            wrapped.__cause__ = error
+            error = wrapped
+        if self._on_error is None:
+            logger.error("the observer of %r raised; its stream ends", channel, exc_info=error)
+        self._finish(error, notify=not self._stopping)
+
+    def _finish(self, error: Exception | None, *, notify: bool) -> None:
+        """Tell the observer that it is over, then unsubscribe. On the worker thread."""
+        self._over = self.subscription.dismissed = True
+        channel = self.subscription.spec.channel
+        if notify:
+            try:
+                if error is None:
+                    if self._on_completed is not None:
+                        self._on_completed()
+                elif self._on_error is not None:
+                    self._on_error(error)
+                elif isinstance(error, MessagingError):
+                    logger.error("stream of %r ended: %s", channel, error)
+            except BaseException:  # whatever it is, nobody else is to suffer from it
+                logger.exception("observer of %r raised from on_error or on_completed", channel)
+        self._connection.engine.call(self.quiet.resolve, None)
+        remove(self._connection, channel, self.subscription).listen(lambda: self.gone.resolve(None))
+
+    def stop(self) -> Promise[None]:
+        """Complete after the message in progress; the promise resolves when that is done. From any thread."""
+        self._complete = self._complete or not self._stopping
+        self._stopping = self.subscription.dismissed = True
+        self.start()
+        return self.quiet
+
+    def dispose(self) -> None:
+        """Stop: no message is emitted after the one in progress, which is still settled. From any thread."""
+        if self._thread == threading.get_ident() and sys.exception() is not None:
+            # an operator reports what a user's function raised by disposing from its except block
+            self._in_error = True
+        self._stopping = self.subscription.dismissed = True
+        self.start()
+
+
+class _InObserver(threading.local):
+    #: the subscription whose observer runs on this thread; ``True`` for a message handler
+    push: Subscription | Literal[True] | None = None
+
+
+_in_observer = _InObserver()
+
+
+#: the task that runs the coroutine of a message handler, in the context of this task and of those it starts
+_handler_task: Final[ContextVar[asyncio.Task[Any] | None]] = ContextVar("messaging_handler_task", default=None)
+
+
+def in_observer() -> bool:
+    """Whether the caller is an observer's callback or a message handler, which must not wait for its own end."""
+    if _in_observer.push is not None:
+        return True
+    task = _handler_task.get()
+    return task is not None and task is _current_task()
+
+
+def observed_here() -> Subscription | None:
+    """Return the subscription whose observer the caller is a callback of."""
+    found = _in_observer.push
+    return found if found is not True else None
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
+
+
+def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call a message handler on this thread, where :func:`in_observer` is true meanwhile."""
+    outer, _in_observer.push = _in_observer.push, True
+    try:
+        return function(*arguments)
+    finally:
+        _in_observer.push = outer
+
+
+async def await_inside(awaitable: Awaitable[T]) -> T:
+    """Await what a message handler has to do, in a task of its own where :func:`in_observer` is true meanwhile."""
+    _handler_task.set(asyncio.current_task())
+    return await awaitable
+
+
+def remove(connection: Connection, channel: str, *subscriptions: Subscription) -> Promise[None]:
+    """End subscriptions to a channel. From any thread."""
+    what = f"unsubscribing from {channel!r}"
+    if connection.is_forsaken:
+        gone: Promise[None] = Promise(what)
+        gone.resolve(None)
+        return gone
+
+    async def end() -> None:
+        await asyncio.gather(*map(connection.remove, subscriptions))
+
+    return connection.engine.run(end(), what)
+
+
+class StreamEndedError(Exception):
+    """The stream is complete: how a pull says it to whichever iterator asked."""
+
+
+class Pull:
+    """Lets one thread or event loop at a time ask for messages."""
+
+    def __init__(self, connection: Connection, subscription: Subscription) -> None:
+        self._connection = connection
+        self.subscription = subscription
+        #: who is asking: written under the guard
+        self._asking: object = None
+        self._guard = threading.Lock()
+        self._in_hand: ReceivedMessage | None = None
+        #: what ended the stream here, before the loop knows
+        self._error: CodecError | None = None
+        self._arrived: Callable[[], object] = _nothing
+        subscription.consumer = self
+
+    def wake(self) -> None:
+        """Wake the caller that is asking, if any."""
+        self._arrived()
+
+    def stop(self) -> None:
+        """Nothing runs here that could be waited for."""
+
+    def settle(self, *, failed: bool = False) -> None:
+        """Settle the message handed out last.
+
+        Settling twice does no harm, losing the message would: it is forgotten when the verdict is recorded.
+        """
+        message, subscription = self._in_hand, self.subscription
+        if message is None or message is subscription.fetched:  # that one was not handed out: an interrupt came first
+            return
+        if not subscription.manual:
+            if failed:
+                subscription.refuse(message)
+            else:
+                subscription.accept(message)
+        if self._in_hand is message:
+            self._in_hand = None
+
+    def _claim(self, caller: object) -> None:
+        """Take the right to ask. An interrupt may come at any time: the caller must be in its ``try`` already."""
+        with self._guard:
+            if self._asking is not None:
+                raise StreamConsumedError(
+                    f"the stream of {self.subscription.spec.channel!r} is being iterated already; "
+                    f"subscribe again for a second consumer"
+                )
+            self._asking = caller
+
+    def _take(self) -> ReceivedMessage | Exception | None:
+        """The next message, or what ends the stream: returned, so that all of :meth:`next` is in its ``try``."""
+        subscription = self.subscription
+        if self._error is not None:
+            return self._error.with_traceback(None)
+        if subscription.ended:
+            return StreamEndedError() if subscription.error is None else subscription.error.with_traceback(None)
+        try:
+            message = self._in_hand = subscription.fetch()
+        except CodecError as error:
+            self._error = error
+            self._connection.engine.call(subscription.fail, error)
+            return error
+        return message
+
+    def _withdraw(self, caller: object, found: ReceivedMessage | Exception | None) -> None:
+        """Give the right to ask back after an interrupt; a message that was taken already is handed out next."""
+        if found is not None and not isinstance(found, Exception):
+            self.subscription.fetched = found
+        if self._asking is caller:
+            self._asking = None
+
+    def next(self, timeout: float | None) -> ReceivedMessage:
+        """The next message; raises ``StreamEndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
+        if timeout is not None:
+            timeout = seconds(timeout)
+        caller = object()
+        found: ReceivedMessage | Exception | None = None
+        arrived: Flag | None = None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._claim(caller)
+            self.settle()
+            while (found := self._take()) is None:
+                if arrived is None:
+                    arrived = Flag()
+                    self._arrived = arrived.set
+                    continue  # the arrival of an earlier message set no flag
+                if not arrived.wait(None if deadline is None else deadline - time.monotonic()):
+                    found = DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
+                    break
+                arrived.clear()
+            if isinstance(found, Exception):
+                self._asking = None
+            else:
+                # From here on it is the caller's. No signal is looked for between the assignments and the return; on a
+                # thread that is interrupted otherwise, see _withdraw.
+                self._asking = self.subscription.fetched = None
+                return found
+        except BaseException:
+            self._withdraw(caller, found)
+            raise
+        raise found
+
+    async def anext(self) -> ReceivedMessage:
+        """The next message; raises ``StreamEndedError``. Cancelling loses none."""
+        caller = object()
+        found: ReceivedMessage | Exception | None = None
+        arrived: asyncio.Event | None = None
+        try:
+            self._claim(caller)
+            self.settle()
+            while (found := self._take()) is None:
+                if arrived is None:
+                    arrived = asyncio.Event()
+                    self._arrived = partial(mailbox(asyncio.get_running_loop()).post, arrived.set)
+                    continue
+                await arrived.wait()
+                arrived.clear()
+            if isinstance(found, Exception):
+                self._asking = None
+            else:
+                self._asking = self.subscription.fetched = None  # as in next()
+                return found
+        except BaseException:
+            self._withdraw(caller, found)
+            raise
+        raise found
+
+
+def _nothing() -> None:
+    """Nobody is asking."""
+
+
+def ignore(_: Message) -> None:
+    """Do nothing: the observer of a stream subscribed without one, and the acknowledgement left to the consumer."""

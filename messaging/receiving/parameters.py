@@ -1,0 +1,113 @@
+"""What a handler's only parameter is annotated with: the model that its argument is decoded to."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
+
+from messaging.codecs import check_model
+from messaging.errors import ArgumentError
+from messaging.model import Message, maker
+
+#: the parameter has no annotation
+NOT_ANNOTATED: Final[Any] = inspect.Parameter.empty
+
+
+class MessageParameter(NamedTuple):
+    """The annotation ``Message`` or ``Message[model]``: the handler takes the message itself."""
+
+    model: Any = None
+
+    def argument(self, message: Message) -> Message:
+        """Return the message with its model.
+
+        Raises:
+            CodecError: the payload does not fit the model.
+        """
+        if self.model is not None:
+            message = maker(message._default_content_type)(message._payload, message._context, self.model)
+            message.value()
+        return message
+
+
+def parameter_of(function: Callable[..., Any], role: str, argument: str) -> Any:
+    """Return the evaluated annotation of a handler's only parameter.
+
+    Args:
+        function: the handler.
+        role, argument: what it is, and what it is called with, for the error message.
+
+    Returns:
+        ``None`` if the handler takes no argument, ``NOT_ANNOTATED`` if its parameter has no annotation, and a
+        :class:`MessageParameter` if it takes the message.
+
+    Raises:
+        ArgumentError: the handler needs other arguments, or its annotation is not a type that pydantic can validate.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in that does not say
+        return NOT_ANNOTATED
+    needed = [
+        each
+        for each in signature.parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
+    ]
+    optional = [
+        each
+        for each in signature.parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL) and each not in needed
+    ]
+    only_keywords = [
+        each.name
+        for each in signature.parameters.values()
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty
+    ]
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if len(needed) > 1 or only_keywords:
+        raise ArgumentError(f"{role} takes one argument, {argument}; {name}{signature} needs others")
+    if not needed and not optional:
+        return None
+    parameter = (needed or optional)[0]
+    if parameter.annotation is parameter.empty:
+        return NOT_ANNOTATED
+    try:
+        annotation = evaluated(function, parameter.name, parameter.annotation)
+    except Exception as error:
+        raise ArgumentError(f"the annotation of {parameter.name!r} in {name} cannot be evaluated: {error}") from error
+    if annotation is NOT_ANNOTATED:
+        return annotation
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and issubclass(kind, Message):
+        (model,) = get_args(annotation) or (None,)
+        if model is None or model is Any:
+            return MessageParameter()
+        check_model(model)
+        return MessageParameter(model)
+    check_model(annotation)
+    return annotation
+
+
+def evaluated(function: Callable[..., Any], name: str, annotation: Any) -> Any:
+    """Return one annotation of a function, evaluated; its other annotations may name what does not exist."""
+    plain = inspect.unwrap(function if inspect.isroutine(function) else function.__call__)  # type: ignore[operator]
+    plain = getattr(plain, "__func__", plain)
+    stub = SimpleNamespace(__annotations__={name: annotation})
+    return get_type_hints(stub, getattr(plain, "__globals__", {}), _closure(plain), include_extras=True)[name]
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """Return the variables of the enclosing functions; without those that have no value yet."""
+    found = {}
+    for name, cell in zip(_names(function), getattr(function, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # assigned later, such as the registration of the handler itself
+            found[name] = cell.cell_contents
+    return found
+
+
+def _names(function: Any) -> tuple[str, ...]:
+    code = getattr(function, "__code__", None)
+    return code.co_freevars if code is not None else ()

@@ -1,0 +1,450 @@
+"""Run handlers of messages and requests: bounded, each by itself, on threads or event loops (RFC 5.7.4).
+
+**Threads.** ``submit`` is called on the engine's loop. A function runs on worker threads. A coroutine function runs on
+the event loop that was running where the handler was registered, or else on one loop for all such handlers in a thread
+of its own. A handler works on at most ``concurrency`` tasks at a time, however many are waiting. The credit of the
+subscription that the tasks came from holds back the others.
+
+A second thread is started for a handler when the first one has not reached a waiting task within some milliseconds.
+Quick handlers use one thread: it is faster than several that compete for the interpreter, and it keeps the order.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import enum
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from reactivex import Observable
+
+from messaging.execution import Mailbox, Promise, engine, handlers_loop, is_coroutine, mailbox, workers
+
+if TYPE_CHECKING:
+    from messaging.model import Message
+
+#: how long waiting tasks are left to the running threads before another thread is started, seconds
+_GROW_AFTER: Final = 0.003
+#: interval at which the event loop of a handler with unfinished tasks is checked, seconds
+_LOOK: Final = 0.25
+#: pause of a runner whose task was cancelled from outside: most likely its loop is about to end, seconds
+_AFTER_CANCELLED: Final = 0.1
+
+
+class HandlerExhaustedError(Exception):
+    """Raised by a coroutine handler that takes no more requests, before it has sent a reply.
+
+    The request counts as not begun. It waits, with those that come later, until the handler is unregistered.
+    """
+
+
+class Verdict(enum.Enum):
+    """How a handled message is settled at its broker."""
+
+    ACCEPT = "accept"
+    #: handle it again
+    REFUSE = "refuse"
+    #: leave it unsettled: its subscription is closing, and the broker requeues it with the others
+    LEAVE = "leave"
+
+
+class Origin(Protocol):
+    """The subscription side of a runner: where its tasks come from.
+
+    Attributes:
+        is_stopping: no more tasks are submitted, and those that were begun are being finished.
+    """
+
+    is_stopping: bool
+
+    def dispatch(self, task: Any) -> None:
+        """Give ``task`` to another handler: the runner it was given to is retired. On the engine's loop."""
+        ...
+
+    def finished(self, task: Any, verdict: Verdict) -> None:
+        """Settle the message of ``task``. Called once, on the engine's loop."""
+        ...
+
+    def is_void(self, message: Message) -> bool:
+        """Return whether ``message`` was delivered by a lost connection and will be redelivered. From any thread."""
+        ...
+
+
+class Task(Protocol):
+    """One message or request in the hands of a runner."""
+
+    origin: Any
+    request: Message
+    #: called on the loop when the task is over, if the handler went on after its function had returned
+    after: Callable[[], object] | None
+    #: the asyncio task of the handler was cancelled, once
+    was_cancelled: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the message is settled."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the requester cancelled it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a reply was sent."""
+
+    def done(self) -> None:
+        """Accept the message. From any thread."""
+
+    def failed(self, error: BaseException) -> None:
+        """Log the exception of the handler, and reject the message. From any thread."""
+
+    def log(self, error: BaseException) -> None:
+        """Log the exception of the handler."""
+
+    def fault(self, error: BaseException) -> None:
+        """Reject the message, or report the exception to the requester."""
+
+    def give_back(self) -> None:
+        """Requeue the message: the handler was cancelled before it had finished."""
+
+    def finish(self, verdict: Verdict) -> None:
+        """Settle a message that is not to be handled."""
+
+
+class Handler:
+    """A handler, and how its results are handled. Subclasses send replies.
+
+    Args:
+        call: the function; it takes the message.
+        loop: the event loop it was registered on, if any.
+        is_async: whether it is a coroutine function; found out if it is ``None``.
+    """
+
+    __slots__ = ("call", "is_async", "loop")
+
+    def __init__(
+        self, call: Callable[..., Any], loop: asyncio.AbstractEventLoop | None, is_async: bool | None = None
+    ) -> None:
+        self.call = call
+        self.is_async = is_coroutine(call) if is_async is None else is_async
+        self.loop = loop
+
+    def start(self, task: Any) -> Any:
+        """Call the function and return its result, which may have to be awaited or iterated."""
+        return self.call(task.request)
+
+    def needs_loop(self, found: Any) -> bool:
+        """Return whether the result of a plain function has to be awaited or iterated on an event loop."""
+        return is_awaitable(found)
+
+    def outlives_call(self, found: Any) -> bool:  # noqa: ARG002  # for subclasses
+        """Return whether sending the result goes on after :meth:`send` has returned."""
+        return False
+
+    def send(self, task: Any, found: Any) -> None:  # noqa: ARG002  # for subclasses
+        """Finish ``task`` with the result of the function. On a thread."""
+        task.done()
+
+    async def send_async(self, task: Any, found: Any) -> None:  # noqa: ARG002  # for subclasses
+        """Finish ``task`` with the awaited result of the function. On an event loop."""
+        task.done()
+
+    async def fail_async(self, task: Any, error: BaseException) -> None:
+        """Log what the function raised, and fail ``task``. On an event loop."""
+        task.log(error)
+        task.fault(error)
+
+
+def is_awaitable(found: Any) -> bool:
+    """Return whether the result of a handler is awaited. An observable could be, but is subscribed to instead."""
+    return found is not None and inspect.isawaitable(found) and not isinstance(found, Observable)
+
+
+class Runner(abc.ABC):
+    """Runs one handler.
+
+    Args:
+        handler: which.
+        concurrency: how many requests at a time.
+    """
+
+    def __init__(self, handler: Handler, concurrency: int) -> None:
+        self.handler = handler
+        self.concurrency = concurrency
+        #: its handler is gone, or has another runner: nothing is begun any more
+        self.is_retired = False
+        self._waiting: deque[Task] = deque()
+
+    @abc.abstractmethod
+    def submit(self, task_: Task) -> None:
+        """Have a request handled. On the engine's loop."""
+
+    @abc.abstractmethod
+    def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
+        """Take back what was not begun and is ``wanted``. On the engine's loop."""
+
+    def pass_on(self, wanted: Callable[[Task], bool]) -> None:
+        """Give requests that were not begun and are ``wanted`` to other handlers. On the engine's loop."""
+        for task_ in self.withdraw(wanted):
+            task_.origin.dispatch(task_)
+
+    @staticmethod
+    def _is_void(task_: Task) -> bool:
+        """Whether there is nothing to do: it will come again. Then it is settled."""
+        if task_.origin.is_void(task_.request):
+            task_.finish(Verdict.REFUSE)
+            return True
+        return False
+
+
+class ThreadRunner(Runner):
+    """Runs a function on worker threads."""
+
+    def __init__(self, handler: Handler, concurrency: int) -> None:
+        super().__init__(handler, concurrency)
+        self._lock = threading.Lock()  # guards _waiting and _active
+        self._active = 0
+        self._growing: asyncio.TimerHandle | None = None
+
+    def submit(self, task_: Task) -> None:
+        """See ``Runner.submit``."""
+        with self._lock:
+            self._waiting.append(task_)
+            is_first = not self._active
+            self._active += is_first
+        if is_first:
+            # once the loop has given out all that arrived: the worker would only take the interpreter from it
+            engine().loop.call_soon(workers().submit, self._work)
+        elif self._growing is None and self._active < self.concurrency:
+            self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, task_)
+
+    def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
+        """See ``Runner.withdraw``."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+            found: list[Task] = []
+            for task_ in waiting:
+                (found if wanted(task_) else self._waiting).append(task_)
+        return found
+
+    def _grow(self, seen: Task) -> None:
+        """Another thread, if nobody has come to ``seen`` meanwhile."""
+        self._growing = None
+        with self._lock:
+            waiting = len(self._waiting)
+            more = min(self.concurrency - self._active, waiting) if seen in self._waiting else 0
+            self._active += more
+            last = self._waiting[-1] if waiting > more and self._active < self.concurrency else None
+        for _ in range(more):
+            workers().submit(self._work)
+        if last is not None:
+            self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, last)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._active -= 1
+                    return
+                task_ = self._waiting.popleft()
+            if not self._is_void(task_) and not self._run(task_):
+                return
+
+    def _next(self) -> None:
+        """A request whose handler went on after it had returned is over: its place is free."""
+        with self._lock:
+            if not self._waiting:
+                self._active -= 1
+                return
+        workers().submit(self._work)
+
+    def _run(self, task_: Task) -> bool:
+        """Handle a request; ``False`` if that goes on, and its place is taken until it is over."""
+        handler = self.handler
+        try:
+            found = handler.start(task_)
+            if isinstance(found, Promise):
+                task_.after = self._next
+                found.add_done_callback(lambda promise: _settle(handler, task_, promise))
+                return False
+            if handler.needs_loop(found):
+                # a function that does what a coroutine function would have done
+                task_.after = self._next
+                _go_on_elsewhere(handler, task_, found)
+                return False
+            if handler.outlives_call(found):
+                task_.after = self._next
+                handler.send(task_, found)
+                return False
+            handler.send(task_, found)
+        except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
+            task_.failed(error)
+            return task_.after is None
+        return True
+
+
+#: held, since a loop does not hold its tasks
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _go_on_elsewhere(handler: Handler, task_: Task, found: Any) -> None:
+    """Await what a function returned, on the loop of its handler."""
+    loop = handler.loop or handlers_loop()
+    engine().call(_look_elsewhere, task_, loop)
+    loop.call_soon_threadsafe(_spawn, handler, task_, found)
+
+
+def _spawn(handler: Handler, task_: Task, found: Any) -> None:
+    def ended(task: asyncio.Task[None]) -> None:
+        _tasks.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            workers().submit(task_.give_back)
+
+    task = asyncio.get_running_loop().create_task(_go_on(handler, task_, found))
+    _tasks.add(task)
+    task.add_done_callback(ended)
+
+
+def _look_elsewhere(task_: Task, loop: asyncio.AbstractEventLoop) -> None:
+    """See to it that a request does not end with the loop it is on."""
+    if task_.is_over:
+        return
+    if loop.is_closed():
+        workers().submit(task_.give_back)
+    else:
+        engine().loop.call_later(_LOOK, _look_elsewhere, task_, loop)
+
+
+def _settle(handler: Handler, task_: Task, promise: Promise[Any]) -> None:
+    try:
+        handler.send(task_, promise.result())
+    except BaseException as error:  # noqa: BLE001
+        task_.failed(error)
+
+
+# --- coroutines
+
+
+class LoopRunner(Runner):
+    """Runs a coroutine function on an event loop of the application.
+
+    A loop may end with requests in it, as ``asyncio.run`` does: it cancels the tasks, and what is not settled by then
+    goes to ``orphaned``.
+
+    Args:
+        handler, concurrency: see :class:`Runner`.
+        orphaned: called on the engine's loop with what is left, once the loop is closed.
+    """
+
+    def __init__(self, handler: Handler, concurrency: int, orphaned: Callable[[LoopRunner, list[Any]], object]) -> None:
+        super().__init__(handler, concurrency)
+        loop = handler.loop
+        self._loop = loop if loop is not None else handlers_loop()
+        self._box: Mailbox = mailbox(self._loop)
+        self._orphaned = orphaned
+        #: on the handler's loop
+        self._running: dict[asyncio.Task[None], Task] = {}
+        #: its handler takes no more; on the handler's loop
+        self._is_exhausted = False
+        self._watcher: asyncio.TimerHandle | None = None
+        self._was_idle = False
+
+    def submit(self, task_: Task) -> None:
+        """See ``Runner.submit``."""
+        self._was_idle = False
+        self._waiting.append(task_)
+        self._box.post(self._begin)
+        if self._watcher is None:
+            self._watcher = engine().loop.call_later(_LOOK, self._look)
+
+    def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
+        """See ``Runner.withdraw``."""
+        found = []
+        for task_ in [*self._waiting]:
+            if wanted(task_):
+                try:
+                    self._waiting.remove(task_)
+                except ValueError:  # the handler's loop was faster
+                    continue
+                found.append(task_)
+        return found
+
+    def _look(self) -> None:
+        self._watcher = None
+        if self._loop.is_closed():
+            left = [*self._running.values(), *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+            self._orphaned(self, [task_ for task_ in left if not task_.is_over])
+        elif self._running or self._waiting or not self._was_idle:
+            # twice, since what is between the two is in neither
+            self._was_idle = not (self._running or self._waiting)
+            self._watcher = engine().loop.call_later(_LOOK, self._look)
+
+    def _begin(self) -> None:
+        while self._waiting and len(self._running) < self.concurrency and not self._is_exhausted:
+            try:
+                task_ = self._waiting.popleft()
+            except IndexError:  # withdrawn
+                return
+            if self._is_void(task_):
+                continue
+            task = self._loop.create_task(_run(self.handler, task_))
+            self._running[task] = task_
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        task_ = self._running.pop(task, None)
+        if not task.cancelled():
+            if task.exception() is None:
+                self._begin()
+            elif task_ is not None:
+                self._is_exhausted = True
+                self._return(task_)
+        elif task_ is not None and (task_.was_cancelled or task_.is_stopped or task_.has_begun):
+            workers().submit(task_.give_back)
+            self._loop.call_later(_AFTER_CANCELLED, self._begin)
+        elif task_ is not None:
+            task_.was_cancelled = True
+            self._return(task_)
+            self._loop.call_later(_AFTER_CANCELLED, self._begin)
+
+    def _return(self, task_: Task) -> None:
+        """Let a request wait that was not begun after all."""
+        self._waiting.appendleft(task_)
+        # the others may have been withdrawn by then
+        engine().call(self.pass_on, lambda each: self.is_retired or each.origin.is_stopping)
+
+
+async def _run(handler: Handler, task_: Task) -> None:
+    try:
+        found = handler.start(task_)
+    except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
+        await handler.fail_async(task_, error)
+    else:
+        await _go_on(handler, task_, found)
+
+
+async def _go_on(handler: Handler, task_: Task, found: Any) -> None:
+    """Await the result of a handler, and send it.
+
+    Raises:
+        HandlerExhaustedError: the handler takes no more requests.
+    """
+    try:
+        while is_awaitable(found):
+            found = await found
+        await handler.send_async(task_, found)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # its loop ends, say: see LoopRunner
+        await handler.fail_async(task_, error)  # of something that the handler awaited
+    except HandlerExhaustedError:
+        raise
+    except BaseException as error:  # noqa: BLE001
+        await handler.fail_async(task_, error)

@@ -1,0 +1,243 @@
+"""MessageSubscription (RFC 5.4): checks a context and opens a stream for it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from messaging.adapter import SubscriptionSpec
+from messaging.codecs import check_model
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    MessagingError,
+)
+from messaging.model import (
+    DirectAcknowledgement,
+    Features,
+    MessageContext,
+    as_context,
+    channels,
+    check_text,
+    requested,
+    subscribe_options,
+)
+from messaging.receiving.consumers import observed_here
+from messaging.receiving.handler import ON_INVALID, HandlerRegistration
+from messaging.receiving.stream import MessageStream
+from messaging.receiving.subscription import Consumption, OnInvalid, Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from messaging.connection import Connection
+    from messaging.model import MessageContextProvider
+    from messaging.receiving.handler import HandlerOnInvalid, MessageHandler
+    from messaging.receiving.redelivery import Publish
+    from messaging.services import ServiceRegistry
+
+#: how the messages of a stream are acknowledged
+Acknowledge = Literal["automatic", "manual"]
+
+#: requests a responder takes in advance, unless it is told otherwise
+_REQUESTS: Final = 128
+
+
+class MessageSubscription:
+    """Subscribes to channels of one instance (RFC 5.4). Thread safe; get it as ``Messaging.subscription``."""
+
+    def __init__(self, connection: Connection, services: ServiceRegistry, publish: Publish) -> None:
+        self._connection = connection
+        self._services = services
+        self._publish = publish
+        self._handlers: dict[HandlerRegistration, None] = {}
+
+    def subscribe(
+        self,
+        channel_or_context: str | MessageContext | MessageContextProvider,
+        *,
+        model: Any = None,
+        on_invalid: OnInvalid = "raise",
+        keep_subscription: bool = False,
+        acknowledge: Acknowledge = "automatic",
+    ) -> MessageStream:
+        """Subscribe to a channel or pattern.
+
+        Args:
+            channel_or_context: a channel pattern, or a context with one and with extensions, or a provider (a builder,
+                RFC 5.6.3) that builds such a context. A context from
+                ``AcknowledgeMessageContextBuilder`` also says how messages are acknowledged.
+            model: what ``Message.value()`` of each message is validated against before it is emitted.
+            on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the
+                ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends
+                its original bytes to the dead-letter channel.
+            keep_subscription: whether closing the stream leaves the subscription at the broker, which keeps messages
+                for the next consumer: in an MQTT session that it keeps, or in a ``queue``. It asks for acknowledgement.
+            acknowledge: ``automatic``, or ``manual``: the consumer calls ``Message.acknowledge()`` or ``reject()``, at
+                any time and on any thread.
+
+        Returns:
+            The stream; its broker subscription is under way: see ``MessageStream.ready``. Until it is there, and
+            while there is no connection, nothing is missed that the protocol keeps.
+
+        Raises:
+            InvalidChannelError: no channel, or a malformed pattern.
+            InvalidExtensionError: an extension has the wrong type or range.
+            UnsupportedFeatureError: something the instance does not announce.
+            ArgumentError: ``model`` is no type pydantic can validate, or the broker has nothing that keeps the
+                subscription.
+            ClosedError: the instance is closed.
+        """
+        if isinstance(channel_or_context, str):
+            context = MessageContext(channel_or_context)
+        else:
+            context = as_context(channel_or_context)
+        spec, direct = self._consumed(context, keep_subscription, acknowledge)
+        check_model(model)
+        if on_invalid not in ("raise", "skip", "dead_letter"):
+            raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
+        self._check_dead_letters(spec, on_invalid)
+        self._refuse_closed()
+        consumption = Consumption(model, on_invalid, direct, keep_subscription)
+
+        def open_subscription() -> Subscription:
+            subscription = Subscription(self._connection, self._services, self._publish, spec, consumption)
+            observed = observed_here()
+            if observed is not None and observed.source == subscription.source:
+                observed.heir = subscription
+            try:
+                self._connection.engine.call(self._connection.start_subscription, subscription)
+                return subscription
+            except BaseException:  # an interrupt: there is no stream to close
+                self._connection.engine.call(self._connection.end_subscription, subscription)
+                raise
+
+        return MessageStream(self._connection, open_subscription)
+
+    def _consumed(
+        self, context: MessageContext, keep_subscription: bool, acknowledge: Acknowledge
+    ) -> tuple[SubscriptionSpec, DirectAcknowledgement | None]:
+        """Check how a subscription is consumed; return what is subscribed to, and how it is acknowledged."""
+        adapter = self._connection.adapter
+        direct = context._acknowledgement
+        if acknowledge not in get_args(Acknowledge):
+            raise ArgumentError(f"acknowledge must be 'automatic' or 'manual', not {acknowledge!r}")
+        if not isinstance(keep_subscription, bool):
+            raise ArgumentError(f"keep_subscription must be a bool, not {type(keep_subscription).__name__}")
+        if acknowledge == "manual":
+            if direct is not None:
+                raise ArgumentError("acknowledge='manual' is for contexts without acknowledgement of their own")
+            direct = DirectAcknowledgement()
+        if (
+            keep_subscription
+            and adapter.acknowledging_qos is not None
+            and Features.EXTENSION_QOS not in context._extensions
+        ):
+            extensions = MappingProxyType({**context._extensions, Features.EXTENSION_QOS: adapter.acknowledging_qos})
+            context = MessageContext(context._channel, context._channel_extension, extensions=extensions)
+        spec = self._check(context, acknowledging=direct is not None)
+        if keep_subscription and spec.options.qos == "0":
+            raise ArgumentError("keep_subscription=True needs acknowledgement: leave qos out, or set it to 1 or more")
+        if keep_subscription and not (adapter.keeps_session or adapter.redelivers(spec)):
+            raise ArgumentError(
+                f"keep_subscription=True: the broker of {adapter.name!r} keeps nothing for this subscription; give "
+                "it a queue, or with MQTT connect with a client_id and session_expiry (version 5) or clean_start=false "
+                "(3.1.1)"
+            )
+        return spec, direct
+
+    def open_handler(
+        self,
+        context: MessageContext,
+        handler: MessageHandler,
+        model: Any,
+        concurrency: int,
+        on_invalid: HandlerOnInvalid | None,
+        keep_subscription: bool,
+    ) -> HandlerRegistration:
+        """Subscribe, and have ``handler`` called with each message; see ``Messaging.on``."""
+        spec, _ = self._consumed(context, keep_subscription, "automatic")
+        check_model(model)
+        if on_invalid is not None and on_invalid not in ON_INVALID:
+            raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
+        self._check_dead_letters(spec, on_invalid)
+        self._refuse_closed()
+        subscription = Subscription(
+            self._connection, self._services, self._publish, spec, Consumption(is_kept=keep_subscription)
+        )
+        registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
+        registration.closed.listen(lambda: self._handlers.pop(registration, None))
+        try:
+            self._handlers[registration] = None
+            self._connection.engine.call(self._connection.start_subscription, subscription)
+            return registration
+        except BaseException:  # an interrupt: nobody has the registration
+            registration.close()
+            raise
+
+    @property
+    def handlers(self) -> tuple[HandlerRegistration, ...]:
+        """The registrations that have not ended, the oldest first."""
+        return (*self._handlers.copy(),)
+
+    def forsake(self, error: MessagingError) -> None:
+        """In a forked child: the handlers are the parent's."""
+        for registration in self.handlers:
+            registration.closed.forsake(error)
+        self._handlers.clear()
+
+    @staticmethod
+    def _check_dead_letters(spec: SubscriptionSpec, on_invalid: str | None) -> None:
+        if on_invalid == "dead_letter" and spec.options.dead_letter_channel is None:
+            raise ArgumentError(
+                "on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel"
+            )
+
+    def _refuse_closed(self) -> None:
+        if self._connection.state == "closed" or self._connection.closing:
+            raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
+
+    def check(self, channel: str, extensions: Mapping[str, Any]) -> SubscriptionSpec:
+        """What would be subscribed to; raises as :meth:`subscribe`."""
+        return self._check(MessageContext(channel, extensions=MappingProxyType({**extensions})))
+
+    def open_requests(self, channel: str, extensions: Mapping[str, Any], kind: type[Subscription]) -> Subscription:
+        """A subscription to requests, which its caller starts; raises as :meth:`subscribe`.
+
+        Unless the extensions say otherwise, with acknowledgement, since a request is acknowledged when it is answered,
+        and no more than a few at a time: what one responder cannot come to, another one may.
+        """
+        adapter = self._connection.adapter
+        wanted = {**extensions}
+        if adapter.acknowledging_qos is not None:
+            wanted.setdefault(Features.EXTENSION_QOS, adapter.acknowledging_qos)
+        if str(wanted.get(Features.EXTENSION_QOS)) != "0":
+            wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
+        spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
+        return kind(self._connection, self._services, self._publish, spec, Consumption())
+
+    def _check(self, context: MessageContext, *, acknowledging: bool = False) -> SubscriptionSpec:
+        adapter = self._connection.adapter
+        if context._channel is None:
+            raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
+        context._channel = channels.check_pattern(context._channel)
+        if channels.has_wildcard(context._channel) and Features.WILDCARDS not in adapter.features:
+            raise adapter.lacks(Features.WILDCARDS)
+        if context._channel_extension is not None:
+            if Features.ROUTING_KEY not in adapter.features:
+                raise adapter.lacks(Features.ROUTING_KEY)
+            check_text("channel_extension", context._channel_extension)
+        if acknowledging and Features.ACKNOWLEDGE not in adapter.features:
+            raise adapter.lacks(Features.ACKNOWLEDGE)
+        options = subscribe_options(requested(context, adapter), adapter, acknowledging=acknowledging)
+        spec = SubscriptionSpec(context._channel, context._channel_extension, options)
+        dead = options.dead_letter_channel
+        if dead is not None and context._channel_extension is None and channels.matches(context._channel, dead):
+            raise InvalidExtensionError(
+                Features.EXTENSION_DEAD_LETTER_CHANNEL,
+                f"{dead!r} is matched by {context._channel!r} itself: its messages would go round in circles",
+            )
+        adapter.check_subscribe(spec)
+        return spec

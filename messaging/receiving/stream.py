@@ -1,0 +1,332 @@
+"""MessageStream: what ``subscribe`` returns, in three faces (RFC 5.4).
+
+It is a ``reactivex.Observable[Message]``, an iterator, an async iterator, and a context manager of both kinds.
+
+**When it emits, completes and errors.** The subscription starts at once; messages wait in the bounded buffer until
+a consumer takes them. It emits each message once, in arrival order, one at a time. It completes when it is closed or
+disposed, or when the instance is closed; messages still in the buffer are then released, not emitted (see
+``docs/guarantees.md``). It errors when the broker refuses or ends the subscription, when the overflow policy is
+``fail``, when a message does not fit the model and ``on_invalid`` is ``raise``, or when the observer raises. A lost
+connection is none of these: the stream goes on after reconnecting.
+
+**Acknowledgement** (unless the context says otherwise): a message is acknowledged when the observer returned, rejected
+when it raised, which ends the stream; ``Messaging.on`` takes a handler that survives its exceptions. An iterator
+acknowledges a message when the next one is asked for, or when the stream is closed; leaving the ``with`` block by an
+exception rejects it.
+
+**Threads.** Observers run on worker threads, one message of a stream at a time; two streams never wait for each other.
+Iterators run where they are called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
+
+from reactivex import Observable
+from reactivex import abc as rx
+from reactivex.scheduler import CurrentThreadScheduler
+
+from messaging.errors import ClosedError, DeadlineError
+from messaging.execution import callbacks_of, may_block, refuse_in_loop, wait_for, warn_in_loop
+from messaging.model import ReceivedMessage, V
+from messaging.receiving.consumers import Pull, Push, StreamEndedError, ignore, in_observer, remove
+from messaging.text import tolerant
+
+if TYPE_CHECKING:
+    from messaging.connection import Connection
+    from messaging.execution import Promise
+    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.subscription import Subscription
+
+#: how long the subscribing thread may take to assemble the rest of a chain of operators
+_ASSEMBLY_SECONDS: Final = 0.1
+
+
+V_contra = TypeVar("V_contra", contravariant=True)
+
+
+class MessageObserver(Protocol[V_contra]):
+    """Observes a stream (an ``rx.ObserverBase`` does)."""
+
+    def on_next(self, value: ReceivedMessage[V_contra], /) -> object:
+        """A message has arrived."""
+
+    def on_error(self, error: Exception, /) -> object:
+        """The stream has failed."""
+
+    def on_completed(self) -> object:
+        """The stream has ended."""
+
+
+class MessageStream(Observable[ReceivedMessage[V]]):
+    """The messages of one subscription; see the module for when it emits, completes and errors.
+
+    Each observer, and the iterator, has a subscription of its own at the broker: the first one to come takes the one
+    that was started with the stream. So observers of one stream are as independent as those of two.
+
+    Attributes:
+        ready: a promise that resolves when the broker has confirmed the subscription; it fails with
+            ``SubscriptionRefusedError`` if it refuses.
+    """
+
+    def __init__(self, connection: Connection, open_subscription: Callable[[], Subscription]) -> None:
+        super().__init__()
+        self._connection = connection
+        self._open_subscription = open_subscription
+        #: guards the fields below; reentrant, because a finalizer that closes may run anywhere
+        self._guard = threading.RLock()
+        #: a subscription without a consumer yet
+        self._first: Subscription | None = None
+        self._pushes: set[Push] = set()
+        self._pull: Pull | None = None
+        self._closed = False
+        self._paused = False
+        try:
+            self._first = self._primary = open_subscription()
+            self.ready: Promise[None] = self._primary.ready
+            self._watch_over(self._primary)
+        except BaseException:  # an interrupt: no stream is returned that could be closed
+            if self._first is not None:
+                remove(connection, self._first.spec.channel, self._first)
+            raise
+
+    def _watch_over(self, subscription: Subscription) -> None:
+        """End ``subscription`` if this stream is forgotten before it is closed or observed."""
+        weakref.finalize(self, _abandoned, self._connection, subscription).atexit = False
+
+    # --- Observable
+
+    def subscribe(
+        self,
+        on_next: MessageObserver[V] | Callable[[ReceivedMessage[V]], object] | None = None,
+        on_error: Callable[[Exception], object] | None = None,
+        on_completed: Callable[[], object] | None = None,
+        *,
+        scheduler: rx.SchedulerBase | None = None,  # noqa: ARG002  # observers run on workers; see the class
+    ) -> rx.DisposableBase:
+        """Subscribe an observer, or callbacks.
+
+        Called on a plain thread it returns when the broker has confirmed the subscription (at the latest after the
+        instance's ``timeout``); called on a thread that runs an event loop it returns at once: await ``ready``. A
+        refusal goes to ``on_error``.
+
+        Returns:
+            A disposable; disposing it unsubscribes at the broker. No message is emitted after that but the one in
+            progress.
+
+        Raises:
+            ArgumentError: no observer, nor a callable.
+            ClosedError: the stream is closed.
+        """
+        next_, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
+        push: Push | None = None
+        try:
+            with self._guard:
+                subscription = self._claim()
+                push = Push(self._connection, subscription, next_ or ignore, on_error, on_completed)
+                self._pushes.add(push)
+                self._first = None
+                if self._closed:  # by a finalizer, just now
+                    push.stop()
+            push.gone.listen(partial(self._pushes.discard, push))
+            if may_block():
+                with contextlib.suppress(DeadlineError):
+                    subscription.ready.exception(self._connection.settings.timeout)
+            # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
+            trampoline = CurrentThreadScheduler.singleton()
+            start = push.start
+            if not trampoline.schedule_required():  # who blocks in there must not wait for ever
+                self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, start)
+            trampoline.schedule(lambda *_: start())
+            return push
+        except BaseException:  # an interrupt: no disposable is returned
+            if push is not None:
+                push.dispose()
+            raise
+
+    def _subscribe_core(
+        self, observer: rx.ObserverBase[ReceivedMessage[V]], scheduler: rx.SchedulerBase | None = None
+    ) -> rx.DisposableBase:
+        return self.subscribe(observer.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+
+    def _claim(self) -> Subscription:
+        """A subscription for one more consumer; ``_first`` until it has that consumer. Under the guard."""
+        if self._closed:
+            raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
+        if self._first is None:
+            self._first = self._open_subscription()
+        self._first.paused = self._paused
+        return self._first
+
+    # --- iterators
+
+    def _puller(self) -> Pull:
+        with self._guard:
+            if self._closed:
+                raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
+            if self._pull is None:
+                pull = Pull(self._connection, self._claim())
+                self._watch_over(pull.subscription)
+                self._pull, self._first = pull, None
+            return self._pull
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage[V]:
+        refuse_in_loop("the next message", "iterate with `async for`")
+        try:
+            return self._puller().next(None)
+        except (StreamEndedError, ClosedError):
+            raise StopIteration from None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage[V]:
+        try:
+            return await self._puller().anext()
+        except (StreamEndedError, ClosedError):
+            raise StopAsyncIteration from None
+
+    def receive(self, timeout: float | None = None) -> ReceivedMessage[V]:
+        """Wait for the next message, as the iterator does, for at most ``timeout`` seconds.
+
+        Raises:
+            DeadlineError: none came in time.
+            ClosedError: the stream has ended.
+            WouldBlockError: the thread runs an event loop, and ``timeout`` is not 0.
+        """
+        if timeout != 0:
+            refuse_in_loop("the next message", "use `await anext(stream)`, or `async for`")
+        try:
+            return self._puller().next(timeout)
+        except StreamEndedError:
+            raise ClosedError(f"the stream of {self._primary.spec.channel!r} has ended") from None
+
+    # --- flow
+
+    def pause(self) -> None:
+        """Emit nothing until :meth:`resume`; the broker is held back as far as its protocol can."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Undo :meth:`pause`."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._guard:
+            self._paused = paused
+            subscriptions = self._subscriptions()
+            for subscription in subscriptions:  # now, rather than when the loop comes to it
+                subscription.paused = paused
+
+        def apply() -> None:
+            adapter = self._connection.adapter
+            for subscription in subscriptions:
+                if subscription.handle is not None:
+                    (adapter.pause if paused else adapter.resume)(subscription.handle)
+                if not paused:
+                    subscription.proceed()
+
+        self._connection.engine.call(apply)
+
+    @property
+    def counters(self) -> StreamCounters:
+        """Counters of the first subscription of this stream, live."""
+        return self._primary.counters
+
+    def _subscriptions(self) -> set[Subscription]:
+        with self._guard:
+            found = {push.subscription for push in self._pushes.copy()}  # the loop discards without the guard
+            if self._pull is not None:
+                found.add(self._pull.subscription)
+            if self._first is not None:
+                found.add(self._first)
+            return found
+
+    # --- end
+
+    def close(self, *, failed: bool = False) -> Promise[None]:
+        """End the stream: unsubscribe, and complete every observer. From any thread; idempotent.
+
+        Args:
+            failed: whether the message the iterator handed out last is rejected rather than acknowledged.
+
+        Returns:
+            A promise that resolves when the broker was told and no observer runs any more.
+        """
+        with self._guard:
+            self._closed = True
+        subscriptions = self._subscriptions()
+        for subscription in subscriptions:
+            subscription.dismissed = True  # now, rather than when the loop comes to it
+            subscription.consumer.stop()
+        if self._pull is not None:
+            if failed:
+                self._pull.subscription.leave()
+            self._pull.settle(failed=failed)
+        return remove(self._connection, self._primary.spec.channel, *subscriptions)
+
+    def __enter__(self) -> Self:
+        try:
+            if may_block():
+                what = f"subscribing to {self._primary.spec.channel!r}"
+                wait_for(self.ready, self._connection.settings.timeout, what)
+            elif not self.ready.done():
+                warn_in_loop("the broker has confirmed the subscription", "use `async with`")
+            return self
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failed = kind is not None and not issubclass(kind, GeneratorExit)
+        try:
+            closing = self.close(failed=failed)
+        except BaseException:  # an interrupt: nothing else would end it
+            self.close(failed=failed)
+            raise
+        if may_block() and not in_observer():
+            wait_for(closing, self._connection.settings.close_timeout * 2, "closing a stream")
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.ready
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        cancelled = kind is not None and issubclass(kind, (GeneratorExit, asyncio.CancelledError))
+        closing = self.close(failed=kind is not None and not cancelled)
+        if not in_observer():
+            await closing
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<MessageStream of {self._primary.spec.channel!r}>"
+
+
+def _abandoned(connection: Connection, subscription: Subscription) -> None:
+    """End what nobody can consume any more. An observer goes on by itself: it holds on to its subscription."""
+    if subscription.ended or isinstance(subscription.consumer, Push):
+        return
+    forgotten = not isinstance(subscription.consumer, Pull) and not subscription.dismissed
+    remove(connection, subscription.spec.channel, subscription)
+    if forgotten:
+        message = f"a stream of {subscription.spec.channel!r} was neither consumed nor closed"
+        warnings.warn(message, ResourceWarning, stacklevel=2)
