@@ -1,6 +1,6 @@
-"""The generated parts of the documentation, made from the code they speak of.
+"""Generate tables of the documentation from the code.
 
-``python docs/generated.py`` prints them; with ``--write`` it replaces those in the pages. A test keeps them alike.
+``python docs/generated.py`` prints the tables. With ``--write`` it replaces them in the pages. A test compares both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     make: Callable[[], str]
 
     def replaced(self) -> str:
-        """The page with this part made anew."""
+        """Return the page with this part generated anew."""
         begin, end = (f"<!-- {self.name}: {mark} -->\n" for mark in ("begin", "end"))
         before, _, rest = self.page.read_text().partition(begin)
         _, _, after = rest.partition(end)
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def announced(url: str) -> frozenset[str]:
-    """What an adapter announces before it knows its broker, without the keys that are its own."""
+    """Return the features that an adapter announces before it knows its broker, without its own extensions."""
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
     adapter = kind(parsed, load_settings(kind.settings_type, parsed, {}), "table")
@@ -50,7 +50,7 @@ def announced(url: str) -> frozenset[str]:
 
 
 def features() -> str:
-    """A table: a row for each feature of the project that anybody announces."""
+    """Return a table with a row for each feature of the project that an adapter announces."""
     columns = {name: announced(url) for name, url in ANNOUNCING.items()}
     constants = {name: value for name, value in vars(Features).items() if name.isupper()}
     lines = [f"| feature | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
@@ -62,7 +62,7 @@ def features() -> str:
 
 
 def settings() -> str:
-    """A table for each settings class: what it adds to its base."""
+    """Return a table for each settings class, with the settings that it adds to its base."""
     parts: list[tuple[str, type[Settings], frozenset[str]]] = [("Every adapter", Settings, frozenset())]
     parts.append(("TLS: `mqtts://` and `amqps://`", TlsSettings, frozenset(Settings.model_fields)))
     for scheme in ("memory", "mqtt", "amqp"):
@@ -81,7 +81,7 @@ def settings() -> str:
 
 
 def amqp() -> str:
-    """A table of the extensions of AMQP alone."""
+    """Return a table of the extensions of AMQP alone."""
     lines = ["| key | side | value | default | what it does |", "|---|---|---|---|---|"]
     for key, extension in EXTENSIONS.items():
         side, _, value, default, effect = extension
@@ -90,7 +90,7 @@ def amqp() -> str:
 
 
 PARTS = (
-    Part("features", ROOT / "README.md", features),
+    Part("features", ROOT / "docs" / "features.md", features),
     Part("settings", ROOT / "docs" / "settings.md", settings),
     Part("amqp", ROOT / "docs" / "amqp.md", amqp),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +18,7 @@ import pytest
 import messaging
 
 ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 
 
 def load() -> ModuleType:
@@ -39,22 +43,30 @@ def test_what_is_generated_is_what_the_code_says(name: str, row: str) -> None:
     assert part.replaced() == text, "run: python docs/generated.py --write"
 
 
-def samples(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page: str, kind: str) -> list[str]:
+    """The code blocks of a page: ``python`` is a program, ``py`` a fragment."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-SAMPLES = samples(ROOT / "README.md")
-SAMPLES_OF_EVENTS = samples(ROOT / "docs" / "events.md")
-
-
-def run_sample(sample: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-X", "utf8", "-W", "error", "-c", sample],
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "utf8", "-W", "error", *arguments],
         capture_output=True, encoding="utf-8", timeout=60, check=False,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert not result.stderr
-    return result.stdout
+
+
+def output(*arguments: str) -> str:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def on(request: pytest.FixtureRequest, broker: str, program: str) -> str:
+    """The program with the URL of the broker."""
+    if broker == "memory":
+        return program
+    return re.sub(r'"(memory|mqtt|amqp)://\w+"', f'"{request.getfixturevalue(broker).url}"', program)
 
 
 def named_tests(page: Path) -> list[tuple[str, str]]:
@@ -65,32 +77,101 @@ def named_tests(page: Path) -> list[tuple[str, str]]:
     return named
 
 
-#: what the samples of the README print, in their order
-PRINTED = [
-    "21.5 °C\n",
-    "sensors/attic {'celsius': 21.5}\n",
-    "{'celsius': 21.5}\n",
-    "21.5\n",
-    "6\n",
-    "",
-    "attic is warm\n",
-]
+#: the brokers that the programs of each page run on, and their output; those of reply-to.md run in tests/conformance
+EVERY = ("memory", "mosquitto", "rabbitmq")
+PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
+    "README.md": (EVERY, ["21.5 °C\n"]),
+    "docs/basics.md": (
+        EVERY,
+        [
+            "sensors/attic {'celsius': 21.5}\n",
+            "21.5 °C\n",
+            "{'celsius': 21.5}\n",
+            "21.5\n",
+            "6\n",
+            "",
+            "attic is warm\n",
+        ],
+    ),
+    "docs/guarantees.md": (EVERY, ["7 apples\n"]),
+    "docs/channels.md": (EVERY, ["plant/line-3/temperature 71.5\n"]),
+    "docs/features.md": (("memory",), ["True\n"]),
+    "docs/settings.md": (("memory",), ["True\n"]),
+    "docs/extensions.md": (("memory",), ["{'id': 7} north\n", "{'celsius': 21.5}\n"]),
+    "docs/mqtt.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
+    "docs/amqp.md": (("rabbitmq",), ["{'id': 7}\n"]),
+    "docs/events.md": (
+        ("memory",),
+        [
+            "Order(id=1, total=99.5)\norders/placed 4200.0\norders/placed 1000\n",
+            "",
+            "orders/placed {'id': 1}\n",
+            "1 RangePolicy(minimum=0, maximum=20)\n",
+            "",
+            "home/alarm/SMOKE kitchen\nhome/alarm/WINDOW attic\n",
+        ],
+    ),
+}
+#: pages whose programs run elsewhere, or need what is not here
+ELSEWHERE = {"docs/reply-to.md", "docs/spark.md", "docs/tutorial.md"}
+
+
+def cases() -> Iterator[tuple[str, int, str]]:
+    for page, (brokers, printed) in PRINTED.items():
+        for number in range(len(printed)):
+            connects = "connect(" in blocks(page, "python")[number]
+            for broker in brokers if connects else brokers[:1]:
+                yield page, number, broker
+
+
+@pytest.mark.parametrize(("page", "number", "broker"), list(cases()))
+def test_sample_of_a_page_runs(request: pytest.FixtureRequest, page: str, number: int, broker: str) -> None:
+    program = on(request, broker, blocks(page, "python")[number])
+    assert sorted(output("-c", program).splitlines()) == sorted(PRINTED[page][1][number].splitlines())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_sample_of_a_page_is_run_or_compiles(page: str) -> None:
+    if page not in ELSEWHERE:
+        assert len(blocks(page, "python")) == len(PRINTED.get(page, ((), []))[1])
+    for fragment in blocks(page, "py"):
+        compile(fragment, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_the_first_sample_of_the_readme_is_a_handler() -> None:
-    assert "@m.on(" in SAMPLES[0]
-    assert len(SAMPLES) == len(PRINTED)
+    assert "@m.on(" in blocks("README.md", "python")[0]
 
 
-@pytest.mark.parametrize("number", range(len(SAMPLES)))
-@pytest.mark.parametrize("broker", ["memory", "mosquitto", "rabbitmq"])
-def test_sample_of_the_readme_runs(request: pytest.FixtureRequest, broker: str, number: int) -> None:
-    sample = SAMPLES[number]
-    if broker != "memory":
-        if "memory://" not in sample:
-            pytest.skip("needs no broker")
-        sample = sample.replace("memory://readme", request.getfixturevalue(broker).url)
-    assert run_sample(sample) == PRINTED[number]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+#: the programs of the tutorial by file name, and the output that it shows of each
+PROGRAMS = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL))
+SHOWN = dict(re.findall(r"`python (\w+\.py)`[^`]*prints\n\n```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("broker", EVERY)
+@pytest.mark.parametrize("name", ["hello.py", "readings.py", "sums.py"])
+def test_program_of_the_tutorial_prints_the_same_on_every_broker(
+    request: pytest.FixtureRequest, name: str, broker: str
+) -> None:
+    assert "memory://" in PROGRAMS[name]
+    assert output("-c", on(request, broker, PROGRAMS[name])) == SHOWN[name]
+
+
+@pytest.mark.parametrize("broker", EVERY[1:])
+def test_two_programs_of_the_tutorial_meet_at_a_broker(request: pytest.FixtureRequest, broker: str) -> None:
+    assert len(PROGRAMS) == len(SHOWN) + 1 == 5
+    ask = on(request, broker, PROGRAMS["ask.py"])
+    responder = on(request, broker, PROGRAMS["responder.py"])
+    with subprocess.Popen([sys.executable, "-c", responder], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            assert output("-c", ask) == SHOWN["ask.py"]
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert "UnroutableError" in run("-c", ask).stderr
 
 
 @pytest.mark.parametrize("broker", ["memory", "mosquitto", "rabbitmq"])
@@ -106,22 +187,27 @@ def test_the_examples_of_the_package_run(request: pytest.FixtureRequest, broker:
         assert not failed, "".join(told)
 
 
-@pytest.mark.parametrize("number", range(len(SAMPLES_OF_EVENTS)))
-def test_sample_of_the_page_on_events_runs(number: int) -> None:
-    run_sample(SAMPLES_OF_EVENTS[number])
+def anchors(page: Path) -> set[str]:
+    """The fragments that the headings of a page can be linked by."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_sample_of_the_page_on_extensions_runs() -> None:
-    """A context builder of one's own, found by its feature."""
-    (sample,) = (each for each in samples(ROOT / "docs" / "extensions.md") if "register_context_builder" in each)
-    run_sample(sample)
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_to_a_file_and_a_heading(page: str) -> None:
+    path = ROOT / page
+    for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", path.read_text()):
+        if "://" not in target:
+            linked = path.parent / target if target else path
+            assert linked.exists(), target
+            assert not heading or heading in anchors(linked), f"{target}#{heading}"
 
 
-def test_links_of_the_documentation_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert [page for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index] == [
+        ROOT / "docs" / "index.md"
+    ]
 
 
 def test_every_requirement_names_a_test_that_exists() -> None:

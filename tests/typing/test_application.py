@@ -21,8 +21,8 @@ MARKED = [number for number, line in enumerate(APPLICATION.read_text().splitline
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The application, and the Rx sample of the README."""
-    samples = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    """The application, and the Rx sample of ``docs/basics.md``."""
+    samples = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "basics.md").read_text(), re.MULTILINE | re.DOTALL)
     (sample,) = (each for each in samples if "reactivex" in each)
     path = tmp_path_factory.mktemp("typing") / "sample.py"
     path.write_text(sample)
