@@ -71,7 +71,7 @@ def settings() -> str:
         parts.append((f"`{scheme}://`", kind, frozenset(base.model_fields)))
     lines = []
     for title, kind, inherited in parts:
-        lines += [f"## {title}", "", "| option | default | |", "|---|---|---|"]
+        lines += [f"## {title}", "", "| option | default | meaning |", "|---|---|---|"]
         for name, field in kind.model_fields.items():
             if name not in inherited:
                 default = "" if field.default is None else f"`{field.default}`"
