@@ -1,4 +1,4 @@
-"""The documentation is checked like code: tables are what the code says, samples run."""
+"""Check the documentation like code: generated tables match the code, samples run, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GENERATED = load()
 @pytest.mark.parametrize(
     ("name", "row"), [("features", "| `acknowledge` |"), ("settings", "| `prefetch` |"), ("amqp", "| `queueType` |")]
 )
-def test_what_is_generated_is_what_the_code_says(name: str, row: str) -> None:
+def test_generated_tables_match_the_code(name: str, row: str) -> None:
     (part,) = (part for part in GENERATED.PARTS if part.name == name)
     text = part.page.read_text()
     assert row in text
@@ -44,7 +44,7 @@ def test_what_is_generated_is_what_the_code_says(name: str, row: str) -> None:
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    """The code blocks of a page: ``python`` is a program, ``py`` a fragment."""
+    """Return the code blocks of a page; ``python`` marks programs, ``py`` fragments."""
     return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -63,21 +63,23 @@ def output(*arguments: str) -> str:
 
 
 def on(request: pytest.FixtureRequest, broker: str, program: str) -> str:
-    """The program with the URL of the broker."""
+    """Return the program with the URL of the broker in place of its own."""
     if broker == "memory":
         return program
-    return re.sub(r'"(memory|mqtt|amqp)://\w+"', f'"{request.getfixturevalue(broker).url}"', program)
+    program, found = re.subn(r'"(memory|mqtt|amqp)://\w+"', f'"{request.getfixturevalue(broker).url}"', program)
+    assert found
+    return program
 
 
 def named_tests(page: Path) -> list[tuple[str, str]]:
-    """The tests that a page names, each of which exists."""
+    """Return the tests that a page names. Each must exist."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
     for path, name in named:
         assert re.search(rf"^ *(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
     return named
 
 
-#: the brokers that the programs of each page run on, and their output; those of reply-to.md run in tests/conformance
+#: The brokers that the programs of each page run on, and their output.
 EVERY = ("memory", "mosquitto", "rabbitmq")
 PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "README.md": (EVERY, ["21.5 °C\n"]),
@@ -112,7 +114,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ],
     ),
 }
-#: pages whose programs run elsewhere, or need what is not here
+#: Pages whose programs run in other tests (reply-to.md in tests/conformance), or need a Spark session.
 ELSEWHERE = {"docs/reply-to.md", "docs/spark.md", "docs/tutorial.md"}
 
 
@@ -143,7 +145,7 @@ def test_the_first_sample_of_the_readme_is_a_handler() -> None:
 
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
-#: the programs of the tutorial by file name, and the output that it shows of each
+#: The programs of the tutorial by file name, and the output that it shows for each.
 PROGRAMS = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL))
 SHOWN = dict(re.findall(r"`python (\w+\.py)`[^`]*prints\n\n```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL))
 
@@ -188,7 +190,7 @@ def test_the_examples_of_the_package_run(request: pytest.FixtureRequest, broker:
 
 
 def anchors(page: Path) -> set[str]:
-    """The fragments that the headings of a page can be linked by."""
+    """Return the anchors of the headings of a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
