@@ -25,9 +25,9 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.handler import Handler
-    from messaging.dispatch.lanes import Lane
     from messaging.dispatch.permission import Principal, TopicPolicy
     from messaging.dispatch.topics import TopicFilter
+    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)

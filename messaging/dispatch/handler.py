@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.execution import handlers_loop, is_coroutine, running_loop
+from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, is_coroutine, running_loop
 from messaging.services.filter import LdapFilter
 from messaging.text import SafeLog, exact
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
-    from messaging.dispatch.pool import Pool
+    from messaging.execution import Pool
     from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)
@@ -325,7 +324,7 @@ class Handler(abc.ABC, Generic[E]):
     def give_up(self, lane: Lane) -> int:
         """It is blocked: give up what waits in ``lane``. Returns how many events that were."""
         lost = lane.close()
-        lane.dropped += lost
+        lane.count_dropped(lost)
         return lost
 
     def _stalled(self, lane: Lane) -> None:

@@ -16,14 +16,13 @@ from weakref import WeakSet
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import Tolerance
 from messaging.dispatch.permission import TopicPolicy
-from messaging.dispatch.pool import Pool
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.execution import Promise, may_block, seconds, workers
+from messaging.execution import Pool, Promise, may_block, seconds, workers
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.lanes import Lane
+    from messaging.execution import Lane
     from messaging.services import ServiceRegistration
 
 logger = SafeLog(__name__)

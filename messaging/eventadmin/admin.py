@@ -31,7 +31,6 @@ from messaging.dispatch.handler import (
     dto_of,
     read_timeout,
 )
-from messaging.dispatch.lanes import ThreadLane
 from messaging.dispatch.permission import TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import parse_filter
@@ -40,14 +39,14 @@ from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.receiver import QUIET, AdminHandler, AdminTerms, read_terms, straggles, too_long, within
-from messaging.execution import Flag, Promise, running_loop, workers
+from messaging.execution import Flag, Promise, ThreadLane, running_loop, workers
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
-    from messaging.dispatch.lanes import Lane
     from messaging.dispatch.permission import Principal
+    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference
 
 logger = SafeLog(__name__)

@@ -24,19 +24,18 @@ from messaging.dispatch.handler import (
     read_topics,
     run_elsewhere,
 )
-from messaging.dispatch.lanes import ThreadLane
 from messaging.dispatch.permission import TopicPermission
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.event import Event
-from messaging.execution import Flag, handlers_loop, is_coroutine, running_loop
+from messaging.execution import Flag, ThreadLane, handlers_loop, is_coroutine, running_loop
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.lanes import Lane
     from messaging.eventadmin.admin import EventAdmin, Queue, Route
+    from messaging.execution import Lane
     from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)

@@ -4,19 +4,26 @@ May import: ``errors``, ``text``, ``forking``.
 """
 
 from messaging.execution.coroutines import handlers_loop, is_coroutine, running_loop
+from messaging.execution.lanes import LIMIT, Lane, LoopLane, ThreadLane
 from messaging.execution.loop import Engine, engine, may_block, of_library, wait_for
 from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.observers import callbacks_of
+from messaging.execution.pool import Pool
 from messaging.execution.promise import PENDING, Promise
 from messaging.execution.threads import start_thread, workers
 from messaging.execution.waiting import Flag, Waiters, refuse_in_loop, seconds, warn_in_loop
 
 __all__ = [
+    "LIMIT",
     "PENDING",
     "Engine",
     "Flag",
+    "Lane",
+    "LoopLane",
     "Mailbox",
+    "Pool",
     "Promise",
+    "ThreadLane",
     "Waiters",
     "callbacks_of",
     "engine",

@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overlo
 
 from messaging.dispatch.dispatcher import Dispatcher
 from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
-from messaging.dispatch.lanes import LoopLane
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
 from messaging.dispatch.service import EventService
 from messaging.dispatch.topics import check_topic
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
-from messaging.execution import running_loop
+from messaging.execution import LoopLane, running_loop
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.filter import as_filter
 from messaging.services.registry import interface_name
@@ -52,7 +51,7 @@ from messaging.typedevent.reify import is_untyped, load_type, reified_type, topi
 from messaging.typedevent.schema import schema_of
 
 if TYPE_CHECKING:
-    from messaging.dispatch.lanes import Lane
+    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference
     from messaging.typedevent.monitor import Tap
 

@@ -14,12 +14,10 @@ from reactivex.disposable import Disposable
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import read_principal
-from messaging.dispatch.lanes import LIMIT, ThreadLane
 from messaging.dispatch.permission import TopicPermission
-from messaging.dispatch.pool import Pool
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
-from messaging.execution import workers
+from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, last
 from messaging.typedevent.maps import to_map

@@ -22,8 +22,8 @@ from reactivex import operators as ops
 from reactivex.internal.exceptions import SequenceContainsNoElementsError
 from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
 
-from messaging.dispatch.lanes import LIMIT
 from messaging.errors import ArgumentError, ClosedError, InvalidTopicError, NullEventError
+from messaging.execution.lanes import LIMIT
 from messaging.services import ServiceRegistry
 from messaging.typedevent import (
     MonitorEvent,

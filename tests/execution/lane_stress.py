@@ -1,6 +1,6 @@
 """Lanes under everything at once: receivers that are quick, slow or hang, lanes that come and go, loops that end.
 
-``python -m tests.dispatch.lane_stress [seed] [seconds]`` does it as long as is wished.
+``python -m tests.execution.lane_stress [seed] [seconds]`` does it as long as is wished.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
-from messaging.dispatch.pool import Pool
+from messaging.execution.lanes import Lane, LoopLane, ThreadLane
+from messaging.execution.pool import Pool
 from tests.core.fake import PATIENCE, until
 
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class Stress:
         self._hung = threading.Event()
         self._errors: list[BaseException] = []
         self._inside = threading.Lock()
-        logging.getLogger("messaging.dispatch.lanes").addFilter(_is_no_overflow)
+        logging.getLogger("messaging.execution.lanes").addFilter(_is_no_overflow)
         for number in range(16):
             self._add(number)
 
@@ -252,7 +252,7 @@ class Stress:
         self._hung.set()
         for loop in self.loops:
             loop.close()
-        logging.getLogger("messaging.dispatch.lanes").removeFilter(_is_no_overflow)
+        logging.getLogger("messaging.execution.lanes").removeFilter(_is_no_overflow)
 
     def hang(self) -> None:
         self._hung.wait(PATIENCE)
@@ -355,11 +355,11 @@ class Stress:
         """Nobody waits for ever, nothing is left over, and each lane is as it should be."""
         everything = [*self.past, *self.subjects]
         self._hung.set()
-        until(lambda: not self.pool._is_needed(), "nothing left to do")
+        until(lambda: not self.pool.has_work, "nothing left to do")
         until(lambda: all(not len(each.lane) for each in everything), "the lanes empty")
         until(lambda: len(self.reached) == self.waited, "all told who wait")
         assert sorted(self.reached) == [*range(1, self.waited + 1)]
-        until(lambda: not self.pool._is_supervised, "the supervisor gone")
+        until(lambda: self.pool.is_idle, "the supervisor gone")
         assert self.pool.threads == 0
         for subject in everything:
             subject.check()

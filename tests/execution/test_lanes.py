@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
-from messaging.dispatch import lanes as module
-from messaging.dispatch import pool as pool_module
-from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
-from messaging.dispatch.pool import Pool
+from messaging.execution import lanes as module
+from messaging.execution import pool as pool_module
 from messaging.execution import workers
+from messaging.execution.lanes import Lane, LoopLane, ThreadLane
+from messaging.execution.pool import Pool
 from tests.core.fake import PATIENCE, until
 from tests.core.test_outbox import run_script
-from tests.dispatch.lane_stress import Loop, Stress
+from tests.execution.lane_stress import Loop, Stress
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
-    until(lambda: not pool._is_needed(), "nothing left to do")
+    until(lambda: not pool.has_work, "nothing left to do")
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ def test_there_are_no_more_threads_than_allowed() -> None:
             break
     for gate in gates:
         gate.let()
-    until(lambda: not pool._is_needed(), "all done")
+    until(lambda: not pool.has_work, "all done")
     assert all(gate.seen == [1] for gate in gates)
 
 
@@ -393,7 +393,7 @@ def test_threads_leave_when_nothing_is_left(pool: Pool) -> None:
         lane = on_threads(pool)
         lane.put(1)
         flushed(lane)
-        until(lambda: not pool.threads and not pool._is_supervised, "the threads gone")
+        until(lambda: pool.is_idle, "the threads gone")
 
 
 def test_a_receiver_knows_that_it_is_one(pool: Pool) -> None:
@@ -441,7 +441,7 @@ def test_a_receiver_that_does_not_return_is_given_up_and_the_others_go_on() -> N
     lane.put(3)
     gate.let()
     until(lambda: gate.returned == [0], "it returns after all")
-    until(lambda: not pool._is_needed() and not pool._is_supervised, "nothing to do")
+    until(lambda: pool.is_idle, "nothing to do")
     assert gate.seen == [0]
     assert len(stalls) == 1
     assert lane.close() == 3
@@ -460,7 +460,7 @@ def test_a_lane_that_is_restarted_goes_on_with_the_rest_on_another_thread(pool: 
     assert gate.returned == [1, 2, 4, 5, 6]
     gate.let(2)  # now the two return, and find that others have gone on
     until(lambda: len(gate.returned) == 7, "they return")
-    until(lambda: not pool._is_needed(), "nothing to do")
+    until(lambda: not pool.has_work, "nothing to do")
     assert gate.seen == [*range(7)]
     assert len(stalls) == 2
     first, second, third = gate.threads[0], gate.threads[1], gate.threads[4]
@@ -522,7 +522,7 @@ def test_a_process_that_was_kept_from_running_blames_nobody(pool: Pool) -> None:
     lane = on_threads(pool, gate, timeout=0.3, stalled=stalls)
     lane.put(0)
     gate.entered(1)
-    (server,) = pool._servers
+    (server,) = pool._threads
     until(lambda: server.seen == server.begun, "somebody looks")
     ctypes.PyDLL(None).usleep(800_000)
     for _ in range(2):
@@ -560,10 +560,10 @@ def test_a_callback_for_stalls_that_raises_is_logged(pool: Pool, caplog: pytest.
     caplog.clear()
 
 
-Server: Any = pool_module.Server
+DeliveryThread: Any = pool_module.DeliveryThread
 
 
-class Raced(Server):  # type: ignore[misc]
+class Raced(DeliveryThread):  # type: ignore[misc]
     """A delivery thread that can be caught between any two steps."""
 
     __slots__ = ()
@@ -575,25 +575,25 @@ class Raced(Server):  # type: ignore[misc]
 
     @property
     def is_abandoned(self) -> bool:
-        return Server.is_abandoned.__get__(self)
+        return DeliveryThread.is_abandoned.__get__(self)
 
     @is_abandoned.setter
     def is_abandoned(self, value: bool) -> None:
         if value:
             type(self).marking(self)
-        Server.is_abandoned.__set__(self, value)
+        DeliveryThread.is_abandoned.__set__(self, value)
         if value:
             type(self).marked(self)
 
     @property
     def lane(self) -> ThreadLane | None:
-        return Server.lane.__get__(self)
+        return DeliveryThread.lane.__get__(self)
 
     @lane.setter
     def lane(self, value: ThreadLane | None) -> None:
         if value is None and hasattr(self, "begun") and self.begun:
             type(self).leaving(self)
-        Server.lane.__set__(self, value)
+        DeliveryThread.lane.__set__(self, value)
 
     def is_still_at(self, lane: ThreadLane) -> bool:
         found = super().is_still_at(lane)
@@ -631,7 +631,7 @@ def test_a_receiver_that_returns_while_it_is_given_up_has_either_returned_or_not
         moved(server)
 
     monkeypatch.setattr(Raced, step, staticmethod(Once(catch)))
-    monkeypatch.setattr(pool_module, "Server", Raced)
+    monkeypatch.setattr(pool_module, "DeliveryThread", Raced)
     lane = on_threads(pool, gate, timeout=0.02, stalled=stalls)
     other = on_threads(pool)
     lane.put_all([*range(2 * items)])
@@ -640,7 +640,7 @@ def test_a_receiver_that_returns_while_it_is_given_up_has_either_returned_or_not
     flushed(other)
     if step == "judged":
         until(lambda: stalls, "it is given up")
-        until(lambda: not pool._is_needed(), "its thread is gone")
+        until(lambda: not pool.has_work, "its thread is gone")
         assert gate.seen == [*range(items)]
         lane.restart()
     flushed(lane)
@@ -658,7 +658,7 @@ def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing
     proceed = threading.Event()
     seen, others, stalls = list[int](), list[int](), Stalls()
     monkeypatch.setattr(Raced, "leaving", staticmethod(Once(lambda _: proceed.wait(PATIENCE))))
-    monkeypatch.setattr(pool_module, "Server", Raced)
+    monkeypatch.setattr(pool_module, "DeliveryThread", Raced)
     lane = on_threads(pool, seen.append, timeout=0.02, stalled=stalls)
     other = on_threads(pool, others.append)
     lane.put(0)
@@ -885,7 +885,7 @@ def test_a_loop_that_is_closed_when_all_is_done_is_no_stall(pool: Pool) -> None:
             await done.wait()
 
         asyncio.run(main())
-    until(lambda: not pool._is_needed(), "nothing to do")
+    until(lambda: not pool.has_work, "nothing to do")
     assert not stalls
 
 
@@ -1018,7 +1018,7 @@ def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None
     through = threading.Event()
     publisher = threading.Thread(target=lambda: lane.has_room() and through.set())
     publisher.start()
-    until(lambda: lane._is_crowded, "it waits")
+    until(lambda: lane._room.is_awaited, "it waits")
     for count in range(2, 6):
         gate.let()
         gate.entered(count)
@@ -1076,7 +1076,9 @@ def test_who_must_not_wait_goes_on_up_to_ten_times_the_limit(
     assert results == [0, 0]
     assert lane.dropped == 80
     (record,) = caplog.records
-    assert record.getMessage() == "Miss Marple does not keep up: of 40 events that wait, newer ones are dropped"
+    assert (
+        record.getMessage() == "receiver 'Miss Marple' is 40 events behind: dropping new events until it has caught up"
+    )
     gate.let()
     flushed(lane)
     caplog.clear()
@@ -1130,7 +1132,7 @@ def test_nobody_waits_for_room_in_a_lane_that_is_closed(pool: Pool) -> None:
     lane.put_all([*range(4)])
 
     def close() -> None:
-        until(lambda: lane._is_crowded, "somebody waits")
+        until(lambda: lane._room.is_awaited, "somebody waits")
         assert lane.close() == 4
 
     began = time.monotonic()
@@ -1251,7 +1253,7 @@ def test_a_lane_that_is_closed_delivers_no_more_and_tells_who_waits_when_its_rec
     proceed.set()
     assert reached.wait(PATIENCE)
     assert after.wait(PATIENCE)
-    until(lambda: not pool._is_needed(), "nothing to do")
+    until(lambda: not pool.has_work, "nothing to do")
     flushed(lane)
     assert seen == [0]
 
@@ -1388,11 +1390,11 @@ def test_a_callback_that_raises_is_logged(pool: Pool, caplog: pytest.LogCaptureF
     lane = on_threads(pool)
     lane.when_done(reached)
     flushed(lane)
-    assert caplog.messages == ["what was to be called after an event raised"]
+    assert caplog.messages == ["the callback after an event raised"]
     caplog.clear()
     lane.close()
     lane.when_done(reached)
-    assert caplog.messages == ["what was to be called after an event raised"]
+    assert caplog.messages == ["the callback after an event raised"]
     caplog.clear()
 
 
@@ -1410,7 +1412,7 @@ def test_what_is_put_into_a_held_lane_wakes_nobody(pool: Pool, loop: Loop) -> No
         lane.put(2)
         lane.put_all([3, 4])
         assert lane.is_scheduled
-        assert not pool._is_needed()
+        assert not pool.has_work
         lane.release([0, 1])
         flushed(lane)
         assert seen == [*range(5)]
@@ -1486,7 +1488,7 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
                     lane.put_all([*range(100)])
                 for lane in lanes:
                     flushed(lane)
-                until(lambda: not pool._is_needed(), "nothing to do")
+                until(lambda: not pool.has_work, "nothing to do")
     finally:
         workers().release(pool)
     assert seen == [[*range(100)] * 3] * 6
@@ -1503,7 +1505,9 @@ def test_what_waits_for_want_of_a_thread_goes_on_with_what_is_put_next(
         for number in range(3):
             lane.put(number)
         other.put(3)
-    assert caplog.messages == ["nobody delivers events: can't start new thread"]
+    assert caplog.messages == [
+        "event delivery: cannot start a delivery thread: can't start new thread; retrying with the next event"
+    ]
     caplog.clear()
     assert gate.seen == []
     other.put(4)
@@ -1522,8 +1526,8 @@ def test_signal_handlers_may_put_whatever_they_interrupt() -> None:
     done = run_script(
         """
 import itertools, signal, threading, time
-from messaging.dispatch.lanes import ThreadLane
-from messaging.dispatch.pool import Pool
+from messaging.execution.lanes import ThreadLane
+from messaging.execution.pool import Pool
 
 pool = Pool()
 seen = []
@@ -1557,7 +1561,7 @@ for lane in lanes:
     lane.when_done(done.set)
     assert done.wait(10)
 deadline = time.monotonic() + 10
-while pool._is_needed():
+while pool.has_work:
     assert time.monotonic() < deadline
     time.sleep(0.001)
 count = next(counter)
@@ -1605,9 +1609,9 @@ def test_finalizers_may_put_and_close_whatever_they_interrupt(pool: Pool) -> Non
 
 FORK = """
 import asyncio, os, sys, threading, time, traceback
-from messaging.dispatch import lanes as module
-from messaging.dispatch.lanes import LoopLane, ThreadLane
-from messaging.dispatch.pool import Pool
+from messaging.execution import lanes as module
+from messaging.execution.lanes import LoopLane, ThreadLane
+from messaging.execution.pool import Pool
 
 def lane(receive, **options):
     return ThreadLane(receive, pool, "x", **{"timeout": 0, "stalled": lambda: None, **options})
@@ -1732,7 +1736,7 @@ def hold(lock):
         held.release()
         over.wait(20)
 
-for lock in (each._room, pool._lock):
+for lock in (each._room._lock, pool._lock):
     threading.Thread(target=hold, args=(lock,), daemon=True).start()
     assert held.acquire(timeout=10)
 
@@ -1952,8 +1956,8 @@ def test_all_of_it_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FINALIZER_IN_A_CHILD = """
 import os, threading
-from messaging.dispatch.lanes import ThreadLane
-from messaging.dispatch.pool import Pool
+from messaging.execution.lanes import ThreadLane
+from messaging.execution.pool import Pool
 
 pool = Pool()
 options = dict(timeout=0, stalled=lambda: None)
