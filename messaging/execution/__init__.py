@@ -10,6 +10,7 @@ from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.observers import callbacks_of
 from messaging.execution.pool import Pool
 from messaging.execution.promise import PENDING, Promise
+from messaging.execution.serial import Serial
 from messaging.execution.threads import start_thread, workers
 from messaging.execution.waiting import Flag, Waiters, refuse_in_loop, seconds, warn_in_loop
 
@@ -23,6 +24,7 @@ __all__ = [
     "Mailbox",
     "Pool",
     "Promise",
+    "Serial",
     "ThreadLane",
     "Waiters",
     "callbacks_of",

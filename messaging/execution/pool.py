@@ -321,11 +321,11 @@ class _Supervisor:
                     looked = now
                 if pool._ready:
                     self.hurry()
-                if to_do or pool.has_work:
+                if to_do or self._is_needed():
                     needed = now
                 elif now - needed > _STAY:
                     self._current = None
-                    if not pool.has_work:  # still: a finalizer may have put an item
+                    if not self._is_needed():  # still: a finalizer may have put an item
                         return
                     self._current = current
             for thread in more:
@@ -334,6 +334,9 @@ class _Supervisor:
                 while to_do:
                     workers().submit(to_do[0])
                     to_do.popleft()
+
+    def _is_needed(self) -> bool:
+        return self._pool.has_work
 
     def _missing(self, taken: int) -> list[DeliveryThread]:
         """Return further threads, if lanes wait and no thread has taken a lane since the last look."""

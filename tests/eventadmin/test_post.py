@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from messaging.dispatch import lanes
+from messaging.execution import lanes
 from messaging.errors import DeadlineError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.services import ServiceRegistry
@@ -741,7 +741,7 @@ def test_what_finds_no_room_is_counted_and_logged(
     flush(admin)
     assert gate.numbers == [*range(11)]
     assert dto(admin, registration).dropped == 9  # type: ignore[union-attr]
-    assert len(logged(caplog, "does not keep up", level=logging.ERROR)) == 1
+    assert len(logged(caplog, "dropping new events until it has caught up", level=logging.ERROR)) == 1
 
 
 def test_event_loops_and_handlers_do_not_wait_for_room(

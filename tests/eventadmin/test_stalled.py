@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from messaging.dispatch import pool
+from messaging.execution import pool
 from messaging.errors import ArgumentError
 from messaging.eventadmin import Event, EventAdmin, Tolerance
 from messaging.services import ServiceRegistry

@@ -367,11 +367,11 @@ class Stress:
 
 
 def _is_no_overflow(record: logging.LogRecord) -> bool:
-    return "does not keep up" not in record.getMessage()
+    return "events behind" not in record.getMessage()
 
 
 if __name__ == "__main__":
-    from messaging.dispatch import lanes, pool
+    from messaging.execution import lanes, pool
 
     pool._LOOK, pool._STAY, lanes._AFTER_CANCELLED = 0.002, 0.02, 0.002  # type: ignore[misc]
     seed, seconds = (float(each) for each in (*sys.argv[1:], 1, 60)[:2])
