@@ -576,7 +576,7 @@ def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(
 
     services.register(UntypedEventHandler, slow, {"event.topics": "*"})
     for lane in bus._lanes():
-        lane._limit = 5
+        lane._room.limit = 5
     sent: list[int] = []
 
     def send() -> None:

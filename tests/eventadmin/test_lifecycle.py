@@ -343,7 +343,7 @@ def test_whoever_posts_what_makes_a_handler_close_the_admin_is_not_refused(
 def test_who_waits_for_room_is_told_that_it_is_closed(services: ServiceRegistry, admins: Admins) -> None:
     """Scenarios 36 and 42."""
     admin = admins()
-    admin._queue._limit = 2
+    admin._queue._room.limit = 2
     gate = Gate()
     handle(services, gate)
     post(admin, 1)

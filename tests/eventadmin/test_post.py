@@ -699,7 +699,7 @@ def test_a_loop_may_be_closed_before_a_coroutine_begins_on_it(admin: EventAdmin,
 
 def test_flooding_makes_whoever_posts_wait(admin: EventAdmin, services: ServiceRegistry) -> None:
     """Scenario 42; RFC 97 8.1.2: an implementation MAY limit the rate. Nothing is lost, and all is in order."""
-    admin._queue._limit = 10
+    admin._queue._room.limit = 10
     gate = Gate()
     handle(services, gate)
     posted: list[int] = []
@@ -733,7 +733,7 @@ def test_what_finds_no_room_is_counted_and_logged(
     gate = Gate()
     registration = handle(services, gate, delivery=delivery)
     (lane,) = {*admin._lanes()} if delivery == "async.ordered" else {*admin._lanes()} - {admin._queue}
-    lane._limit = 10
+    lane._room.limit = 10
     post(admin, 0)
     gate.wait()
     post(admin, *range(1, 20))
@@ -748,7 +748,7 @@ def test_event_loops_and_handlers_do_not_wait_for_room(
     admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 42: they would wait for themselves."""
-    admin._queue._limit = 10
+    admin._queue._room.limit = 10
 
     def flood(event: Event) -> None:
         post(admin, *range(60))

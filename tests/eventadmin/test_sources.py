@@ -523,7 +523,7 @@ def test_no_lock_of_logging_is_held_while_log_events_are_posted(
     admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
 ) -> None:
     """Scenario 41: posting may have to wait for handlers, which may log."""
-    admin._queue._limit = 1
+    admin._queue._room.limit = 1
     gate = Gate()
     handle(services, gate, LOG)
     with LogEvents(admin, log):
