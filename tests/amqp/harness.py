@@ -17,7 +17,7 @@ from messaging.model.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from adapters.amqp.consumer import Consumer
+    from adapters.amqp.consumer import QueueConsumer
     from messaging.errors import MessagingError
 
 T = TypeVar("T")
@@ -58,10 +58,10 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
 
 async def blocked(client: Client) -> None:
     """Publish until the broker, which is out of memory, says so: it tells those who publish after it has found out."""
-    link = client.adapter._link
+    link = client.adapter.link
     assert link is not None
     deadline = time.monotonic() + PATIENCE
-    while not link.publisher._blocked:
+    while not link.publisher.is_blocked:
         assert time.monotonic() < deadline, "the broker does not say that it is out of memory"
         await within(client.adapter.publish([client.message("out/of/memory")]))
         await asyncio.sleep(0.02)
@@ -197,7 +197,7 @@ class Client:
 
     async def subscribe(
         self, channel: str, *, key: str | None = None, sink: Sink | None = None, **extensions: Any
-    ) -> tuple[Sink, Consumer]:
+    ) -> tuple[Sink, QueueConsumer]:
         sink = sink or Sink()
         spec = SubscriptionSpec(channel, key, subscribe_options(extensions, self.adapter))
         self.adapter.check_subscribe(spec)

@@ -11,6 +11,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import aiormq
 import pytest
 import uvloop
 
@@ -94,7 +95,7 @@ def test_the_right_password_is_shown_nowhere_either(rabbitmq: RabbitMQ, caplog: 
         async with connected(url, username="odd user", password=SECRET) as client:
             await client.subscribe("secrets")
             await client.publish("secrets", b"x")
-            shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter._link)]
+            shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
             assert "s3cr3t" not in "".join(shown)
 
     run(main())
@@ -307,9 +308,9 @@ def test_the_end_of_either_connection_is_the_end_of_both(rabbitmq: RabbitMQ, whi
             sink, _ = await client.subscribe("either")
             await client.publish("either", b"x")
             [arrived] = await sink.count(1)
-            both = client.adapter._link
+            both = client.adapter.link
             assert both is not None
-            publishing, consuming = both._wires
+            publishing, consuming = both.wires
             (publishing, consuming)[which].abort("test")
             assert "test" in str(await client.lost())
             assert client.adapter.is_stale(arrived.token)
@@ -327,12 +328,12 @@ def test_a_second_connection_that_comes_too_late_is_closed(rabbitmq: RabbitMQ, m
 
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
-            first = client.adapter._link
+            first = client.adapter.link
             assert first is not None
 
             async def connect(*arguments: Any) -> connection.Wire:
                 late.append(await connection.connect(*arguments))
-                first._wires[0].abort("in that very moment")
+                first.wires[0].abort("in that very moment")
                 return late[0]
 
             monkeypatch.setattr(link, "connect", connect)
@@ -340,7 +341,7 @@ def test_a_second_connection_that_comes_too_late_is_closed(rabbitmq: RabbitMQ, m
                 await client.subscribe("late")
             await client.lost()
             assert not late[0].alive
-            assert late[0]._connection.is_closed
+            assert late[0].writer.is_closing()
 
     run(main())
 
@@ -355,14 +356,14 @@ def loop_factory(request: pytest.FixtureRequest) -> Any:
 
 async def aiormq_closes(wire: connection.Wire) -> None:
     """As aiormq does when its reader has ended: from here on, both kinds of loop raise at a write."""
-    wire._writer.write_eof()
-    wire._writer.close()
+    wire.writer.write_eof()
+    wire.writer.close()
     assert wire.alive
 
 
 async def the_loop_closed(wire: connection.Wire) -> None:
     """As after a reset."""
-    wire._writer.transport.abort()
+    wire.writer.transport.abort()
 
 
 @pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
@@ -371,13 +372,13 @@ def test_publishing_to_a_closed_transport_is_a_loss(rabbitmq: RabbitMQ, breaks: 
         async with connected(rabbitmq.url) as client:
             await client.publish("closed", b"", extensions={"qos": "0"})
             await client.publish("closed", b"")
-            assert client.adapter._link is not None
+            assert client.adapter.link is not None
             # more than goes out in one write
             batch = [
                 client.message("closed", bytes(30_000), extensions={"qos": qos}) for _ in range(5) for qos in ("0", "1")
             ]
             batch[0].confirm()  # nor does it help to have one settled at the head
-            await breaks(client.adapter._link._wires[0])
+            await breaks(client.adapter.link.wires[0])
             await within(client.adapter.publish(batch))
             assert all(isinstance(message.error, ConnectionLostError) for message in batch[1:])
             assert not any(message.was_sent for message in batch)
@@ -402,8 +403,8 @@ def test_settling_and_unsubscribing_on_a_closed_transport_is_a_loss(
                 sink, handle = await client.subscribe("closed", queue=(queue := unique("closed")))
                 await client.publish("closed", b"x")
                 [arrived] = await sink.count(1)
-                assert client.adapter._link is not None
-                await breaks(client.adapter._link._wires[1])
+                assert client.adapter.link is not None
+                await breaks(client.adapter.link.wires[1])
                 client.acknowledge(arrived)
                 if end is not None:
                     with contextlib.suppress(ConnectionLostError):
@@ -427,8 +428,8 @@ def test_closing_with_a_closed_transport_goes_well(rabbitmq: RabbitMQ, breaks: B
             sink, _ = await client.subscribe("closed")
             await client.publish("closed", b"x")
             [arrived] = await sink.count(1)
-            assert client.adapter._link is not None
-            for wire in client.adapter._link._wires:
+            assert client.adapter.link is not None
+            for wire in client.adapter.link.wires:
                 await breaks(wire)
             client.acknowledge(arrived)
             await within(client.adapter.close(), 3)
@@ -441,13 +442,13 @@ def test_whatever_ended_the_transport_is_a_loss_to_who_waits_for_it(rabbitmq: Ra
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
             await client.publish("ended", b"")
-            assert client.adapter._link is not None
-            wire = client.adapter._link._wires[0]
+            assert client.adapter.link is not None
+            wire = client.adapter.link.wires[0]
 
             async def drain() -> None:
                 raise error
 
-            wire._writer.drain = drain  # type: ignore[method-assign]
+            wire.writer.drain = drain  # type: ignore[method-assign]
             batch = [client.message("ended", bytes(70_000)) for _ in range(3)]
             await within(client.adapter.publish(batch))
             assert all(isinstance(message.error, ConnectionLostError) for message in batch)
@@ -467,7 +468,7 @@ async def cancelled(*_: Any, **__: Any) -> Any:
 
 
 def test_opening_that_aiormq_cancels_has_failed(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection._Connection, "connect", cancelled)
+    monkeypatch.setattr(aiormq.Connection, "connect", cancelled)
     open_fails(rabbitmq.url, ConnectFailedError)
 
 
@@ -481,7 +482,7 @@ def test_a_second_connection_that_is_not_to_be_had_is_a_loss(
 ) -> None:
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
-            monkeypatch.setattr(connection._Connection, "connect", connects)
+            monkeypatch.setattr(aiormq.Connection, "connect", connects)
             with pytest.raises(ConnectionLostError):
                 await client.subscribe("cancelled")
             assert len(client.losses) == 1
@@ -495,8 +496,8 @@ def test_requests_that_aiormq_cancels_are_a_loss(rabbitmq: RabbitMQ, monkeypatch
             for attempt in ("publish", "subscribe", "unsubscribe"):
                 _, handle = await client.subscribe("cancelled")
                 with monkeypatch.context() as patch:
-                    patch.setattr(connection._Connection, "channel", cancelled)
-                    patch.setattr(handle._channel, "close", cancelled)
+                    patch.setattr(aiormq.Connection, "channel", cancelled)
+                    patch.setattr(aiormq.Channel, "close", cancelled)
                     if attempt == "publish":
                         message = client.message("cancelled")
                         await within(client.adapter.publish([message]))

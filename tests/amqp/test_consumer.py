@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.amqp import frames
-from adapters.amqp.consumer import Consumer
+from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
 from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
@@ -438,7 +438,7 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     async def main() -> None:
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = broker
-        consumer = Consumer(
+        consumer = QueueConsumer(
             wire,
             spec,
             Sink(),
@@ -665,11 +665,13 @@ def test_a_channel_the_broker_closes_ends_that_subscription_only(rabbitmq: Rabbi
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
             others, _ = await client.subscribe("others")
-            sink, handle = await client.subscribe("broken")
+            sink, _ = await client.subscribe("broken")
             await client.publish("broken", b"x")
             arrived = (await sink.count(1))[0]
-            # an acknowledgement of what was never delivered
-            handle._wire.write(frames.ack(handle._number, 2**60, multiple=False))
+            assert client.adapter.link is not None
+            wire = client.adapter.link.wires[1]
+            # an acknowledgement of a message that was never delivered
+            wire.write(frames.ack(max(wire.lanes), 2**60, multiple=False))
             await until(lambda: sink.error, "the end")
             assert "406 PRECONDITION_FAILED - unknown delivery tag" in str(sink.error)
             assert client.adapter.is_stale(arrived.token)
@@ -801,7 +803,7 @@ def test_closing_ends_a_subscription_that_waits_for_its_connection(own_rabbitmq:
         async with connected(own_rabbitmq.url) as client:
             os.kill(own_rabbitmq.pid, signal.SIGSTOP)
             subscribing = asyncio.create_task(client.subscribe("too late"))
-            link = client.adapter._link
+            link = client.adapter.link
             assert link is not None
             await until(lambda: link._dialling, "the second connection")
             await client.adapter.close()
@@ -833,7 +835,7 @@ def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> 
                 with contextlib.suppress(asyncio.CancelledError):
                     _, handle = await subscribing
                     await client.adapter.unsubscribe(handle)
-            link = client.adapter._link
+            link = client.adapter.link
             assert link is not None
             await until(lambda: not link._tasks, "cleaning up")
             assert client.losses == []

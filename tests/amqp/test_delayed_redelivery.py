@@ -281,7 +281,7 @@ def test_a_queue_of_a_delay_that_was_deleted_is_made_again(
 def test_a_confirm_that_comes_when_the_queue_may_be_gone_is_not_relied_upon(
     rabbitmq: RabbitMQ, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delays, "_LEASE", delays._MARGIN)  # over as soon as it has begun
+    monkeypatch.setattr(delays, "LEASE", delays.LEASE_MARGIN)  # over as soon as it has begun
 
     async def main() -> None:
         async with connected(rabbitmq.url) as client:
@@ -313,8 +313,8 @@ def test_a_loss_meanwhile_brings_everything_back(rabbitmq: RabbitMQ, queue: str)
             sink, _ = await client.subscribe(queue, queue=queue, redeliveryDelay=0.1)
             await client.publish(queue, *[b"%d" % number for number in range(50)])
             client.reject(*await sink.count(50))
-            assert client.adapter._link is not None
-            client.adapter._link._wires[0].abort("test")
+            assert client.adapter.link is not None
+            client.adapter.link.wires[0].abort("test")
             await client.lost()
             await client.open()
             sink, _ = await client.subscribe(queue, queue=queue, redeliveryDelay=0.1)

@@ -18,7 +18,7 @@ from pamqp.commands import Basic
 
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
-from adapters.amqp.consumer import Consumer
+from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
 from adapters.amqp.protocol import FrameProtocol
 from messaging.adapter import SubscriptionSpec
@@ -169,7 +169,7 @@ class Stream:
         for piece in pieces:
             self.protocol.data_received(piece)
         if not self.ends:
-            self.protocol.reader.settled = False  # no good-bye
+            self.protocol.reader.ends_quietly = False
             self.protocol.reader.feed_eof()
         return await self.protocol.reader.read()
 
@@ -255,7 +255,7 @@ def test_whatever_a_frame_holds_nothing_is_raised(payload: bytes, kind: int, cha
         stream.protocol.lanes[5] = ConfirmChannel(5)
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = SimpleNamespace(alive=True, write=lambda _: True)
-        stream.protocol.lanes[6] = Consumer(
+        stream.protocol.lanes[6] = QueueConsumer(
             wire,
             spec,
             Sink(),

@@ -102,9 +102,9 @@ def test_thousands_in_flight_of_every_kind_each_get_their_own_answer(rabbitmq: R
             assert await outcomes(batch) == [result for _, _, result in chosen]
             assert {message.settlements for message in batch} == {1}
             await sink.count(sum(channel == "there" for channel, _, _ in chosen))
-            link = client.adapter._link
+            link = client.adapter.link
             assert link is not None
-            for channel in link.publisher._channels.values():
+            for channel in link.publisher.channels.open.values():
                 assert (channel.pending, channel.mandatory) == ({}, {})
 
     run(main())
@@ -128,8 +128,8 @@ def test_messages_that_share_their_ids_each_get_their_own_answer(rabbitmq: Rabbi
             there = [number for number, (channel, _) in enumerate(chosen) if channel == "shared"]
             await sink.count(len(there))
             assert [int(payload) for payload in sink.payloads] == there
-            assert client.adapter._link is not None
-            for lane in client.adapter._link.publisher._channels.values():
+            assert client.adapter.link is not None
+            for lane in client.adapter.link.publisher.channels.open.values():
                 assert (lane.pending, lane.mandatory) == ({}, {})
 
     run(main())
