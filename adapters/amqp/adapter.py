@@ -7,7 +7,7 @@ does not exist is declared, as the extensions say (:mod:`.extensions`). One that
 
 **Queues.** A subscription without ``queue`` has an exclusive queue of its own, which is deleted with it. Subscriptions
 with the same ``queue`` compete for a durable queue, which keeps messages while it has no consumer and is never deleted
-from here. All messages of such a queue are delivered, including those that arrived by bindings of other programs or by
+from here. All messages of such a queue are delivered, also messages that arrived by bindings of other programs or by
 the default exchange.
 
 **Guarantees.** Level "1" (the default): confirmed by the broker when publishing, acknowledged when consuming. Level

@@ -60,7 +60,7 @@ _CODES: Final[dict[type[BaseException], int]] = {
 
 
 class _OpenStreams(aiormq.TransportFactory):
-    """Gives aiormq streams that are open already: aiormq logs a failure to connect as an error."""
+    """Streams that are open already: aiormq logs a failure to open them as an error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._streams = reader, writer
@@ -386,7 +386,7 @@ def _connect_error(target: Target, protocol: FrameProtocol, error: BaseException
     if protocol.close_reason is not None:
         code, text = protocol.close_reason
         if code == 403:
-            return AuthenticationError(f"{target} refused {target.who}: {code} {text}", code=code, detail=text)
+            return AuthenticationError(f"{target} refused {target.identity}: {code} {text}", code=code, detail=text)
         return ConnectFailedError(f"{target} refused the connection: {code} {text}", code=code, detail=text)
     if isinstance(error, aiormq.AuthenticationError):
         how = "client certificate (SASL EXTERNAL)" if target.username is None else "user name and password (SASL PLAIN)"

@@ -102,7 +102,7 @@ class QueueConsumer(DeliveryLane):
         self._batch: list[Incoming] = []
         #: unsettled messages by delivery tag
         self._kept: dict[int, tuple[RawMessage, Incoming]] = {}
-        #: what a stream sent beyond its credit, which it counts in chunks, and the number of messages handed over
+        #: messages of a stream beyond the credit, which streams count in chunks, and the number handed over
         self._ahead: deque[Incoming] = deque()
         self._handed = 0
         #: the delivery count of messages that carry none, if deliveries are counted

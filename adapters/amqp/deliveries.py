@@ -45,7 +45,7 @@ class Body:
 
 
 class DeliveryLane(abc.ABC):
-    """Assembles the deliveries of one channel; a ``protocol.FrameLane``.
+    """A ``protocol.FrameLane`` that assembles the deliveries of one channel.
 
     Attributes:
         known: the properties of the delivery.

@@ -4,7 +4,7 @@ Messages with qos 1 travel on a channel with publisher confirms, messages with q
 when it is first needed. ``publish`` writes as much as fits, and waits in between: for room in the window of unconfirmed
 messages or in the transport's buffer, for a broker that is out of memory, for a channel. One task publishes at a time.
 
-**Message ids.** A mandatory message that reaches no queue is returned, and only its message id tells which one it is.
+**Message ids.** A mandatory message that reaches no queue is returned, and only its message id identifies it.
 So a message waits, with all that follow it, while another one with the same id of the application is unconfirmed.
 
 **A message the broker refused** (``basic.nack``) is sent again until its deadline, see :mod:`.retries`. If a full

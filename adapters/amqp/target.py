@@ -49,7 +49,7 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def who(self) -> str:
+    def identity(self) -> str:
         """Return the identity of the client, for error texts."""
         return "the client certificate" if self.username is None else f"the credentials of {self.username!r}"
 
