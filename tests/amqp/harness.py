@@ -9,15 +9,22 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
+
 from adapters.amqp import AmqpAdapter
-from messaging.adapter import SubscriptionSpec
-from messaging.model import Incoming, MessageContext, parse_url, publish_options, subscribe_options
-from messaging.model.settings import load_settings
+from messaging.adapter import Incoming, SubscriptionSpec
+from messaging.errors import ConnectFailedError
+from messaging.extensions import publish_options, subscribe_options
+from messaging.message import MessageContext
+from messaging.settings import load_settings
+from messaging.url import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from adapters.amqp.connection import Wire
     from adapters.amqp.consumer import QueueConsumer
+    from adapters.amqp.link import Link
     from messaging.errors import MessagingError
 
 T = TypeVar("T")
@@ -58,10 +65,8 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
 
 async def blocked(client: Client) -> None:
     """Publish until the broker, which is out of memory, says so: it tells those who publish after it has found out."""
-    link = client.adapter.link
-    assert link is not None
     deadline = time.monotonic() + PATIENCE
-    while not link.publisher.is_blocked:
+    while not client.link.publisher.is_blocked:
         assert time.monotonic() < deadline, "the broker does not say that it is out of memory"
         await within(client.adapter.publish([client.message("out/of/memory")]))
         await asyncio.sleep(0.02)
@@ -177,6 +182,16 @@ class Client:
     async def open(self) -> None:
         assert await self.adapter.open(self.losses.append) is False
 
+    @property
+    def link(self) -> Link:
+        assert self.adapter.link is not None
+        return self.adapter.link
+
+    @property
+    def wires(self) -> list[Wire]:
+        """The connections: for publishing, and for consuming if there is a subscription."""
+        return self.link.wires
+
     async def lost(self, patience: float = PATIENCE) -> MessagingError:
         await until(lambda: self.losses, "the loss", patience)
         return self.losses[-1]
@@ -219,3 +234,17 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Client]:
         yield client
     finally:
         await within(client.adapter.close())
+
+
+async def open_fails(
+    url: str, error: type[ConnectFailedError] = ConnectFailedError, **settings: Any
+) -> ConnectFailedError:
+    """Open, check that it fails in time and leaves nothing behind, and return the error."""
+    client = Client(make_adapter(url, **settings))
+    try:
+        with pytest.raises(error) as caught:
+            await within(client.open(), 5)
+    finally:
+        await client.adapter.close()
+    assert client.losses == []
+    return caught.value
