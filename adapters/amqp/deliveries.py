@@ -12,7 +12,7 @@ _PIECES: Final = 64
 
 
 class Body:
-    """The payload of a message that arrives in several body frames, in linear time and memory.
+    """The payload of a message in several body frames (4.2.6.2), joined in linear time and memory.
 
     Args:
         size: bytes that the content header announced.
