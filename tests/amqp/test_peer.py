@@ -217,7 +217,7 @@ def announced(session: Session, channel: int, size: int) -> None:
     raw(frames.HEADER, struct.pack(">HHQH", 60, 0, size, 0))(session, channel)
 
 
-@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [5] * 64, [5] * 65, [5] * 128, [5] * 129, [2, 70_000]])
+@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [2, 70_000]])
 async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: Client, sizes: list[int]) -> None:
     sink, session, channel = await subscribed(client, peer)
     payload = bytes(number % 251 for number in range(sum(sizes)))
