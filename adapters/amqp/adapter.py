@@ -28,8 +28,7 @@ from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.settings import AmqpSettings
 from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import make_target
-from messaging import channels, headers
-from messaging.adapter import CORE_FEATURES, Adapter, Outgoing, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
+from messaging.adapter import CORE_FEATURES, Adapter, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -37,7 +36,7 @@ from messaging.errors import (
     InvalidHeaderError,
     MissingExtraError,
 )
-from messaging.features import Features
+from messaging.model import Features, Outgoing, channels, headers
 
 if TYPE_CHECKING:
     import ssl
@@ -45,10 +44,8 @@ if TYPE_CHECKING:
 
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
-    from messaging.settings import Settings
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, MessageContext, PublishOptions
+    from messaging.model.settings import Settings
 
 #: largest message that RabbitMQ takes by default, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728

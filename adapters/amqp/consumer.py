@@ -22,10 +22,9 @@ from adapters.amqp.delays import RawMessage
 from adapters.amqp.deliveries import DeliveryLane
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
 from adapters.amqp.routes import ArrivalChannels
-from messaging import envelope, redelivery
-from messaging.adapter import Incoming, Sink, SubscriptionSpec
+from messaging.adapter import Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.model import Features, Incoming, channels, envelope
+from messaging.model import Features, Incoming, envelope
 from messaging.receiving import redelivery
 
 if TYPE_CHECKING:

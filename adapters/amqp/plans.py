@@ -8,13 +8,13 @@ from adapters.amqp import frames, names
 from adapters.amqp.declarations import destination
 from adapters.amqp.extensions import ENVELOPE
 from adapters.amqp.properties import Template
-from messaging import envelope
 from messaging.errors import ArgumentError
+from messaging.model import envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from messaging.adapter import Outgoing
+    from messaging.model import Outgoing
 
 #: contexts whose plans are kept
 _MAX_PLANS: Final = 256

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from adapters.amqp.connection import Wire
     from adapters.amqp.plans import PublishPlan
-    from messaging.adapter import Outgoing, Sink
+    from messaging.adapter import Sink
+    from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
 

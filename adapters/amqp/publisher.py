@@ -40,14 +40,13 @@ from messaging.errors import (
     MessagingError,
     PublishRefusedError,
 )
-from messaging.model import envelope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.amqp.connection import Wire
     from adapters.amqp.publish_channels import PublishChannel
-    from messaging.adapter import Outgoing
+    from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.amqp import names
 from adapters.amqp.deliveries import DeliveryLane
-from messaging.adapter import Incoming
+from messaging.model import Incoming
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink

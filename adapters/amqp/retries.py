@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.amqp.publish_channels import PublishChannels
-    from messaging.adapter import Outgoing
+    from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
 

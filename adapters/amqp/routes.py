@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from adapters.amqp import frames, names
 from adapters.amqp.declarations import DEFAULT_EXCHANGE
-from messaging import channels
+from messaging.model import channels
 
 if TYPE_CHECKING:
     from adapters.amqp.declarations import Source

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from messaging.settings import TlsSettings
+from messaging.model.settings import TlsSettings
 
 
 class AmqpSettings(TlsSettings):

@@ -168,7 +168,7 @@ def _name(name: str) -> bytes:
 
 
 def write_table(fields: Mapping[str, Any]) -> bytes:
-    """Return a table of checked header values, see :mod:`messaging.headers`. Times are cut to whole seconds.
+    """Return a table of checked header values, see :mod:`messaging.model.headers`. Times are cut to whole seconds.
 
     Raises:
         ValueError: a name has more than 255 bytes in UTF-8.

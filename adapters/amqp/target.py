@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from pydantic import SecretStr
 
 from adapters.amqp import names
+from messaging.connection.tls import client_context, explain
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
-from messaging.tls import client_context, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from adapters.amqp.settings import AmqpSettings
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl
 
 DEFAULT_PORT: Final = 5672
 DEFAULT_TLS_PORT: Final = 5671

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from adapters.amqp import AmqpAdapter
-from messaging.adapter import Incoming, SubscriptionSpec
+from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectFailedError
-from messaging.extensions import publish_options, subscribe_options
-from messaging.message import MessageContext
-from messaging.settings import load_settings
-from messaging.url import parse_url
+from messaging.model import Incoming, MessageContext
+from messaging.model.extensions import publish_options, subscribe_options
+from messaging.model.settings import load_settings
+from messaging.model.url import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence

@@ -21,9 +21,8 @@ from messaging.errors import (
     InvalidUrlError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import PublishOptions, SubscribeOptions, publish_options
-from messaging.features import Features
-from messaging.message import MessageContext
+from messaging.model import Features, MessageContext, PublishOptions
+from messaging.model.extensions import SubscribeOptions, publish_options
 from tests.amqp.harness import Out, make_adapter
 
 AMQP = "amqp://localhost"

@@ -21,7 +21,7 @@ from pamqp.commands import Basic
 import messaging
 from adapters.amqp import counting, delays, properties
 from adapters.amqp.frames import short_string
-from messaging.adapter import Incoming
+from messaging.model import Incoming
 from tests.amqp.harness import Client, blocked, connected, unique, until
 from tests.amqp.test_consumer import depth, exists
 

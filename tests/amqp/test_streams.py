@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import messaging
 from adapters.amqp.streams import StreamPosition
 from messaging.errors import SubscriptionRefusedError
-from messaging.extensions import publish_options
+from messaging.model.extensions import publish_options
 from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
 from tests.proxy import Proxy
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from messaging.execution import lanes
 from messaging.errors import DeadlineError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
+from messaging.execution import lanes
 from messaging.services import ServiceRegistry
 from tests.eventadmin.conftest import (
     MOMENT,

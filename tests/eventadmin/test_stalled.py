@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from messaging.execution import pool
 from messaging.errors import ArgumentError
 from messaging.eventadmin import Event, EventAdmin, Tolerance
+from messaging.execution import pool
 from messaging.services import ServiceRegistry
 from tests.eventadmin.conftest import (
     PATIENCE,
