@@ -128,7 +128,7 @@ class Core:
 
     def vanish(self) -> None:
         """Break the connection without DISCONNECT."""
-        link = self.adapter._link
+        link = self.adapter.link
         assert link is not None
         assert link._wire is not None
         link._wire.interrupt()

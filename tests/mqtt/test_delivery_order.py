@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import inbound, packets
+from adapters.mqtt import answers, packets
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, In, connected, run, until
 from tests.mqtt.peer import Connection, Peer, session, subscribed
@@ -108,7 +108,7 @@ def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the_windo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It waits for one that is not settled, while the broker exceeds the limit."""
-    monkeypatch.setattr(inbound, "_ORDER_PATIENCE", 0.05)
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
     count = 60
 
     async def main() -> None:
@@ -302,7 +302,7 @@ def test_what_a_resumed_session_of_3_1_1_sends_again_is_answered_in_that_order()
 def test_a_message_that_is_not_settled_does_not_hold_up_the_answers_to_others_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inbound, "_ORDER_PATIENCE", 0.05)
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
 
     async def main() -> None:
         async with resumed_with_lost_answers(30) as (core, sink, connection):

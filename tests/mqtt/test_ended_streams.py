@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import inbound, packets
+from adapters.mqtt import leftovers, packets
 from messaging import ConnectionLostError, DecodeError
 from messaging.execution import engine
 from tests.brokers import Mosquitto
@@ -76,7 +76,7 @@ def test_messages_left_in_the_window_are_not_said_to_be_dropped_after_the_instan
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inbound, "LEFT_PATIENCE", 0.2)
+    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.2)
     m, other = connect(mosquitto.url, receive_maximum=2, **session("5")), connect(mosquitto.url)
     stays = m.subscribe("b", qos=1)
     stays.ready.result(PATIENCE)
@@ -179,7 +179,7 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inbound, "LEFT_PATIENCE", 0.05)
+    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.05)
     m, other = connect(mosquitto.url, receive_maximum=4, **session(version)), connect(mosquitto.url)
     with m.subscribe("b", qos=1) as stays:
         with m.subscribe("a", qos=1) as stream:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.mqtt import link, packets
+from adapters.mqtt import packets, writing
 from messaging.errors import ConnectFailedError, ConnectionLostError
 from tests.mqtt.harness import Core, run
 from tests.mqtt.peer import Connection, Peer, session, subscribed
@@ -178,7 +178,7 @@ def test_packet_ids_given_to_other_messages_cost_linear_time() -> None:
 @pytest.mark.parametrize("kind", [packets.PUBREC, packets.PUBREL | 2], ids=hex)
 def test_a_broker_that_reads_no_answers_is_left(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it stays within a limit, however much it sends."""
-    monkeypatch.setattr(link, "_UNREAD", 64 * 1024)
+    monkeypatch.setattr(writing, "UNREAD", 64 * 1024)
 
     async def main() -> None:
         async with session() as (core, _, connection):
@@ -200,7 +200,7 @@ def test_a_broker_that_reads_no_answers_is_left(kind: int, monkeypatch: pytest.M
 
 
 def test_a_broker_that_reads_answers_may_send_as_many_packets_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_UNREAD", 200 * 1024)
+    monkeypatch.setattr(writing, "UNREAD", 200 * 1024)
 
     async def main() -> None:
         async with session() as (core, _, connection):

@@ -43,7 +43,7 @@ def with_stream(test: Test, sink: In | None = None) -> None:
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.mqtt.link.ReadPacer", Always)
+    monkeypatch.setattr("adapters.mqtt.reading.ReadPacer", Always)
 
 
 @pytest.mark.usefixtures("paced")
@@ -86,10 +86,10 @@ def test_closing_does_not_wait_for_reading_to_go_on(monkeypatch: pytest.MonkeyPa
     def pacer() -> ReadPacer:
         return ReadPacer()
 
-    monkeypatch.setattr("adapters.mqtt.link.ReadPacer", pacer)
+    monkeypatch.setattr("adapters.mqtt.reading.ReadPacer", pacer)
 
     async def with_pause(core: Core, connection: Connection, sink: In) -> None:
-        core.adapter._link._pacer = Forever()  # type: ignore[assignment, union-attr]
+        core.adapter.link._reader._pacer = Forever()  # type: ignore[assignment, union-attr]
         await test(core, connection, sink)
 
     with_stream(with_pause)
@@ -110,7 +110,7 @@ def test_packets_read_already_wait_as_well_and_go_on_where_they_were(
     paced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if paced:
-        monkeypatch.setattr("adapters.mqtt.link.ReadPacer", Always)
+        monkeypatch.setattr("adapters.mqtt.reading.ReadPacer", Always)
     sink = Suspending()
 
     async def test(core: Core, connection: Connection, _: In) -> None:

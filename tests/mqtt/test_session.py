@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import adapter as adapter_module
-from adapters.mqtt import packets
+from adapters.mqtt import outbound, packets
 from messaging.errors import (
     ConnectionLostError,
     PayloadTooLargeError,
@@ -260,31 +260,27 @@ def test_if_the_session_turns_out_to_be_gone_unfinished_messages_are_sent_as_new
 
 
 def test_packet_ids_of_publish_and_subscribe_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "FIRST_ID", 65_535)
+
     async def main() -> None:
         async with session() as (core, _, connection):
-            # as if 32,768 messages had been published before
-            core.adapter._outbound._id = 65_535
             outs = [core.out("t", b"", qos="1") for _ in range(3)]
             await core.send(*outs)
             publishes = [await connection.publish() for _ in range(3)]
-            assert [publish.id for publish in publishes] == [1, 2, 3]
+            assert [publish.id for publish in publishes] == [65_535, 1, 2]
             subscribing = asyncio.create_task(core.subscribe("x"))
-            await asyncio.sleep(0.05)
-            connection.answer(packets.PUBACK, 2)
-            await outs[1].done
-            await asyncio.sleep(0.05)
-            connection.answer(packets.PUBACK, 1)
-            assert (await connection.suback())[:2] == b"\x00\x01"
-            await subscribing
-            core.adapter._outbound._id = 1
-            subscribing = asyncio.create_task(core.subscribe("y"))
             body = await connection.expect(0x80)
-            assert body[:2] == b"\x00\x02"
+            assert body[:2] == b"\x00\x03"  # 1 and 2 wait for PUBACK
             out = core.out("t", b"", qos="1")
             await core.send(out)
-            assert (await connection.publish()).id == 4  # 2 waits for SUBACK, 3 for PUBACK
+            assert (await connection.publish()).id == 4  # 3 waits for SUBACK
             connection.send(0x90, body[:2] + b"\0\0")
-            await subscribing
+            _, handle = await subscribing
+            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+            body = await connection.expect(0xA0)
+            assert body[:2] == b"\x00\x05"  # 4 waits for PUBACK
+            connection.send(0xB0, body[:2] + b"\0\0")
+            await unsubscribing
 
     run(main())
 

@@ -83,7 +83,7 @@ def test_through_the_public_api_over_a_lost_connection(broker: WebBroker) -> Non
     with messaging.connect(url(broker)) as m, m.subscribe("ws/api", qos=1) as stream:
         m.publish("ws/api", b"1", qos=1).result(10)
         assert stream.receive(10).payload == b"1"
-        m._adapter._link._wire.interrupt()  # type: ignore[attr-defined]
+        m._adapter.link._wire.interrupt()  # type: ignore[attr-defined]
         m.publish("ws/api", b"2", qos=1).result(10)
         assert stream.receive(10).payload == b"2"
 
