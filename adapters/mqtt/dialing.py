@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,8 @@ class Dialer:
                         raise ConnectionAbortedError("cancelled")
                     self._wire = wire
                 sock.settimeout(target.connect_timeout)
-                if context is not None:
-                    sock.do_handshake()  # type: ignore[attr-defined]  # it is an SSLSocket
+                if isinstance(sock, ssl.SSLSocket):
+                    sock.do_handshake()
                 if web is not None:
                     web.handshake(sock)
                 sock.setblocking(False)

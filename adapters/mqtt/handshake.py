@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,12 +16,13 @@ from messaging.errors import AuthenticationError, ConnectFailedError, Connection
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
 
     from pydantic import SecretStr
 
     from adapters.mqtt.websocket import WebSocket
 
+#: its constructor has no types
+_new_properties: Callable[[int], PahoProperties] = PahoProperties
 _CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
 
 
@@ -160,7 +162,7 @@ def with_detail(reason: str, detail: str | None) -> str:
 
 def new_properties(kind: int) -> PahoProperties:
     """Return empty properties for a packet type of paho."""
-    return PahoProperties(kind)  # type: ignore[no-untyped-call]  # paho left its constructor without types
+    return _new_properties(kind)
 
 
 def subscribe_options(qos: int, *, no_local: bool, as_published: bool, retain_handling: int) -> SubscribeOptions:

@@ -88,10 +88,10 @@ class MemorySocket:
         self._from_paho.clear()
         return data
 
-    def give(self, packet: bytes, is_read: Callable[[], object]) -> None:  # noqa: ARG002  # it is read at once
+    def give(self, packet: bytes, is_read: Callable[[], object]) -> None:
         """See :class:`PahoSocket`."""
         self._to_paho += packet
-        while self._to_paho and self.client.socket() is not None:
+        while self._to_paho and self.client.socket() is not None and not is_read():
             self.client.loop_read()
 
     # --- the methods that paho calls
@@ -156,9 +156,8 @@ class LoopbackSocket:
 
     def take(self) -> bytes:
         """See :class:`PahoSocket`. paho writes a packet before its method returns, so it is there or about to be."""
-        assert self._ours is not None  # noqa: S101  # connected
         data = b""
-        while not _is_complete(data):
+        while self._ours is not None and not _is_complete(data):
             more = self._ours.recv(4096)
             if not more:
                 break
@@ -167,7 +166,8 @@ class LoopbackSocket:
 
     def give(self, packet: bytes, is_read: Callable[[], object]) -> None:
         """See :class:`PahoSocket`."""
-        assert self._ours is not None  # noqa: S101  # connected
+        if self._ours is None:
+            return
         self._ours.sendall(packet)
         deadline = time.monotonic() + _LOOPBACK_TIMEOUT
         while not is_read() and time.monotonic() < deadline:
