@@ -11,7 +11,7 @@ from messaging.errors import ConnectFailedError, InvalidOptionError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, run
+from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer
 from tests.proxy import Proxy
 
@@ -29,65 +29,55 @@ async def opened(core: Core, peer: Peer, properties: bytes = b"", *, session: bo
     return connection, connect
 
 
-def test_the_id_that_was_assigned_is_used_from_then_on() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, client_id="", session_expiry=60)
-            assert core.adapter.client_id == ""
-            connection, connect = await opened(core, peer, ASSIGNED)
-            assert connect.endswith(b"\x00\x00")  # a client id of no length
-            assert connect[7] == 0x02
-            assert core.adapter.client_id == "given"
-            connection.abort()
-            await core.lost()
-            connection, connect = await opened(core, peer, session=True)
-            assert connect.endswith(packets.text("given"))
-            assert connect[7] == 0x00  # it resumes
-            assert core.adapter.client_id == "given"
-            connection.close()
-            await core.lost(2)
-            await core.adapter.close()
-
-    run(main())
+async def test_the_id_that_was_assigned_is_used_from_then_on() -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, client_id="", session_expiry=60)
+        assert core.adapter.client_id == ""
+        connection, connect = await opened(core, peer, ASSIGNED)
+        assert connect.endswith(b"\x00\x00")  # a client id of no length
+        assert connect[7] == 0x02
+        assert core.adapter.client_id == "given"
+        connection.abort()
+        await core.lost()
+        connection, connect = await opened(core, peer, session=True)
+        assert connect.endswith(packets.text("given"))
+        assert connect[7] == 0x00  # it resumes
+        assert core.adapter.client_id == "given"
+        connection.close()
+        await core.lost(2)
+        await core.adapter.close()
 
 
-def test_without_a_session_it_is_used_as_well() -> None:
+async def test_without_a_session_it_is_used_as_well() -> None:
     """Logs and access rules of the broker know the client by it."""
-
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, client_id="")
-            connection, _ = await opened(core, peer, ASSIGNED)
-            connection.abort()
-            await core.lost()
-            connection, connect = await opened(core, peer)
-            assert connect.endswith(packets.text("given"))
-            assert connect[7] == 0x02
-            connection.abort()
-            await core.lost(2)
-            await core.adapter.close()
-
-    run(main())
+    async with Peer() as peer:
+        core = Core(peer.url, client_id="")
+        connection, _ = await opened(core, peer, ASSIGNED)
+        connection.abort()
+        await core.lost()
+        connection, connect = await opened(core, peer)
+        assert connect.endswith(packets.text("given"))
+        assert connect[7] == 0x02
+        connection.abort()
+        await core.lost(2)
+        await core.adapter.close()
 
 
-def test_a_refused_attempt_assigns_nothing() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, client_id="")
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack(ASSIGNED, reason=0x85)
-            with pytest.raises(ConnectFailedError, match="Client identifier not valid") as refusal:
-                await opening
-            assert refusal.value.code == 0x85
-            assert core.adapter.client_id == ""
-            connection, connect = await opened(core, peer, ASSIGNED)
-            assert connect.endswith(b"\x00\x00")
-            connection.abort()
-            await core.lost()
-            await core.adapter.close()
-
-    run(main())
+async def test_a_refused_attempt_assigns_nothing() -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, client_id="")
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection.connack(ASSIGNED, reason=0x85)
+        with pytest.raises(ConnectFailedError, match="Client identifier not valid") as refusal:
+            await opening
+        assert refusal.value.code == 0x85
+        assert core.adapter.client_id == ""
+        connection, connect = await opened(core, peer, ASSIGNED)
+        assert connect.endswith(b"\x00\x00")
+        connection.abort()
+        await core.lost()
+        await core.adapter.close()
 
 
 def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto, connect: Connect) -> None:

@@ -16,58 +16,54 @@ from messaging.execution import engine
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, run
+from tests.mqtt.harness import Core
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, subscribed
 from tests.mqtt.peer import session as scripted
 
 
-def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
-    async def main() -> None:
-        async with scripted(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
-            _, handle = await subscribed(core, connection, "a", qos="1")
-            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-            body = await connection.expect(0xA0)
-            connection.deliver("a", b"crossed", 7, 1)
-            connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
-            await ending
-            sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
-            await sink.wait(1)
-            assert [message.payload for message in sink.messages] == [b"crossed"]
-            core.acknowledge(*sink.messages)
-            assert await connection.expect(packets.PUBACK) == b"\0\x07"
-
-    run(main())
+async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
+    async with scripted(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+        _, handle = await subscribed(core, connection, "a", qos="1")
+        ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+        body = await connection.expect(0xA0)
+        connection.deliver("a", b"crossed", 7, 1)
+        connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
+        await ending
+        sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+        await sink.wait(1)
+        assert [message.payload for message in sink.messages] == [b"crossed"]
+        core.acknowledge(*sink.messages)
+        assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
 
 @pytest.mark.parametrize("where", ["ended stream", "resumed session"])
-def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(where: str) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
-            connection, _ = await accept(core, peer, present=where == "resumed session")
-            if where == "ended stream":
-                sink, handle = await subscribed(core, connection, "a", qos="1")
-                connection.deliver("a", b"left", 7, 1)
-                await sink.wait(1)
-                ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-                connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
-                await ending
-            else:
-                connection.deliver("a", b"left", 7, 1)
-            subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
-            await connection.expect(0x80)
-            connection, _ = await reconnect(core, peer, connection, present=True)
-            with pytest.raises(ConnectionLostError):
-                await subscribing
-            connection.deliver("a", b"left", 7, 1, 8)  # again
-            connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
-            sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(
+    where: str,
+) -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
+        connection, _ = await accept(core, peer, present=where == "resumed session")
+        if where == "ended stream":
+            sink, handle = await subscribed(core, connection, "a", qos="1")
+            connection.deliver("a", b"left", 7, 1)
             await sink.wait(1)
-            core.acknowledge(*sink.messages)
-            assert await connection.expect(packets.PUBACK) == b"\0\x07"
-            await farewell(core, connection)
-
-    run(main())
+            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+            connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
+            await ending
+        else:
+            connection.deliver("a", b"left", 7, 1)
+        subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
+        await connection.expect(0x80)
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        with pytest.raises(ConnectionLostError):
+            await subscribing
+        connection.deliver("a", b"left", 7, 1, 8)  # again
+        connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
+        sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+        await sink.wait(1)
+        core.acknowledge(*sink.messages)
+        assert await connection.expect(packets.PUBACK) == b"\0\x07"
+        await farewell(core, connection)
 
 
 def test_messages_left_in_the_window_are_not_said_to_be_dropped_after_the_instance_was_closed(

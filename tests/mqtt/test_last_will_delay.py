@@ -13,7 +13,7 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, run
+from tests.mqtt.harness import Core
 from tests.mqtt.peer import Peer, farewell
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
@@ -131,27 +131,24 @@ def test_closing_in_good_order_leaves_no_will_behind(
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
-def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, session_expiry=100_000)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack()
-            await opening
-            setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))
-            await connection.expect(0xE0)
-            connection.close()
-            await setting
-            await core.lost()
-            opening = asyncio.create_task(core.open())
-            connection, connect = await peer.accept()
-            assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connect
-            connection.connack()
-            await opening
-            await farewell(core, connection)
-
-    run(main())
+async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, session_expiry=100_000)
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection.connack()
+        await opening
+        setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))
+        await connection.expect(0xE0)
+        connection.close()
+        await setting
+        await core.lost()
+        opening = asyncio.create_task(core.open())
+        connection, connect = await peer.accept()
+        assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connect
+        connection.connack()
+        await opening
+        await farewell(core, connection)
 
 
 def test_a_delay_needs_a_will_a_session_and_mqtt_5(mosquitto: Mosquitto, connect: Connect, channel: str) -> None:

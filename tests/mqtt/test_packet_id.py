@@ -11,7 +11,7 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, manual, online, publish
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, In, run
+from tests.mqtt.harness import Core, In
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
 from tests.proxy import Proxy
 
@@ -30,81 +30,67 @@ def ids(sink: In) -> list[Any]:
 # --- byte by byte
 
 
-def test_it_is_the_packet_identifier_of_the_publish_packet() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            telling, _ = await subscribed(core, connection, "a", qos="2", packetId=True)
-            silent, _ = await subscribed(core, connection, "a", qos="2")
-            for packet_id, qos in ((7, 1), (65_535, 2), (0, 0), (8, 1)):
-                connection.deliver("a", b"%d" % packet_id, packet_id, qos)
-            await telling.wait(4)
-            await silent.wait(4)
-            assert ids(telling) == [7, 65_535, None, 8]
-            assert ids(silent) == [None] * 4
-            assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
-
-    run(main())
+async def test_it_is_the_packet_identifier_of_the_publish_packet() -> None:
+    async with session() as (core, _, connection):
+        telling, _ = await subscribed(core, connection, "a", qos="2", packetId=True)
+        silent, _ = await subscribed(core, connection, "a", qos="2")
+        for packet_id, qos in ((7, 1), (65_535, 2), (0, 0), (8, 1)):
+            connection.deliver("a", b"%d" % packet_id, packet_id, qos)
+        await telling.wait(4)
+        await silent.wait(4)
+        assert ids(telling) == [7, 65_535, None, 8]
+        assert ids(silent) == [None] * 4
+        assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
 
 
-def test_a_stream_that_acknowledges_nothing_is_told_as_well() -> None:
+async def test_a_stream_that_acknowledges_nothing_is_told_as_well() -> None:
     """It may share its subscription with one that does."""
-
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
-            connection.deliver("a", b"x", 3, 1)
-            (message,) = await sink.wait(1)
-            assert (message.extensions["packetId"], message.token) == (3, None)
-
-    run(main())
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
+        connection.deliver("a", b"x", 3, 1)
+        (message,) = await sink.wait(1)
+        assert (message.extensions["packetId"], message.token) == (3, None)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_a_resumed_session_sends_again_to_a_new_process_has_the_same_one(qos: int) -> None:
+async def test_what_a_resumed_session_sends_again_to_a_new_process_has_the_same_one(qos: int) -> None:
     """That is: it was not settled, and nobody here knows it any more."""
-
-    async def main() -> None:
-        async with Peer() as peer:
-            seen: list[tuple[Any, Any, bytes]] = []
-            for again in (False, True):
-                core = Core(peer.url, **PERSISTENT)
-                connection, _ = await accept(core, peer, present=again)
-                if again:  # before the process has subscribed
-                    connection.deliver("a", b"x", 11, qos, 8)
-                sink, _ = await subscribed(core, connection, "a", qos=str(qos), packetId=True)
-                if not again:
-                    connection.deliver("a", b"x", 11, qos)
-                (message,) = await sink.wait(1)
-                found = message.extensions
-                seen.append((found["packetId"], found.get("redelivered"), message.payload))
-                connection.abort()
-                await core.lost()
-                await core.adapter.close()
-            assert seen == [(11, None, b"x"), (11, True, b"x")]
-
-    run(main())
-
-
-def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_one() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
+    async with Peer() as peer:
+        seen: list[tuple[Any, Any, bytes]] = []
+        for again in (False, True):
             core = Core(peer.url, **PERSISTENT)
-            connection, _ = await accept(core, peer)
-            sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
-            connection.deliver("a", b"x", 5, 1)
+            connection, _ = await accept(core, peer, present=again)
+            if again:  # before the process has subscribed
+                connection.deliver("a", b"x", 11, qos, 8)
+            sink, _ = await subscribed(core, connection, "a", qos=str(qos), packetId=True)
+            if not again:
+                connection.deliver("a", b"x", 11, qos)
             (message,) = await sink.wait(1)
-            core.adapter.acknowledge([message.token])
-            connection, _ = await reconnect(core, peer, connection, present=True)
-            connection.deliver("a", b"x", 5, 1, 8)
-            connection.deliver("a", b"y", 6, 1)
-            messages = await sink.wait(3)
-            assert ids(sink) == [5, 5, 6]
-            assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
+            found = message.extensions
+            seen.append((found["packetId"], found.get("redelivered"), message.payload))
             connection.abort()
-            await core.lost(2)
+            await core.lost()
             await core.adapter.close()
+        assert seen == [(11, None, b"x"), (11, True, b"x")]
 
-    run(main())
+
+async def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_one() -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, **PERSISTENT)
+        connection, _ = await accept(core, peer)
+        sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
+        connection.deliver("a", b"x", 5, 1)
+        (message,) = await sink.wait(1)
+        core.adapter.acknowledge([message.token])
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        connection.deliver("a", b"x", 5, 1, 8)
+        connection.deliver("a", b"y", 6, 1)
+        messages = await sink.wait(3)
+        assert ids(sink) == [5, 5, 6]
+        assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
+        connection.abort()
+        await core.lost(2)
+        await core.adapter.close()
 
 
 # --- against mosquitto

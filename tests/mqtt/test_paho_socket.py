@@ -14,7 +14,7 @@ from adapters.mqtt import handshake, packets, paho_socket
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 from tests.brokers import Mosquitto
 from tests.certificates import LOOPBACK, Authority
-from tests.mqtt.harness import Core, connected, run, until
+from tests.mqtt.harness import Core, connected, until
 from tests.mqtt.peer import Peer, farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto", "way")
@@ -29,29 +29,27 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_every_packet_passes(mosquitto: Mosquitto, version: str, way: str) -> None:
-    async def main() -> None:
-        settings = {"version": version, "client_id": f"all-{way}-{version}", "clean_start": False}
-        if version == "5":
-            settings["session_expiry"] = 100
-        async with connected(mosquitto.url, **settings) as core:
-            sink, handle = await core.subscribe("all/#", qos="2")
-            for qos in "012":
-                await core.publish("all/x", qos.encode(), qos=qos)
-            core.acknowledge(*await sink.wait(3))
-            assert sink.payloads == [b"0", b"1", b"2"]
-            core.vanish()
-            await core.lost()
-            assert await core.reopen() is True
-            await core.adapter.unsubscribe(handle)
-
-    run(main())
+async def test_every_packet_passes(mosquitto: Mosquitto, version: str, way: str) -> None:
+    settings = {"version": version, "client_id": f"all-{way}-{version}", "clean_start": False}
+    if version == "5":
+        settings["session_expiry"] = 100
+    async with connected(mosquitto.url, **settings) as core:
+        sink, handle = await core.subscribe("all/#", qos="2")
+        for qos in "012":
+            await core.publish("all/x", qos.encode(), qos=qos)
+        core.acknowledge(*await sink.wait(3))
+        assert sink.payloads == [b"0", b"1", b"2"]
+        core.vanish()
+        await core.lost()
+        assert await core.reopen() is True
+        await core.adapter.unsubscribe(handle)
 
 
-def test_tls_and_a_will(authority: Authority) -> None:
+async def test_tls_and_a_will(authority: Authority) -> None:
     certificate, key = authority.issue("ways", LOOPBACK)
 
-    async def main(url: str) -> None:
+    with Mosquitto([f"certfile {certificate}", f"keyfile {key}"]) as broker:
+        url = f"mqtts://127.0.0.1:{broker.port}"
         async with connected(url, cafile=authority.cafile) as watcher:
             sink, _ = await watcher.subscribe("will")
             core = Core(url, cafile=authority.cafile)
@@ -65,9 +63,6 @@ def test_tls_and_a_will(authority: Authority) -> None:
             assert (await sink.wait(1))[0].payload == b"gone"
             await core.adapter.close()
 
-    with Mosquitto([f"certfile {certificate}", f"keyfile {key}"]) as broker:
-        run(main(f"mqtts://127.0.0.1:{broker.port}"))
-
 
 @pytest.mark.parametrize(
     ("version", "answer", "error", "text"),
@@ -79,85 +74,70 @@ def test_tls_and_a_will(authority: Authority) -> None:
         ("5", b"\x20\x01\x00", ConnectFailedError, "Protocol error"),
     ],
 )
-def test_a_refusing_or_malformed_connack_is_reported(
+async def test_a_refusing_or_malformed_connack_is_reported(
     version: str, answer: bytes, error: type[Exception], text: str
 ) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            opening = asyncio.create_task(Core(peer.url, version=version).open())
-            connection, _ = await peer.accept()
-            connection.write(answer)
-            with pytest.raises(error, match=text):
-                await opening
-
-    run(main())
-
-
-def test_connack_is_read_and_the_reason_of_a_disconnect_told() -> None:
-    async def main() -> None:
-        async with session(b"\x12\x00\x02me\x13\x00\x05\x21\x00\x03\x22\x00\x07") as (core, _, connection):
-            assert core.adapter.client_id == "me"
-            connection.send(packets.DISCONNECT, b"\x8b\x00")
-            assert "disconnected this client: Server shutting down" in str(await core.lost())
-
-    run(main())
-
-
-def test_connect_and_all_packets_of_this_side_are_the_same(way: str) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(f"mqtt://u:p@127.0.0.1:{peer.port}", client_id="me", keepalive=7, session_expiry=9)
-            opening = asyncio.create_task(core.open())
-            connection, connect = await peer.accept()
-            assert connect == (
-                b"\x00\x04MQTT\x05\xc2\x00\x07\x0b\x11\x00\x00\x00\x09\x21\x04\x00\x22\x00\x20\x00\x02me\x00\x01u\x00\x01p"
-            )
-            connection.connack()
+    async with Peer() as peer:
+        opening = asyncio.create_task(Core(peer.url, version=version).open())
+        connection, _ = await peer.accept()
+        connection.write(answer)
+        with pytest.raises(error, match=text):
             await opening
-            _, handle = await subscribed(core, connection, "a")
-            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
-            assert await connection.packet() == (0xA2, b"\x00\x02\x00\x00\x01a")
-            connection.send(packets.UNSUBACK, b"\x00\x02\x00\x00")
-            await unsubscribing
-            await farewell(core, connection)
-
-    run(main())
 
 
-def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str) -> None:
+async def test_connack_is_read_and_the_reason_of_a_disconnect_told() -> None:
+    async with session(b"\x12\x00\x02me\x13\x00\x05\x21\x00\x03\x22\x00\x07") as (core, _, connection):
+        assert core.adapter.client_id == "me"
+        connection.send(packets.DISCONNECT, b"\x8b\x00")
+        assert "disconnected this client: Server shutting down" in str(await core.lost())
+
+
+async def test_connect_and_all_packets_of_this_side_are_the_same(way: str) -> None:
+    async with Peer() as peer:
+        core = Core(f"mqtt://u:p@127.0.0.1:{peer.port}", client_id="me", keepalive=7, session_expiry=9)
+        opening = asyncio.create_task(core.open())
+        connection, connect = await peer.accept()
+        assert connect == (
+            b"\x00\x04MQTT\x05\xc2\x00\x07\x0b\x11\x00\x00\x00\x09\x21\x04\x00\x22\x00\x20\x00\x02me\x00\x01u\x00\x01p"
+        )
+        connection.connack()
+        await opening
+        _, handle = await subscribed(core, connection, "a")
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+        assert await connection.packet() == (0xA2, b"\x00\x02\x00\x00\x01a")
+        connection.send(packets.UNSUBACK, b"\x00\x02\x00\x00")
+        await unsubscribing
+        await farewell(core, connection)
+
+
+async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str) -> None:
     def sockets() -> int:
         gc.collect()
         return sum(
             str(each.readlink()).startswith("socket:") for each in Path("/proc/self/fd").iterdir() if each.exists()
         )
 
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            before = sockets()
-            for _ in range(3):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await Core(f"mqtt://127.0.0.1:{silent.getsockname()[1]}").open()
-            await until(lambda: sockets() == before, "sockets are closed")
-        async with session() as (core, _, connection):
-            connection.abort()
-            assert isinstance(await core.lost(), ConnectionLostError)
-
-    run(main())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        before = sockets()
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await Core(f"mqtt://127.0.0.1:{silent.getsockname()[1]}").open()
+        await until(lambda: sockets() == before, "sockets are closed")
+    async with session() as (core, _, connection):
+        connection.abort()
+        assert isinstance(await core.lost(), ConnectionLostError)
 
 
-def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
-            link = core.adapter.link
-            assert link is not None
-            request = asyncio.create_task(link.requests.subscribe("a", options, None, lambda each: each < 200))
-            body = await connection.suback()
-            assert body[:2] == (200).to_bytes(2, "big")
-            await request
-
-    run(main())
+async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with session() as (core, _, connection):
+        options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
+        link = core.adapter.link
+        assert link is not None
+        request = asyncio.create_task(link.requests.subscribe("a", options, None, lambda each: each < 200))
+        body = await connection.suback()
+        assert body[:2] == (200).to_bytes(2, "big")
+        await request
 
 
 def test_an_unknown_release_is_logged(way: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ from tests.brokers import Mosquitto, free_port
 from tests.conformance.helpers import PATIENCE, Inbox, eventually, manual, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
-from tests.mqtt.harness import connected, run
+from tests.mqtt.harness import connected
 from tests.mqtt.peer import session, subscribed
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
@@ -377,48 +377,40 @@ def test_request_response(mosquitto: Mosquitto, aclient: Messaging) -> None:
         assert (answer.payload, answer.context.correlation_id) == (b"response", "334")
 
 
-def test_client_topic_alias() -> None:
+async def test_client_topic_alias() -> None:
     """A topic alias stands for a topic on one connection. Changed: aliases are the adapter's own affair.
 
     So they are looked at on the wire: the topic travels with its alias, then the alias alone, and after reconnecting
     the topic again. Nothing depends on an alias that is gone, which the original has the broker complain about.
     """
-
-    async def main() -> None:
-        async with session(b"\x22\x00\x01", client_id="a", session_expiry=99999) as (core, peer, connection):
-            for number, seen in enumerate([(TOPICS[0], 0), (TOPICS[0], 1), ("", 1)]):
-                await core.send(core.out(TOPICS[0], b"topic alias %d" % number))
-                sent = await connection.publish()
-                assert (sent.topic, sent.properties.alias) == seen
-            connection.abort()
-            await core.lost()
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack(b"\x22\x00\x01", session=True)
-            await opening
-            await core.send(core.out(TOPICS[0], b"topic alias 3"))
-            assert (await connection.publish()).topic == TOPICS[0]
-
-    run(main())
+    async with session(b"\x22\x00\x01", client_id="a", session_expiry=99999) as (core, peer, connection):
+        for number, seen in enumerate([(TOPICS[0], 0), (TOPICS[0], 1), ("", 1)]):
+            await core.send(core.out(TOPICS[0], b"topic alias %d" % number))
+            sent = await connection.publish()
+            assert (sent.topic, sent.properties.alias) == seen
+        connection.abort()
+        await core.lost()
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection.connack(b"\x22\x00\x01", session=True)
+        await opening
+        await core.send(core.out(TOPICS[0], b"topic alias 3"))
+        assert (await connection.publish()).topic == TOPICS[0]
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_server_topic_alias(allowed: int) -> None:
+async def test_server_topic_alias(allowed: int) -> None:
     """The broker may use as many aliases as it was offered. Changed: mosquitto uses none, so a scripted broker does."""
-
-    async def main() -> None:
-        async with session(topic_alias_maximum=allowed) as (core, _, connection):
-            sink, _ = await subscribed(core, connection, TOPICS[0])
-            topics = (TOPICS[0], "", "") if allowed else (TOPICS[0],) * 3
-            alias = b"\x03\x23\x00\x01" if allowed else b"\x00"
-            for topic in topics:
-                connection.send(packets.PUBLISH, packets.text(topic) + alias + b"topic alias")
-            assert [message.channel for message in await sink.wait(3)] == [TOPICS[0]] * 3
-            connection.send(packets.PUBLISH, packets.text("") + b"\x03\x23\x00\x02")  # more than were offered
-            assert "topic alias 2" in str(await core.lost())
-            assert await connection.packet() == (packets.DISCONNECT, bytes((packets.TOPIC_ALIAS_INVALID, 0)))
-
-    run(main())
+    async with session(topic_alias_maximum=allowed) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, TOPICS[0])
+        topics = (TOPICS[0], "", "") if allowed else (TOPICS[0],) * 3
+        alias = b"\x03\x23\x00\x01" if allowed else b"\x00"
+        for topic in topics:
+            connection.send(packets.PUBLISH, packets.text(topic) + alias + b"topic alias")
+        assert [message.channel for message in await sink.wait(3)] == [TOPICS[0]] * 3
+        connection.send(packets.PUBLISH, packets.text("") + b"\x03\x23\x00\x02")  # more than were offered
+        assert "topic alias 2" in str(await core.lost())
+        assert await connection.packet() == (packets.DISCONNECT, bytes((packets.TOPIC_ALIAS_INVALID, 0)))
 
 
 def test_maximum_packet_size(connect: Connect) -> None:
@@ -439,14 +431,10 @@ def test_maximum_packet_size(connect: Connect) -> None:
         assert m.runtime.get_runtime_dto().connection.cause is None
 
 
-def test_server_keep_alive() -> None:
+async def test_server_keep_alive() -> None:
     """The broker's keep-alive replaces ours. Changed: the original only looks at the property, and is commented out."""
-
-    async def main() -> None:
-        async with session(b"\x13\x00\x01", keepalive=600) as (_, _, connection):
-            await connection.expect(packets.PINGREQ)
-
-    run(main())
+    async with session(b"\x13\x00\x01", keepalive=600) as (_, _, connection):
+        await connection.expect(packets.PINGREQ)
 
 
 @pytest.mark.slow
@@ -483,50 +471,42 @@ def test_shared_subscriptions(aclient: Messaging, bclient: Messaging) -> None:
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
-def test_flow_control1(qos: str, mosquitto: Mosquitto) -> None:
+async def test_flow_control1(qos: str, mosquitto: Mosquitto) -> None:
     """A broker sends no more than Receive Maximum ahead. Changed: receiving is held up by not acknowledging."""
-
-    async def main() -> None:
-        async with connected(mosquitto.url, receive_maximum=2) as core, connected(mosquitto.url) as other:
-            witness, _ = await other.subscribe("flow/#")
-            sink, _ = await core.subscribe("flow/1", qos=qos)
-            for number in range(3):
-                await other.publish("flow/1", b"message %d" % number, qos=qos)
-            await witness.wait(3)
-            await sink.wait(2)
-            # what is published with QoS 0 needs no slot: once it is there, the third was not sent before it
-            await other.publish("flow/1", b"mark")
-            await sink.wait(3)
-            assert sink.payloads == [b"message 0", b"message 1", b"mark"]
-            core.acknowledge(sink.messages[1])  # any of the two
-            await sink.wait(4)
-            assert sink.payloads[3] == b"message 2"
-            core.acknowledge(sink.messages[0], sink.messages[3])
-
-    run(main())
+    async with connected(mosquitto.url, receive_maximum=2) as core, connected(mosquitto.url) as other:
+        witness, _ = await other.subscribe("flow/#")
+        sink, _ = await core.subscribe("flow/1", qos=qos)
+        for number in range(3):
+            await other.publish("flow/1", b"message %d" % number, qos=qos)
+        await witness.wait(3)
+        await sink.wait(2)
+        # what is published with QoS 0 needs no slot: once it is there, the third was not sent before it
+        await other.publish("flow/1", b"mark")
+        await sink.wait(3)
+        assert sink.payloads == [b"message 0", b"message 1", b"mark"]
+        core.acknowledge(sink.messages[1])  # any of the two
+        await sink.wait(4)
+        assert sink.payloads[3] == b"message 2"
+        core.acknowledge(sink.messages[0], sink.messages[3])
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
-def test_flow_control2(qos: str) -> None:
+async def test_flow_control2(qos: str) -> None:
     """A client that sends more than the broker's Receive Maximum is thrown out. Changed: this one does not.
 
     A scripted broker takes three, answers late, and sees that the fourth waits.
     """
-
-    async def main() -> None:
-        async with session(b"\x21\x00\x03") as (core, _, connection):
-            outs = [core.out(TOPICS[0], b"message %d" % number, qos=qos) for number in range(4)]
-            sending = asyncio.create_task(core.adapter.publish(outs))
-            first = [await connection.publish() for _ in range(3)]
-            subscribing = asyncio.create_task(core.subscribe("mark"))
-            await connection.suback()  # and no PUBLISH before it
-            await subscribing
-            assert not outs[3].was_sent
-            connection.answer(packets.PUBACK if qos == "1" else packets.PUBREC, first[1].id)
-            if qos == "2":
-                await connection.expect(packets.PUBREL)
-                connection.answer(packets.PUBCOMP, first[1].id)
-            assert (await connection.publish()).payload == b"message 3"
-            await sending
-
-    run(main())
+    async with session(b"\x21\x00\x03") as (core, _, connection):
+        outs = [core.out(TOPICS[0], b"message %d" % number, qos=qos) for number in range(4)]
+        sending = asyncio.create_task(core.adapter.publish(outs))
+        first = [await connection.publish() for _ in range(3)]
+        subscribing = asyncio.create_task(core.subscribe("mark"))
+        await connection.suback()  # and no PUBLISH before it
+        await subscribing
+        assert not outs[3].was_sent
+        connection.answer(packets.PUBACK if qos == "1" else packets.PUBREC, first[1].id)
+        if qos == "2":
+            await connection.expect(packets.PUBREL)
+            connection.answer(packets.PUBCOMP, first[1].id)
+        assert (await connection.publish()).payload == b"message 3"
+        await sending

@@ -13,7 +13,6 @@ from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, Un
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import run
 from tests.mqtt.peer import reconnect, session, subscribed
 from tests.proxy import Proxy
 
@@ -194,37 +193,30 @@ def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(
         inbox.disposable.dispose()
 
 
-def test_it_works_without_subscription_identifiers() -> None:
+async def test_it_works_without_subscription_identifiers() -> None:
     """The broker cannot say which SUBSCRIBE a retained message answers: there is but one that it can be."""
-
-    async def main() -> None:
-        async with session(NO_IDENTIFIERS) as (core, _, connection):
-            told, _ = await subscribed(core, connection, "t", retain_as_published=True)
-            for payload, flags in ((b"old", 1), (b"live", 1), (b"again", 1), (b"fleeting", 0)):
-                connection.deliver("t", payload, flags=flags)
-            await told.wait(4)
-            assert [(each.payload, each.extensions.get("retain")) for each in told.messages] == [
-                (b"old", True), (b"live", True), (b"again", True), (b"fleeting", None),
-            ]  # fmt: skip
-
-    run(main())
+    async with session(NO_IDENTIFIERS) as (core, _, connection):
+        told, _ = await subscribed(core, connection, "t", retain_as_published=True)
+        for payload, flags in ((b"old", 1), (b"live", 1), (b"again", 1), (b"fleeting", 0)):
+            connection.deliver("t", payload, flags=flags)
+        await told.wait(4)
+        assert [(each.payload, each.extensions.get("retain")) for each in told.messages] == [
+            (b"old", True), (b"live", True), (b"again", True), (b"fleeting", None),
+        ]  # fmt: skip
 
 
-def test_without_identifiers_other_streams_have_a_retained_message_once() -> None:
-    async def main() -> None:
-        async with session(NO_IDENTIFIERS) as (core, _, connection):
-            one, _ = await subscribed(core, connection, "t")
-            connection.deliver("t", b"old", flags=1)
-            await one.wait(1)
-            two, _ = await subscribed(core, connection, "t")
-            connection.deliver("t", b"old", flags=1)
-            await two.wait(1)
-            connection.deliver("t", b"live")
-            for sink in (one, two):
-                await sink.wait(2)
-                assert sink.payloads == [b"old", b"live"]
-
-    run(main())
+async def test_without_identifiers_other_streams_have_a_retained_message_once() -> None:
+    async with session(NO_IDENTIFIERS) as (core, _, connection):
+        one, _ = await subscribed(core, connection, "t")
+        connection.deliver("t", b"old", flags=1)
+        await one.wait(1)
+        two, _ = await subscribed(core, connection, "t")
+        connection.deliver("t", b"old", flags=1)
+        await two.wait(1)
+        connection.deliver("t", b"live")
+        for sink in (one, two):
+            await sink.wait(2)
+            assert sink.payloads == [b"old", b"live"]
 
 
 def _flags(stream: Any, count: int) -> list[tuple[bytes, bool | None]]:
@@ -284,16 +276,13 @@ def test_it_is_not_for_queues(m: Messaging) -> None:
         ({"qos": "1", "no_local": True, "retain_as_published": True, "retain_handling": 2}, 0x2D),
     ],
 )
-def test_the_broker_is_asked_for_what_was_asked_for(options: dict[str, Any], byte: int) -> None:
-    async def main() -> None:
-        async with session() as (core, peer, connection):
-            for _ in range(2):  # the core asks again after a loss
-                subscribing = asyncio.create_task(core.subscribe("t", **options))
-                assert (await connection.suback())[-1] == byte
-                await subscribing
-                connection, _ = await reconnect(core, peer, connection, present=False)
-
-    run(main())
+async def test_the_broker_is_asked_for_what_was_asked_for(options: dict[str, Any], byte: int) -> None:
+    async with session() as (core, peer, connection):
+        for _ in range(2):  # the core asks again after a loss
+            subscribing = asyncio.create_task(core.subscribe("t", **options))
+            assert (await connection.suback())[-1] == byte
+            await subscribing
+            connection, _ = await reconnect(core, peer, connection, present=False)
 
 
 @pytest.mark.parametrize(
