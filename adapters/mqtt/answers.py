@@ -272,7 +272,7 @@ class _ResentOrder:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, receipt: Receipt) -> None:
-        """Answer ``receipt`` after those that were added before it."""
+        """Answer ``receipt`` after the messages that were added before it."""
         if not (self._queue or receipt.copies):
             return
         receipt.waits = True

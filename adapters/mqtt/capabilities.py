@@ -46,7 +46,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
 WILL_DELAY: Final = "willDelay"
 #: 0: retained messages at each SUBSCRIBE; 1: only if the broker has no such subscription yet; 2: none
 RETAIN_HANDLING: Final = "retainHandling"
-#: bool: messages that were published with ``retain`` have it, also those that are not sent because of it
+#: bool: messages that were published with ``retain`` have it, also if they are not sent because of it
 RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
 #: bool: no message that this instance published
 NO_LOCAL: Final = "noLocal"

@@ -90,7 +90,7 @@ class Wire:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the socket has all bytes, those that WebSocket adds included."""
+        """Whether the socket has all bytes, including the ones that WebSocket adds."""
         return not (self._out or self._framed)
 
     def receive(self) -> bytes | None:
