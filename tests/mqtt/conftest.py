@@ -45,7 +45,7 @@ def mosquitto(needs_mosquitto: None) -> Iterator[Mosquitto]:
 
 @pytest.fixture
 def strict_mosquitto(needs_mosquitto: None, tmp_path: Path) -> Iterator[Mosquitto]:
-    """One that lets nobody subscribe, nor unsubscribe, but to ``open/#``."""
+    """A broker that refuses SUBSCRIBE and UNSUBSCRIBE for all topics but ``open/#``."""
     plugin = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
     if plugin is None:
         pytest.skip("this mosquitto comes without its dynamic security plugin")

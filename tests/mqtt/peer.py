@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from adapters.mqtt import packets
-from tests.mqtt.harness import PATIENCE, Core, In
+from tests.mqtt.harness import PATIENCE, Core, In, Out
 
 
 class Connection:
@@ -55,7 +55,7 @@ class Connection:
         self._writer.write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has taken most of what was written."""
+        """Wait until the client has taken most of the written bytes."""
         await self._writer.drain()
 
     def pause(self) -> None:
@@ -173,7 +173,19 @@ async def reconnect(
     return await accept(core, peer, properties, present=present)
 
 
-async def subscribed(core: Core, connection: Connection, channel: str = "t", **options: Any) -> tuple[In, Any]:
-    subscribing = asyncio.create_task(core.subscribe(channel, **options))
+async def subscribed(
+    core: Core, connection: Connection, channel: str = "t", sink: In | None = None, **options: Any
+) -> tuple[In, Any]:
+    """Subscribe, and have the other end confirm it (version 5)."""
+    subscribing = asyncio.create_task(core.subscribe(channel, sink, **options))
     await connection.suback()
     return await subscribing
+
+
+async def sent(
+    core: Core, connection: Connection, channel: str, payload: bytes = b"", /, **context: Any
+) -> tuple[Out, packets.Publish]:
+    """Publish a message (version 5); the message, and the packet that arrives."""
+    out = core.out(channel, payload, **context)
+    await core.send(out)
+    return out, await connection.publish()

@@ -29,7 +29,7 @@ async def opened(core: Core, peer: Peer, properties: bytes = b"", *, session: bo
     return connection, connect
 
 
-async def test_the_id_that_was_assigned_is_used_from_then_on() -> None:
+async def test_an_assigned_id_is_used_for_reconnecting() -> None:
     async with Peer() as peer:
         core = Core(peer.url, client_id="", session_expiry=60)
         assert core.adapter.client_id == ""
@@ -48,7 +48,7 @@ async def test_the_id_that_was_assigned_is_used_from_then_on() -> None:
         await core.adapter.close()
 
 
-async def test_without_a_session_it_is_used_as_well() -> None:
+async def test_an_assigned_id_is_used_again_without_a_session() -> None:
     """Logs and access rules of the broker know the client by it."""
     async with Peer() as peer:
         core = Core(peer.url, client_id="")
@@ -101,7 +101,7 @@ def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto
         stream.close().result(PATIENCE)
 
 
-def test_the_runtime_dto_shows_what_the_broker_calls_the_client(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_the_runtime_dto_shows_the_client_id_at_the_broker(mosquitto: Mosquitto, connect: Connect) -> None:
     def shown(client_id: str | None) -> str | None:
         return connect(mosquitto.url, client_id=client_id).runtime.get_runtime_dto().connection.client_id
 
@@ -114,9 +114,7 @@ def test_the_runtime_dto_shows_what_the_broker_calls_the_client(mosquitto: Mosqu
     assert f"as {made} " in mosquitto.log()
 
 
-def test_mqtt_3_1_1_has_nameless_clients_and_does_not_tell_what_they_are_called(
-    mosquitto: Mosquitto, connect: Connect
-) -> None:
+def test_with_3_1_1_the_id_of_a_nameless_client_stays_unknown(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", version="3.1.1", client_id="")
         assert m.runtime.get_runtime_dto().connection.client_id == ""
@@ -133,7 +131,7 @@ def test_mqtt_3_1_1_has_nameless_clients_and_does_not_tell_what_they_are_called(
 
 
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
-def test_a_session_of_an_earlier_process_needs_an_id_to_find_it_by(
+def test_a_session_of_an_earlier_process_needs_a_client_id(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match="client_id") as refusal:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("seed", range(8))
-async def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in(seed: int, qos: int) -> None:
+async def test_no_answer_goes_beyond_the_window_in_any_order_of_settling(seed: int, qos: int) -> None:
     chance = random.Random(seed)
     limit, count = chance.randint(1, 6), 40
 
@@ -124,7 +124,7 @@ async def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
-async def test_streams_that_settle_at_different_speeds_do_not_mix_up_what_mosquitto_sends(qos: str) -> None:
+async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosquitto(qos: str) -> None:
     with Mosquitto() as broker:
         url = broker.url
         async with connected(url, receive_maximum=2) as core, connected(url) as other:
@@ -160,7 +160,7 @@ async def test_streams_that_settle_at_different_speeds_do_not_mix_up_what_mosqui
 
 
 async def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
-    """What was settled while there was no connection is answered when it comes again: within the window, too."""
+    """A message that was settled without a connection is answered when it comes again: within the window, too."""
     with Mosquitto() as broker:
         url = broker.url
         settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
@@ -269,7 +269,7 @@ async def answered(connection: Connection, count: int) -> list[int]:
     return [int.from_bytes(await connection.expect(packets.PUBACK), "big") for _ in range(count)]
 
 
-async def test_what_a_resumed_session_of_3_1_1_sends_again_is_answered_in_that_order() -> None:
+async def test_resent_messages_of_a_3_1_1_session_are_answered_in_their_order() -> None:
     """Whatever is settled first: mosquitto lets new messages overtake its queue where it is not."""
     async with resumed_with_lost_answers(30) as (core, sink, connection):
         core.acknowledge(sink.messages[31])
@@ -278,7 +278,7 @@ async def test_what_a_resumed_session_of_3_1_1_sends_again_is_answered_in_that_o
         assert await answered(connection, 30) == [*range(1, 31)]
 
 
-async def test_a_message_that_is_not_settled_does_not_hold_up_the_answers_to_others_for_ever(
+async def test_an_unsettled_message_holds_up_the_answers_to_others_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)

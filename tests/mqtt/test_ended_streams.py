@@ -66,7 +66,7 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
         await farewell(core, connection)
 
 
-def test_messages_left_in_the_window_are_not_said_to_be_dropped_after_the_instance_was_closed(
+def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
     mosquitto: Mosquitto,
     connect: Connect,
     caplog: pytest.LogCaptureFixture,
@@ -207,7 +207,7 @@ def test_a_kept_subscription_stays_when_its_stream_is_closed(
     assert not [record for record in caplog.records if "keep_subscription=True" in record.getMessage()]
 
 
-def test_a_handler_with_a_kept_subscription_gets_what_arrived_while_it_was_closed(
+def test_a_handler_with_a_kept_subscription_gets_messages_that_arrived_while_it_was_closed(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
     settings = session(version)
@@ -223,7 +223,7 @@ def test_a_handler_with_a_kept_subscription_gets_what_arrived_while_it_was_close
     assert seen == [b"2"]
 
 
-def test_what_arrives_for_the_kept_subscription_of_a_closed_stream_waits_for_the_next_one(
+def test_messages_for_the_kept_subscription_of_a_closed_stream_wait_for_the_next_stream(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
     other, m = connect(mosquitto.url), connect(mosquitto.url, **session(version))

@@ -152,7 +152,7 @@ async def test_packet_ids_given_to_other_messages_cost_linear_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [packets.PUBREC, packets.PUBREL | 2], ids=hex)
-async def test_a_broker_that_reads_no_answers_is_left(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_reads_no_answers_is_disconnected(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it stays within a limit, however much it sends."""
     monkeypatch.setattr(writing, "UNREAD", 64 * 1024)
 

@@ -50,7 +50,7 @@ async def publishing_unanswered(core: Core, connection: Connection) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("traffic", [idle, publishing_a_little, publishing_a_lot, publishing_unanswered])
-async def test_a_broker_that_has_gone_silent_is_given_up_within_twice_the_keepalive(traffic: Traffic) -> None:
+async def test_a_silent_broker_is_lost_within_twice_the_keepalive(traffic: Traffic) -> None:
     async with session(keepalive=KEEPALIVE) as (core, _, connection):
         connection.pause()
         start = time.monotonic()
@@ -63,7 +63,7 @@ async def test_a_broker_that_has_gone_silent_is_given_up_within_twice_the_keepal
 
 
 @pytest.mark.slow
-async def test_a_broker_that_goes_silent_while_it_sends_is_given_up_within_twice_the_keepalive() -> None:
+async def test_a_broker_that_goes_silent_while_it_sends_is_lost_within_twice_the_keepalive() -> None:
     async with session(keepalive=KEEPALIVE) as (core, _, connection):
         sink, _ = await subscribed(core, connection)
         for number in range(25):  # for longer than it may be silent
@@ -100,7 +100,7 @@ async def test_an_idle_connection_lives_on_pings() -> None:
 
 
 @pytest.mark.slow
-async def test_without_keepalive_nobody_pings_and_silence_is_no_loss() -> None:
+async def test_without_keepalive_there_are_no_pings_and_silence_is_no_loss() -> None:
     async with session(keepalive=0) as (core, _, connection):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2):
@@ -116,7 +116,7 @@ async def test_a_slow_upstream_with_a_large_backlog_is_not_taken_for_dead_while_
     count, size = 40, 100_000
 
     async with Peer() as peer:
-        # a small buffer on that side, so that what is delivered is taken; accepted connections inherit it
+        # a small buffer on that side, so that delivered bytes are taken; accepted connections inherit it
         peer._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
         core = Core(peer.url, keepalive=KEEPALIVE)
         connection, _ = await accept(core, peer)

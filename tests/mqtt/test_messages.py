@@ -132,7 +132,7 @@ async def test_properties_travel_with_an_envelope_and_plain_payloads_stay_plain(
         core.acknowledge(*sink.messages)
 
 
-async def test_what_has_expired_is_not_delivered(mosquitto: Mosquitto, version: str) -> None:
+async def test_expired_messages_are_not_delivered(mosquitto: Mosquitto, version: str) -> None:
     options = {"version": version, "envelope": True} if version != "5" else {"version": version}
     async with connected(mosquitto.url, **options) as core:
         await core.publish("expires/a", b"short", qos="1", retain=True, time_to_live=0.5)
@@ -200,7 +200,7 @@ async def test_streams_of_one_filter_get_the_highest_qos_of_them_and_leave_indep
         assert high.payloads == [b"2"]
 
 
-def test_who_subscribes_to_overlapping_filters_with_and_without_acknowledgement_is_warned(
+def test_overlapping_filters_with_and_without_acknowledgement_are_warned_of(
     mosquitto: Mosquitto, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without identifiers the broker chooses the QoS of the one packet it sends."""
@@ -226,9 +226,7 @@ async def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_g
             await until(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
 
 
-async def test_a_retained_message_goes_to_each_newcomer_once_and_to_nobody_twice(
-    mosquitto: Mosquitto, version: str
-) -> None:
+async def test_a_retained_message_goes_to_each_new_stream_once(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, version=version) as core:
         base = f"retained/{version}"
         for name in "ab":
@@ -249,7 +247,7 @@ async def test_a_retained_message_goes_to_each_newcomer_once_and_to_nobody_twice
             assert flags == [True] * (len(flags) - 1) + [None]
 
 
-async def test_retained_messages_reach_all_who_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
+async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, version=version) as core:
         base = f"at-once/{version}"
         await core.publish(f"{base}/a", b"kept", qos="1", retain=True)
@@ -327,7 +325,7 @@ async def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
-async def test_what_is_not_acknowledged_holds_the_broker_back(version: str, qos: str) -> None:
+async def test_unacknowledged_messages_hold_the_broker_back(version: str, qos: str) -> None:
     with Mosquitto(["max_inflight_messages 7"]) as broker:
         url = broker.url
         async with connected(url, version=version, receive_maximum=7) as core, connected(url) as other:
@@ -345,7 +343,7 @@ async def test_what_is_not_acknowledged_holds_the_broker_back(version: str, qos:
             assert len(handle.unsettled) == len(sink.messages) - 16
             assert not core.adapter.is_stale(sink.messages[-1].token)
             await core.adapter.unsubscribe(handle)
-            # nobody is left to take them: they are settled, and their slots are free again
+            # no stream is left to take them: they are settled, and their slots are free again
             assert core.adapter.is_stale(sink.messages[-1].token)
             core.acknowledge(*sink.messages)
             again, _ = await core.subscribe("held/2", qos=qos)
@@ -373,7 +371,7 @@ async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosqu
         assert two.payloads == [b"1", b"2"]
 
 
-async def test_the_broker_may_refuse_what_is_published(tmp_path: Any) -> None:
+async def test_a_refused_message_fails_and_frees_its_slot(tmp_path: Any) -> None:
     rules = tmp_path / "acl"
     rules.write_text("topic readwrite open/#\n")
 
@@ -383,8 +381,9 @@ async def test_the_broker_may_refuse_what_is_published(tmp_path: Any) -> None:
             sink, _ = await core.subscribe("open/x", qos="1")
             # more often than the window has slots: a refusal frees its own
             for number in range(60):
-                with pytest.raises(PublishRefusedError, match=r"'secret/x': Not authorized"):
+                with pytest.raises(PublishRefusedError, match=r"'secret/x': Not authorized") as refusal:
                     await core.publish("secret/x", b"", qos="12"[number % 2])
+                assert refusal.value.code == 0x87
             for qos in "12":
                 await core.publish("open/x", b"ok", qos=qos)
             core.acknowledge(*await sink.wait(2))
@@ -463,7 +462,7 @@ async def test_a_round_trip_takes_no_nagle_delay(mosquitto: Mosquitto, version: 
         assert sorted(took)[10] < 0.02  # the median; with Nagle's algorithm it is 0.04
 
 
-async def test_a_sink_that_fails_does_not_cost_others_their_messages(
+async def test_a_failing_sink_does_not_cost_other_streams_their_messages(
     mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(In):
@@ -490,7 +489,7 @@ async def test_incoming_messages_are_contexts_of_their_own(mosquitto: Mosquitto)
         assert first == second
 
 
-async def test_what_was_on_its_way_to_an_ended_subscription_is_not_for_the_next_one() -> None:
+async def test_messages_on_their_way_to_an_ended_subscription_are_not_for_the_next_one() -> None:
     """Scenario 30: without identifiers (all of 3.1.1) only the answer to UNSUBSCRIBE tells the two apart."""
     async with session(b"\x29\x00") as (core, _, connection):
         first, handle = await subscribed(core, connection)

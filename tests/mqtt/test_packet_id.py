@@ -30,7 +30,7 @@ def ids(sink: In) -> list[Any]:
 # --- byte by byte
 
 
-async def test_it_is_the_packet_identifier_of_the_publish_packet() -> None:
+async def test_packet_id_is_the_packet_identifier_of_the_publish_packet() -> None:
     async with session() as (core, _, connection):
         telling, _ = await subscribed(core, connection, "a", qos="2", packetId=True)
         silent, _ = await subscribed(core, connection, "a", qos="2")
@@ -43,7 +43,7 @@ async def test_it_is_the_packet_identifier_of_the_publish_packet() -> None:
         assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
 
 
-async def test_a_stream_that_acknowledges_nothing_is_told_as_well() -> None:
+async def test_a_stream_without_acknowledgement_gets_the_packet_id_as_well() -> None:
     """It may share its subscription with one that does."""
     async with session() as (core, _, connection):
         sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
@@ -53,8 +53,8 @@ async def test_a_stream_that_acknowledges_nothing_is_told_as_well() -> None:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_what_a_resumed_session_sends_again_to_a_new_process_has_the_same_one(qos: int) -> None:
-    """That is: it was not settled, and nobody here knows it any more."""
+async def test_messages_of_a_resumed_session_keep_their_packet_ids_in_a_new_process(qos: int) -> None:
+    """It was not settled, and this process does not know it."""
     async with Peer() as peer:
         seen: list[tuple[Any, Any, bytes]] = []
         for again in (False, True):
@@ -74,7 +74,7 @@ async def test_what_a_resumed_session_sends_again_to_a_new_process_has_the_same_
         assert seen == [(11, None, b"x"), (11, True, b"x")]
 
 
-async def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_one() -> None:
+async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_id() -> None:
     async with Peer() as peer:
         core = Core(peer.url, **PERSISTENT)
         connection, _ = await accept(core, peer)
@@ -99,7 +99,7 @@ async def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_o
 @pytest.mark.usefixtures("needs_mosquitto")
 @pytest.mark.parametrize("qos", ["1", "2"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_message_delivered_again_after_a_reconnect_has_the_same_one(
+def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: str
 ) -> None:
     channel = f"packet-id/{version}/{qos}"
@@ -124,7 +124,7 @@ def test_a_message_delivered_again_after_a_reconnect_has_the_same_one(
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_over_a_broken_link_it_stays_the_same(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_broken_link_keeps_the_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(
             f"mqtt://{proxy.host}:{proxy.port}", client_id="packet-id-link", clean_start=False, session_expiry=300
@@ -144,7 +144,7 @@ def test_over_a_broken_link_it_stays_the_same(mosquitto: Mosquitto, connect: Con
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_a_rejected_message_has_the_same_one(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_rejected_message_has_the_same_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     with m.subscription.subscribe(manual(m, "packet-id/rejected", qos="1", packetId=True)) as stream:
         publish(m, "packet-id/rejected", [b"x"], qos=1)
@@ -156,7 +156,7 @@ def test_a_rejected_message_has_the_same_one(mosquitto: Mosquitto, connect: Conn
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_without_it_nothing_is_told(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_without_the_extension_there_is_no_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     for asked in ({}, {"packet_id": False}):
         with m.subscribe("packet-id/untold", qos=1, **asked) as stream:
@@ -165,7 +165,7 @@ def test_without_it_nothing_is_told(mosquitto: Mosquitto, connect: Connect) -> N
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_a_message_that_tells_it_can_be_passed_on(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_message_with_a_packet_id_can_be_passed_on(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     with (
         m.subscribe("packet-id/from", qos=1, packet_id=True) as stream,
@@ -186,7 +186,7 @@ def refused(m: Messaging, value: Any) -> None:
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_it_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_packet_id_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     for value in (1, 17, "yes"):
         refused(m, value)
@@ -195,6 +195,6 @@ def test_it_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect
     assert "packetId" in m.features
 
 
-def test_where_there_is_none_asking_for_it_is_an_error(connect: Connect) -> None:
+def test_asking_an_adapter_without_packet_ids_is_an_error(connect: Connect) -> None:
     with pytest.raises(UnsupportedFeatureError, match="packetId"):
         connect("memory://packet-id").subscribe("a", packet_id=True)

@@ -304,7 +304,7 @@ def test_assigned_clientid(mosquitto: Mosquitto, connect: Connect) -> None:
 def test_session_expiry(connect: Connect) -> None:
     """A session lives as long as ``session_expiry`` says, counted from the loss, and not longer.
 
-    Changed: the public API does not tell whether a session was there, but what was published meanwhile is delivered if
+    Changed: the public API does not tell whether a session was there, but messages published meanwhile are delivered if
     it was. When it ended is taken from the broker's log.
     """
 
@@ -509,7 +509,7 @@ async def test_server_keep_alive() -> None:
 
 @pytest.mark.slow
 def test_will_delay(mosquitto: Mosquitto, bclient: Messaging) -> None:
-    """The will is sent after its delay, before the session expires. Changed: what is lost is a process, killed."""
+    """The will is sent after its delay, before the session expires. Changed: the lost client is a killed process."""
     will = {"will_delay": 3.0}
     with (
         bclient.subscribe(TOPICS[0], qos=2) as stream,
@@ -550,7 +550,7 @@ async def test_flow_control1(qos: str, mosquitto: Mosquitto) -> None:
             await other.publish("flow/1", b"message %d" % number, qos=qos)
         await witness.wait(3)
         await sink.wait(2)
-        # what is published with QoS 0 needs no slot: once it is there, the third was not sent before it
+        # a message of QoS 0 needs no slot: once it is there, the third was not sent before it
         await other.publish("flow/1", b"mark")
         await sink.wait(3)
         assert sink.payloads == [b"message 0", b"message 1", b"mark"]

@@ -1,4 +1,4 @@
-"""Exchanges and sessions over the loss of a connection: byte by byte against a scripted peer, and against mosquitto."""
+"""Handshakes and sessions over the loss of a connection: against a scripted peer, and against mosquitto."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from messaging.errors import (
 )
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import Core, In, connected, settled
-from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed
+from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
 
@@ -76,28 +76,6 @@ async def test_the_window_where_the_broker_names_none(version: str, qos: str, wi
 
 
 @pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
-async def test_refusals_name_the_channel_and_the_reason_and_free_the_slot(kind: int) -> None:
-    async with session(b"\x21\x00\x01") as (core, _, connection):
-        qos = "1" if kind == packets.PUBACK else "2"
-        for reason, text in (
-            (0x97, "Quota exceeded"), (0x87, "Not authorized"), (0xEE, "reason code 0xEE"),
-            (0xFF, "reason code 0xFF"), (0x95, "Packet too large"),  # listed for other packets only
-        ):  # fmt: skip
-            out = core.out("some/where", b"", qos=qos)
-            await core.send(out)
-            publish = await connection.publish()
-            connection.answer(kind, publish.id, reason)
-            with pytest.raises(PublishRefusedError, match=f"'some/where': {text}"):
-                await out.done
-        out = core.out("t", b"", qos="1")
-        await core.send(out)
-        publish = await connection.publish()  # no PUBREL before it
-        connection.answer(packets.PUBACK, publish.id, 0x10)  # no matching subscribers: a success
-        await out.done
-        assert not core.losses
-
-
-@pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
 @pytest.mark.parametrize(
     ("rest", "text"),
     [
@@ -106,33 +84,28 @@ async def test_refusals_name_the_channel_and_the_reason_and_free_the_slot(kind: 
         (b"\x97\x04\x1f\x00\x01\xff", r"refused .* 'some/where': Quota exceeded \(malformed properties\)"),
     ],
 )
-async def test_a_malformed_answer_fails_its_message_and_nothing_else(kind: int, rest: bytes, text: str) -> None:
+async def test_a_malformed_answer_fails_its_message_only(kind: int, rest: bytes, text: str) -> None:
     async with session(b"\x21\x00\x01") as (core, _, connection):
-        out = core.out("some/where", b"", qos="1" if kind == packets.PUBACK else "2")
-        await core.send(out)
-        publish = await connection.publish()
+        out, publish = await sent(core, connection, "some/where", b"", qos="1" if kind == packets.PUBACK else "2")
         connection.send(kind, publish.id.to_bytes(2, "big") + rest)
         with pytest.raises(PublishRefusedError, match=text):
             await out.done
         if kind == packets.PUBREC and rest[0] < packets.FAILURE:  # the broker holds the id until told otherwise
             assert await connection.expect(packets.PUBREL) == publish.id.to_bytes(2, "big")
             connection.answer(packets.PUBCOMP, publish.id)
-        out = core.out("t", b"", qos="1")
-        await core.send(out)
-        connection.answer(packets.PUBACK, (await connection.publish()).id)
+        out, publish = await sent(core, connection, "t", b"", qos="1")
+        connection.answer(packets.PUBACK, publish.id)
         await out.done
         assert not core.losses
 
 
-async def test_answers_to_nothing_hurt_nothing() -> None:
+async def test_answers_to_unknown_messages_are_harmless() -> None:
     async with session() as (core, _, connection):
         for kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP, packets.PUBREL | 2):
             connection.answer(kind, 77)
         assert await connection.packet() == (packets.PUBREL | 2, b"\x00\x4d")
         assert await connection.packet() == (packets.PUBCOMP, b"\x00\x4d")
-        out = core.out("t", b"", qos="2")
-        await core.send(out)
-        publish = await connection.publish()
+        out, publish = await sent(core, connection, "t", b"", qos="2")
         connection.answer(packets.PUBREC, publish.id)
         connection.answer(packets.PUBREC, publish.id)  # twice
         for _ in range(2):
@@ -140,9 +113,7 @@ async def test_answers_to_nothing_hurt_nothing() -> None:
         assert not out.settled
         connection.answer(packets.PUBCOMP, publish.id)
         await out.done
-        out = core.out("t", b"", qos="1")
-        await core.send(out)
-        publish = await connection.publish()
+        out, publish = await sent(core, connection, "t", b"", qos="1")
         connection.answer(packets.PUBREC, publish.id)  # of the wrong kind
         await connection.expect(packets.PUBREL)
         assert not out.settled
@@ -154,13 +125,12 @@ async def test_answers_to_nothing_hurt_nothing() -> None:
 async def test_a_broker_may_make_qos_1_of_qos_2() -> None:
     async with session(b"\x21\x00\x01") as (core, _, connection):
         for _ in range(2):
-            out = core.out("t", b"", qos="2")
-            await core.send(out)
-            connection.answer(packets.PUBACK, (await connection.publish()).id)
+            out, publish = await sent(core, connection, "t", b"", qos="2")
+            connection.answer(packets.PUBACK, publish.id)
             await out.done
 
 
-async def test_without_a_session_the_core_is_to_send_again() -> None:
+async def test_without_a_session_unconfirmed_messages_fail() -> None:
     async with session() as (core, peer, connection):
         outs = [core.out("t", b"", qos=qos) for qos in "12"]
         await core.send(*outs)
@@ -175,14 +145,14 @@ async def test_without_a_session_the_core_is_to_send_again() -> None:
         assert (await connection.publish()).payload == b"new"
 
 
-async def test_a_resumed_session_finishes_every_exchange_in_order_within_the_window() -> None:
+async def test_a_resumed_session_finishes_every_handshake_in_order_within_the_window() -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("12212")]
         await core.send(*outs)
         sent = [await connection.publish() for _ in range(5)]
         connection.answer(packets.PUBREC, sent[1].id)
         await connection.expect(packets.PUBREL)
-        # the core gives two up meanwhile: the exchange of QoS 2 has to be finished all the same
+        # the core gives two up meanwhile: the handshake of QoS 2 has to be finished all the same
         outs[2].fail(PublishRefusedError("deadline"))
         outs[3].fail(PublishRefusedError("deadline"))
         connection, resumed = await reconnect(core, peer, connection, present=True, properties=b"\x21\x00\x02")
@@ -212,7 +182,7 @@ async def test_a_resumed_session_finishes_every_exchange_in_order_within_the_win
         assert [out.error() is None for out in outs] == [True, True, False, False, True]
 
 
-async def test_if_the_session_turns_out_to_be_gone_unfinished_messages_are_sent_as_new_ones() -> None:
+async def test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones() -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("122")]
         await core.send(*outs)
@@ -243,9 +213,8 @@ async def test_packet_ids_of_publish_and_subscribe_do_not_meet(monkeypatch: pyte
         subscribing = asyncio.create_task(core.subscribe("x"))
         body = await connection.expect(0x80)
         assert body[:2] == b"\x00\x03"  # 1 and 2 wait for PUBACK
-        out = core.out("t", b"", qos="1")
-        await core.send(out)
-        assert (await connection.publish()).id == 4  # 3 waits for SUBACK
+        _, publish = await sent(core, connection, "t", b"", qos="1")
+        assert publish.id == 4  # 3 waits for SUBACK
         connection.send(0x90, body[:2] + b"\0\0")
         _, handle = await subscribing
         unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
@@ -300,7 +269,7 @@ async def test_tokens_of_a_resumed_session_stay_valid_and_messages_come_once() -
         await connection.expect(packets.PUBREC)
         connection.abort()
         await core.lost()
-        core.acknowledge(one)  # nobody to tell it yet
+        core.acknowledge(one)  # without a connection
         connection, resumed = await accept(core, peer, present=True)
         assert resumed
         assert not any(core.adapter.is_stale(message.token) for message in (two, three))
@@ -335,7 +304,7 @@ async def test_an_id_that_a_forgetful_broker_gives_to_another_message_is_another
 
 
 @pytest.mark.parametrize("settings", [{}, PERSISTENT])
-async def test_tokens_of_a_session_that_is_gone_are_stale_and_never_reach_the_next_one(
+async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(
     settings: dict[str, Any],
 ) -> None:
     async with session(**settings) as (core, peer, connection):
@@ -367,7 +336,7 @@ async def test_closing_leaves_unsettled_messages_to_the_session() -> None:
         await closing
 
 
-async def test_messages_of_a_resumed_session_wait_for_those_who_subscribe(
+async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 0.3)
@@ -385,23 +354,23 @@ async def test_messages_of_a_resumed_session_wait_for_those_who_subscribe(
         assert sink.payloads == [b"1", b"3"]
         core.acknowledge(sink.messages[0])
         assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
-        assert await connection.packet() == (packets.PUBACK, b"\x00\x02")  # nobody wanted it
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x02")  # no stream wanted it
         assert "the first on 'b'" in caplog.text
         connection.deliver("b", b"", 4, 1)
         assert await connection.packet() == (packets.PUBACK, b"\x00\x04")
         await farewell(core, connection)
 
 
-async def test_without_a_session_messages_for_nobody_are_acknowledged_at_once() -> None:
+async def test_without_a_session_messages_without_a_stream_are_acknowledged_at_once() -> None:
     async with session() as (_, _, connection):
-        connection.deliver("nobody", b"", 1, 1)
-        connection.deliver("nobody", b"", 2, 2)
+        connection.deliver("none", b"", 1, 1)
+        connection.deliver("none", b"", 2, 2)
         assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
         assert await connection.packet() == (packets.PUBREC, b"\x00\x02")
 
 
 async def test_answers_wait_if_the_broker_exceeds_its_credit_and_stay_within_its_window() -> None:
-    """The newest of the settled ones first, but none beyond the window. Those that wait need no further verdict."""
+    """The newest settled message first, but none beyond the window. Waiting answers need no further verdict."""
     async with session(receive_maximum=3) as (core, _, connection):
 
         async def answered(count: int) -> list[int]:
@@ -420,7 +389,7 @@ async def test_answers_wait_if_the_broker_exceeds_its_credit_and_stay_within_its
         assert await answered(3) == [6, 7, 8]
 
 
-async def test_what_arrives_together_is_handed_over_together() -> None:
+async def test_messages_that_arrive_together_are_handed_over_together() -> None:
     class Counting(In):
         batches = 0
 
@@ -462,7 +431,7 @@ async def test_a_refused_subscription_names_channel_queue_and_reason() -> None:
         await sink.wait(1)
 
 
-async def test_an_answer_that_never_comes_is_not_waited_for_for_ever() -> None:
+async def test_waiting_for_suback_ends_at_the_timeout() -> None:
     async with session(timeout=0.1) as (core, _, connection):
         with pytest.raises(SubscriptionRefusedError, match="did not answer"):
             await core.subscribe("x")
@@ -470,7 +439,7 @@ async def test_an_answer_that_never_comes_is_not_waited_for_for_ever() -> None:
         await connection.expect(0xA0)
 
 
-async def test_closing_ends_what_waits_for_an_answer_with_a_typed_error() -> None:
+async def test_closing_fails_pending_requests_with_a_typed_error() -> None:
     async with session() as (core, _, connection):
         _, handle = await subscribed(core, connection)
         subscribing = asyncio.create_task(core.subscribe("x"))
@@ -479,7 +448,7 @@ async def test_closing_ends_what_waits_for_an_answer_with_a_typed_error() -> Non
             await connection.packet()
         await farewell(core, connection)
         for waiting in (subscribing, unsubscribing):
-            with pytest.raises(ConnectionLostError):  # nobody cancelled these tasks
+            with pytest.raises(ConnectionLostError):  # these tasks were not cancelled
                 await waiting
 
 
@@ -492,7 +461,7 @@ async def test_a_cancelled_subscription_is_taken_back() -> None:
         await connection.expect(0xA0)
 
 
-async def test_what_was_unsubscribed_without_a_connection_is_unsubscribed_in_the_resumed_session() -> None:
+async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session() -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         kept, _ = await subscribed(core, connection, "kept")
         _, gone = await subscribed(core, connection, "gone")

@@ -35,7 +35,7 @@ def refusal(m: Messaging, channel: str = "jobs") -> str:
 
 
 @pytest.mark.parametrize("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
-def test_a_broker_without_shared_subscriptions_is_told(
+def test_a_broker_without_shared_subscriptions_refuses_queues(
     rabbitmq_mqtt: RabbitMQ, connect: Connect, others: list[str]
 ) -> None:
     """Whatever else the instance is subscribed to: RabbitMQ takes $share for the level of a channel."""
@@ -54,7 +54,9 @@ def test_a_broker_without_shared_subscriptions_is_told(
         assert stream.receive(PATIENCE).payload == b"x"
 
 
-def test_a_broker_with_them_is_asked_once_and_keeps_nothing(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_broker_with_shared_subscriptions_is_probed_once_and_keeps_no_subscription(
+    mosquitto: Mosquitto, connect: Connect
+) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy, ExitStack() as stack:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", version="3.1.1")
         stack.enter_context(subscribed(m, "sharing/plain"))
@@ -69,7 +71,7 @@ def test_a_broker_with_them_is_asked_once_and_keeps_nothing(mosquitto: Mosquitto
         assert after.receive(PATIENCE).context.channel == "messaging/probe/last"  # nothing was retained
 
 
-def test_mqtt_5_announces_them_and_is_not_asked(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_mqtt_5_announces_shared_subscriptions_and_is_not_probed(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}")
         with subscribed(m, "sharing/jobs", queue="one"):
@@ -124,7 +126,7 @@ async def queue_at(core: Core, peer: Peer, **how: Any) -> In:
     return sink
 
 
-def test_a_broker_that_could_not_be_reached_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_could_not_be_reached_is_probed_again(caplog: pytest.LogCaptureFixture) -> None:
     """A probe whose connection ends says nothing about the broker."""
 
     async def main() -> None:

@@ -90,7 +90,7 @@ def test_tls_options_need_wss() -> None:
         Core("ws://localhost?cafile=x")
 
 
-async def test_what_is_no_websocket_is_told(mosquitto: Mosquitto) -> None:
+async def test_a_peer_that_speaks_no_websocket_is_refused(mosquitto: Mosquitto) -> None:
     """A plain MQTT broker does not answer a GET."""
     with pytest.raises(ConnectFailedError):
         await Core(f"ws://127.0.0.1:{mosquitto.port}").open()
@@ -182,7 +182,7 @@ async def test_pings_are_answered_and_packets_may_be_cut_anywhere() -> None:
         (Frame(Opcode.CLOSE, b"\x03\xe9").serialize(mask=False), "closed by the broker"),
     ],
 )
-async def test_what_a_server_may_not_send_ends_the_connection(data: bytes, text: str) -> None:
+async def test_an_invalid_websocket_frame_ends_the_connection(data: bytes, text: str) -> None:
     async with Server() as server:
         core = Core(server.url)
         opening = asyncio.create_task(core.open())

@@ -58,7 +58,7 @@ def test_packets_are_found_however_the_stream_is_cut(packets_: list[tuple[int, b
         assert found == packets_
 
 
-def test_a_length_of_more_than_four_bytes_is_told() -> None:
+def test_a_length_of_more_than_four_bytes_is_a_protocol_error() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ProtocolError):
         list(Wire(ours).split(b"\x30\xff\xff\xff\xff\x01"))
@@ -77,7 +77,7 @@ def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
         assert found == [(0x30, body)]
 
 
-def test_writes_are_gathered_and_what_the_socket_does_not_take_stays(pair: tuple[Wire, socket.socket]) -> None:
+def test_writes_are_gathered_and_unsent_bytes_stay(pair: tuple[Wire, socket.socket]) -> None:
     wire, theirs = pair
     wire.send(b"ab")
     wire.send(b"cd")
