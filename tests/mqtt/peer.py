@@ -77,10 +77,16 @@ class Connection:
         body = packets.text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
         self.send(packets.PUBLISH | qos << 1 | flags, body)
 
-    async def suback(self, reason: int = 0) -> bytes:
-        """Take a SUBSCRIBE (version 5) and answer it."""
+    async def suback(self, reason: int = 0, *, v5: bool = True) -> bytes:
+        """Take a SUBSCRIBE and answer it."""
         body = await self.expect(0x80)
-        self.send(0x90, body[:2] + b"\0" + bytes((reason,)))
+        self.send(0x90, body[:2] + b"\0" * v5 + bytes((reason,)))
+        return body
+
+    async def unsuback(self, *, v5: bool = True) -> bytes:
+        """Take an UNSUBSCRIBE and confirm it."""
+        body = await self.expect(0xA0)
+        self.send(0xB0, body[:2] + b"\0\0" * v5)
         return body
 
     async def end(self) -> None:
@@ -152,7 +158,10 @@ async def accept(core: Core, peer: Peer, properties: bytes = b"", *, present: bo
     """Have ``core`` connect; its end of the connection, and what ``open`` returned."""
     opening = asyncio.create_task(core.open())
     connection, _ = await peer.accept()
-    connection.connack(properties, session=present)
+    if core.adapter.settings.v5:
+        connection.connack(properties, session=present)
+    else:
+        connection.send(packets.CONNACK, bytes((present, 0)))
     return connection, await opening
 
 
@@ -176,9 +185,9 @@ async def reconnect(
 async def subscribed(
     core: Core, connection: Connection, channel: str = "t", sink: In | None = None, **options: Any
 ) -> tuple[In, Any]:
-    """Subscribe, and have the other end confirm it (version 5)."""
+    """Subscribe, and have the other end confirm it."""
     subscribing = asyncio.create_task(core.subscribe(channel, sink, **options))
-    await connection.suback()
+    await connection.suback(v5=core.adapter.settings.v5)
     return await subscribing
 
 

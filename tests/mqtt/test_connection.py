@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from adapters.mqtt import packets
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -515,15 +514,7 @@ async def test_many_connections_leave_no_socket_and_no_thread(mosquitto: Mosquit
 
 
 async def test_closing_sends_disconnect(version: str) -> None:
-    async with Peer() as peer:
-        core = Core(peer.url, version=version)
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        if version == "5":
-            connection.connack()
-        else:
-            connection.send(packets.CONNACK, b"\0\0")
-        await opening
+    async with session(version=version) as (core, _, connection):
         closing = asyncio.create_task(core.adapter.close())
         assert await connection.packet() == (0xE0, b"")
         connection.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,9 +18,11 @@ import pytest
 from adapters.mqtt import answers, packets
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, In, connected, until
-from tests.mqtt.peer import Connection, Peer, session, subscribed
+from tests.mqtt.peer import Connection, accept, reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
+
+V3: dict[str, Any] = {"version": "3.1.1", "client_id": "me", "clean_start": False}
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -62,8 +64,8 @@ async def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed:
     chance = random.Random(seed)
     count = 60
 
-    async with v3(receive_maximum=40) as (core, connect):
-        connection, sink = await subscribed_v3(core, connect)
+    async with session(**V3, receive_maximum=40) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, count + 1))
         messages = [*await sink.wait(count)]
         chance.shuffle(messages)
@@ -78,8 +80,8 @@ async def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_la
     """Of two PUBREC come two PUBCOMP, and for the second one mosquitto lets a message overtake its queue."""
     count = 60
 
-    async with v3(receive_maximum=40) as (core, connect):
-        connection, sink = await subscribed_v3(core, connect)
+    async with session(**V3, receive_maximum=40) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, 31), qos=2)
         core.acknowledge(*await sink.wait(30))
         assert [await connection.expect(packets.PUBREC) for _ in range(30)]
@@ -102,15 +104,13 @@ async def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the
     monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
     count = 60
 
-    async with v3(receive_maximum=40) as (core, connect):
-        connection, sink = await subscribed_v3(core, connect)
+    async with session(**V3, receive_maximum=40) as (core, peer, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, 41), qos=2)
         core.acknowledge(*(await sink.wait(40))[1:])
         for _ in range(39):
             await connection.expect(packets.PUBREC)
-        connection.abort()
-        await core.lost(1)
-        connection = await connect(present=True)
+        connection, _ = await reconnect(core, peer, connection, present=True)
         deliver_v3(connection, range(1, count + 1), qos=2, flags=8)
         recorded: set[int] = set()
         await sink.wait(count)
@@ -199,38 +199,6 @@ async def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
             await core.adapter.close()
 
 
-@asynccontextmanager
-async def v3(**settings: Any) -> AsyncIterator[tuple[Core, Callable[..., Awaitable[Connection]]]]:
-    """A core that speaks MQTT 3.1.1, and how it is connected to a peer."""
-    async with Peer() as peer:
-        core = Core(peer.url, version="3.1.1", client_id="me", clean_start=False, **settings)
-
-        async def connect(*, present: bool) -> Connection:
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.send(packets.CONNACK, bytes((present, 0)))
-            assert await opening is present
-            return connection
-
-        try:
-            yield core, connect
-        finally:
-            closing = asyncio.create_task(core.adapter.close())
-            await asyncio.sleep(0)
-            for each in peer.connections:
-                each.close()
-            await closing
-
-
-async def subscribed_v3(core: Core, connect: Callable[..., Awaitable[Connection]]) -> tuple[Connection, In]:
-    """The first connection, and what arrives on it."""
-    connection, sink = await connect(present=False), In()
-    subscribing = asyncio.create_task(core.subscribe("t", sink, qos="2"))
-    connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\2")
-    await subscribing
-    return connection, sink
-
-
 def deliver_v3(connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0) -> None:
     for packet_id in packet_ids:
         body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
@@ -249,8 +217,8 @@ async def next_answer(connection: Connection) -> tuple[int, int]:
 @asynccontextmanager
 async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
     """The answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
-    async with v3() as (core, connect):
-        connection, sink = await subscribed_v3(core, connect)
+    async with session(**V3) as (core, peer, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, count + 1))
         messages = [*await sink.wait(count)]
         core.acknowledge(*messages[:2])
@@ -258,7 +226,7 @@ async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In,
         connection.abort()
         await core.lost(1)
         core.acknowledge(*messages[2:])
-        connection = await connect(present=True)
+        connection, _ = await accept(core, peer, present=True)
         deliver_v3(connection, range(1, count + 1), flags=8)
         await sink.wait(count + 2)
         assert sink.payloads[count:] == [b"1", b"2"]

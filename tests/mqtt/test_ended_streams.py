@@ -48,7 +48,7 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
             connection.deliver("a", b"left", 7, 1)
             await sink.wait(1)
             ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-            connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
+            await connection.unsuback()
             await ending
         else:
             connection.deliver("a", b"left", 7, 1)
@@ -58,7 +58,7 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
         with pytest.raises(ConnectionLostError):
             await subscribing
         connection.deliver("a", b"left", 7, 1, 8)  # again
-        connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
+        await connection.unsuback()
         sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
         await sink.wait(1)
         core.acknowledge(*sink.messages)

@@ -60,10 +60,7 @@ async def test_the_window_where_the_broker_names_none(version: str, qos: str, wi
     async with Peer() as peer:
         for setting, expected in ((None, window), (5, 5)):
             core = Core(peer.url, version=version, max_inflight=setting)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.send(0x20, b"\0\0" if version == "3.1.1" else b"\0\0\0")
-            await opening
+            connection, _ = await accept(core, peer)
             outs = [core.out("t", b"", qos=qos) for _ in range(1100)]
             sending = asyncio.create_task(core.adapter.publish(outs))
             for _ in range(expected):
@@ -424,8 +421,7 @@ async def test_a_refused_subscription_names_channel_queue_and_reason() -> None:
             await connection.suback(0x87)
             with pytest.raises(SubscriptionRefusedError, match=text):
                 await subscribing
-            unsubscribe = await connection.expect(0xA0)  # harmless, and certain
-            connection.send(0xB0, unsubscribe[:2] + b"\0\0")
+            await connection.unsuback()  # harmless, and certain
         sink, _ = await subscribed(core, connection, "a/#", qos="2")
         connection.deliver("a/b", b"")
         await sink.wait(1)
