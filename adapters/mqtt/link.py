@@ -135,7 +135,7 @@ class Link:
         if not self.closed:
             self._timer = self._loop.call_later(self._keepalive.tick, self._tick)
 
-    # --- the reader's events
+    # --- events of reader and writer
 
     def begun(self, data: bytes) -> bool:
         """See ``reading.ReaderOwner``."""
@@ -172,33 +172,37 @@ class Link:
         if not self._connack.done():
             self._connack.set_result(result)
 
-    def violated(self, error: ProtocolError) -> None:
-        """End the connection, and tell the broker why, if it can be told (MQTT 5, 4.13)."""
+    def failed(self, error: Exception) -> None:
+        """See ``reading.ReaderOwner`` and ``writing.WriterOwner``."""
+        broker = self._target
+        if isinstance(error, ProtocolError):
+            self._tell(error)
+            verdict = "exceeded a limit" if isinstance(error, LimitExceededError) else "broke the protocol"
+            self._end(ConnectionLostError(f"{broker} {verdict}: {error}"), error)
+        elif isinstance(error, EOFError) and (self.is_up or self._finished is not None):
+            self._end(ConnectionLostError(f"connection to {broker} lost: closed by the broker"))
+        elif isinstance(error, EOFError):
+            self._end(self._unanswered())
+        elif isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            if self._reader.has_begun:
+                self._end(ConnectionLostError(f"connection to {broker} lost: {reason}"), error)
+            else:
+                self._end(self._unanswered(f" ({reason})"), error)
+        else:
+            self._end(ConnectionLostError(f"cannot process what {broker} sent: {type(error).__name__}"), error)
+
+    def write_failed(self, error: OSError) -> None:
+        """See ``writing.WriterOwner``."""
+        self._reader.read()  # a packet that the broker sent before it closed may say why
+        self.failed(error)
+
+    def _tell(self, error: ProtocolError) -> None:
+        """Tell the broker why the connection ends, if it can be told (MQTT 5, 4.13)."""
         if self.is_up and self._target.v5 and self._wire is not None:
             self._wire.send(packets.disconnect(error.code))
             with contextlib.suppress(OSError):
                 self._wire.flush()
-        verdict = "exceeded a limit" if isinstance(error, LimitExceededError) else "broke the protocol"
-        self._end(ConnectionLostError(f"{self._target} {verdict}: {error}"), error)
-
-    def processing_failed(self, error: Exception) -> None:
-        """See ``reading.ReaderOwner``."""
-        self._end(ConnectionLostError(f"cannot process what {self._target} sent: {type(error).__name__}"), error)
-
-    def read_failed(self, error: OSError) -> None:
-        """See ``reading.ReaderOwner``."""
-        reason = error.strerror or str(error)
-        if self._reader.has_begun:
-            self._end(ConnectionLostError(f"connection to {self._target} lost: {reason}"), error)
-        else:
-            self._end(self._unanswered(f" ({reason})"), error)
-
-    def stream_ended(self) -> None:
-        """See ``reading.ReaderOwner``."""
-        if self._finished is None and not self.is_up:
-            self._end(self._unanswered())
-        else:
-            self._end(ConnectionLostError(f"connection to {self._target} lost: closed by the broker"))
 
     def _unanswered(self, reason: str = "") -> ConnectFailedError:
         """Return the error for a connection that ended before the broker sent anything, with hints at the cause."""
@@ -211,18 +215,10 @@ class Link:
         hint = f"; it may {', or '.join(hints)}" if hints else ""
         return ConnectFailedError(f"{self._target} closed the connection without an answer{reason}{hint}")
 
-    # --- the writer's events
-
     def written(self) -> None:
         """See ``writing.WriterOwner``."""
         if self.is_up:
             self._events.written(self)
-
-    def write_failed(self, error: OSError) -> None:
-        """See ``writing.WriterOwner``."""
-        # a packet that the broker sent before it closed may say why
-        self._reader.read()
-        self.read_failed(error)
 
     # --- ending
 

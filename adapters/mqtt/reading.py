@@ -49,17 +49,13 @@ class ReaderOwner(Protocol):
     def received_all(self) -> None:
         """Called when all packets that had arrived, or a batch of them, were processed."""
 
-    def violated(self, error: ProtocolError) -> None:
-        """End the connection: the broker violated the protocol."""
+    def failed(self, error: Exception) -> None:
+        """End the connection.
 
-    def read_failed(self, error: OSError) -> None:
-        """End the connection: the socket failed."""
-
-    def processing_failed(self, error: Exception) -> None:
-        """End the connection: a packet could not be processed."""
-
-    def stream_ended(self) -> None:
-        """Called when the broker has closed its side."""
+        Args:
+            error: EOFError if the broker has closed its side, OSError of the socket, ProtocolError if the broker
+                violated the protocol; any other error if a packet could not be processed.
+        """
 
 
 class Reader:
@@ -152,7 +148,7 @@ class Reader:
             if not data:
                 if self._draining:
                     self._ignore()
-                owner.stream_ended()
+                owner.failed(EOFError())
                 return
             if self._draining:
                 return
@@ -161,10 +157,8 @@ class Reader:
                 if not owner.begun(data):
                     return
                 self.has_begun = True
-        except OSError as error:
-            owner.read_failed(error)
-        except ProtocolError as error:
-            owner.violated(error)
+        except (OSError, ProtocolError) as error:
+            owner.failed(error)
         else:
             count = self._process(wire.split(data))
             seconds = self._pacer.pause_after(count, wire.received_at)
@@ -193,10 +187,10 @@ class Reader:
                     if owner.closed:
                         break
         except ProtocolError as error:
-            owner.violated(error)
+            owner.failed(error)
         except Exception as error:
             logger.exception("%s: a packet cannot be processed: the connection ends", self._broker)
-            owner.processing_failed(error)
+            owner.failed(error)
         finally:
             if owner.is_up:
                 owner.received_all()

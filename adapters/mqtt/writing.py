@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from adapters.mqtt.packets import LimitExceededError
 
 if TYPE_CHECKING:
-    from adapters.mqtt.packets import ProtocolError
     from adapters.mqtt.wire import Wire
 
 #: Bytes of answers to the broker's packets that it may leave unread: more than the answers to all packet ids.
@@ -21,11 +20,11 @@ class WriterOwner(Protocol):
     def written(self) -> None:
         """Called after bytes were handed to the socket: :attr:`Writer.sent` may have grown."""
 
-    def violated(self, error: ProtocolError) -> None:
-        """Called when the broker exceeded a limit."""
-
     def write_failed(self, error: OSError) -> None:
-        """Called when the socket failed."""
+        """End the connection: the socket failed."""
+
+    def failed(self, error: Exception) -> None:
+        """End the connection: the broker exceeded a limit."""
 
 
 class Writer:
@@ -126,6 +125,4 @@ class Writer:
             self._taken, self._marked, self._mark = self._marked, self._queued, wire.sent + wire.unsent
         unread = self._queued - self._taken
         if unread > UNREAD:
-            self._owner.violated(
-                LimitExceededError(f"{unread} bytes of answers to its packets wait for it to read them")
-            )
+            self._owner.failed(LimitExceededError(f"{unread} bytes of answers to its packets wait for it to read them"))

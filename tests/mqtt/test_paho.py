@@ -4,12 +4,22 @@ The originals are ``interoperability/client_test.py`` and ``client_test5.py`` of
 ``tests/test_mqttv5.py`` of eclipse/paho.mqtt.python. They drive a client of their own through every packet. Here the
 same is asked of this adapter: against mosquitto through the public API, and against a scripted broker where mosquitto
 cannot be told what to send. Topics are the originals'. Sleeps became conditions. Tests with the fixture ``version`` are
-in both suites. Left out is only a session expiry of its own for DISCONNECT, which this API does not have.
+in both suites. Left out is a session expiry of its own for DISCONNECT, which this API does not have. Covered elsewhere:
+
+==========================  =====================================================================================
+``test_connect_fail``       test_connection.py: a_refused_connection_says_where_and_why
+``test_assigned_clientid``  test_assigned_client_id.py
+``test_*_topic_alias``      test_topic_aliases.py
+``test_will_delay``         test_last_will_delay.py
+``test_subscribe_options``  test_subscribe_options.py: No Local and Retain As Published
+``test_shared_...``         test_messages.py: members_of_a_queue_compete
+``test_flow_control1``      test_messages.py: unacknowledged_messages_hold_the_broker_back
+``test_flow_control2``      test_session.py: the_window_is_receive_maximum_and_ids_are_unique
+==========================  =====================================================================================
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Iterator
@@ -21,17 +31,15 @@ from adapters.mqtt import packets
 from messaging import Messaging
 from messaging.errors import (
     ClosedError,
-    ConnectFailedError,
     InvalidOptionError,
     PayloadTooLargeError,
     SubscriptionRefusedError,
 )
-from tests.brokers import Mosquitto, free_port
+from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Inbox, eventually, manual, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
-from tests.mqtt.harness import connected
-from tests.mqtt.peer import session, subscribed
+from tests.mqtt.peer import session
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
 
@@ -287,19 +295,6 @@ def test_unsubscribe(aclient: Messaging, bclient: Messaging) -> None:
 # --- MQTT 5
 
 
-def test_connect_fail(connect: Connect) -> None:
-    """No broker listens. Changed: an error instead of a callback."""
-    with pytest.raises(ConnectFailedError, match="Connection refused"):
-        connect(f"mqtt://127.0.0.1:{free_port()}")
-
-
-def test_assigned_clientid(mosquitto: Mosquitto, connect: Connect) -> None:
-    """Every client without an id is assigned one of its own. As the original; see ``test_assigned_client_id.py``."""
-    ids = [connect(mosquitto.url, client_id="").runtime.get_runtime_dto().connection.client_id for _ in range(3)]
-    assert len(set(ids)) == 3
-    assert all(ids)
-
-
 @pytest.mark.slow
 def test_session_expiry(connect: Connect) -> None:
     """A session lives as long as ``session_expiry`` says, counted from the loss, and not longer.
@@ -383,24 +378,6 @@ def test_publication_expiry(
         nothing_more(bclient, TOPICS[0], stream, qos=2)
 
 
-def test_subscribe_options(aclient: Messaging, bclient: Messaging) -> None:
-    """No Local and Retain As Published. As the original; retain handling and more in ``test_subscribe_options.py``."""
-    with (
-        aclient.subscribe(TOPICS[0], qos=2, no_local=True) as ours,
-        bclient.subscribe(TOPICS[0], qos=2, no_local=True) as theirs,
-    ):
-        publish(aclient, TOPICS[0], [b"noLocal test"], qos=1)
-        assert receive(theirs, 1) == [b"noLocal test"]
-        nothing_more(bclient, TOPICS[0], ours, qos=2)
-    with aclient.subscribe(TOPICS[0], qos=2, retain_as_published=True) as stream:
-        publish(aclient, TOPICS[0], [b"false"], qos=1)
-        publish(aclient, TOPICS[0], [b"true"], qos=1, retain=True)
-        found = {message.payload: message.context.extensions.get("retain", False)
-                 for message in (stream.receive(PATIENCE) for _ in range(2))}  # fmt: skip
-        assert found == {b"false": False, b"true": True}
-    publish(aclient, TOPICS[0], [b""], qos=1, retain=True)
-
-
 @pytest.mark.parametrize(("handling", "first", "second"), [(0, 3, 3), (1, 3, 0), (2, 0, 0)])
 def test_subscribe_options_retain_handling(
     bclient: Messaging, retained: None, handling: int, first: int, second: int
@@ -447,42 +424,6 @@ def test_request_response(mosquitto: Mosquitto, aclient: Messaging) -> None:
         assert (answer.payload, answer.context.correlation_id) == (b"response", "334")
 
 
-async def test_client_topic_alias() -> None:
-    """A topic alias stands for a topic on one connection. Changed: aliases are the adapter's own affair.
-
-    So they are looked at on the wire: the topic travels with its alias, then the alias alone, and after reconnecting
-    the topic again. Nothing depends on an alias that is gone, which the original has the broker complain about.
-    """
-    async with session(b"\x22\x00\x01", client_id="a", session_expiry=99999) as (core, peer, connection):
-        for number, seen in enumerate([(TOPICS[0], 0), (TOPICS[0], 1), ("", 1)]):
-            await core.send(core.out(TOPICS[0], b"topic alias %d" % number))
-            sent = await connection.publish()
-            assert (sent.topic, sent.properties.alias) == seen
-        connection.abort()
-        await core.lost()
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        connection.connack(b"\x22\x00\x01", session=True)
-        await opening
-        await core.send(core.out(TOPICS[0], b"topic alias 3"))
-        assert (await connection.publish()).topic == TOPICS[0]
-
-
-@pytest.mark.parametrize("allowed", [0, 1])
-async def test_server_topic_alias(allowed: int) -> None:
-    """The broker may use as many aliases as it was offered. Changed: mosquitto uses none, so a scripted broker does."""
-    async with session(topic_alias_maximum=allowed) as (core, _, connection):
-        sink, _ = await subscribed(core, connection, TOPICS[0])
-        topics = (TOPICS[0], "", "") if allowed else (TOPICS[0],) * 3
-        alias = b"\x03\x23\x00\x01" if allowed else b"\x00"
-        for topic in topics:
-            connection.send(packets.PUBLISH, packets.text(topic) + alias + b"topic alias")
-        assert [message.channel for message in await sink.wait(3)] == [TOPICS[0]] * 3
-        connection.send(packets.PUBLISH, packets.text("") + b"\x03\x23\x00\x02")  # more than were offered
-        assert "topic alias 2" in str(await core.lost())
-        assert await connection.packet() == (packets.DISCONNECT, bytes((packets.TOPIC_ALIAS_INVALID, 0)))
-
-
 def test_maximum_packet_size(connect: Connect) -> None:
     """Neither side sends what the other does not take. Changed: ours is refused before it is sent."""
     with Mosquitto(["max_packet_size 1000"]) as broker:
@@ -505,78 +446,3 @@ async def test_server_keep_alive() -> None:
     """The broker's keep-alive replaces ours. Changed: the original only looks at the property, and is commented out."""
     async with session(b"\x13\x00\x01", keepalive=600) as (_, _, connection):
         await connection.expect(packets.PINGREQ)
-
-
-@pytest.mark.slow
-def test_will_delay(mosquitto: Mosquitto, bclient: Messaging) -> None:
-    """The will is sent after its delay, before the session expires. Changed: the lost client is a killed process."""
-    will = {"will_delay": 3.0}
-    with (
-        bclient.subscribe(TOPICS[0], qos=2) as stream,
-        Victim(mosquitto.url, TOPICS[0], will, client_id="victim", session_expiry=30) as victim,
-    ):
-        victim.kill()
-        start = time.monotonic()
-        assert stream.receive(PATIENCE).payload == b"victim"
-        assert 2 <= time.monotonic() - start < 6
-
-
-def test_shared_subscriptions(aclient: Messaging, bclient: Messaging) -> None:
-    """Of the members of a shared subscription one gets a message, of plain subscribers each. As the original."""
-    count = 10
-    plain = [m.subscribe(TOPICS[0], qos=2) for m in (aclient, bclient)]
-    shared = [m.subscribe(TOPICS[1], qos=2, queue="sharename") for m in (aclient, bclient)]
-    for stream in (*plain, *shared):
-        stream.ready.result(PATIENCE)
-    inboxes = [Inbox(stream) for stream in shared]
-    sent = [b"message %d" % number for number in range(count)]
-    publish(bclient, TOPICS[0], sent, qos=1)
-    assert [receive(stream, count) for stream in plain] == [sent, sent]
-    publish(bclient, TOPICS[1], sent, qos=1)
-    eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) >= count, "all messages")
-    assert sorted(payload for inbox in inboxes for payload in inbox.payloads) == sorted(sent)
-    assert all(inbox.messages for inbox in inboxes)
-    for stream in (*plain, *shared):
-        stream.close().result(PATIENCE)
-
-
-@pytest.mark.parametrize("qos", ["1", "2"])
-async def test_flow_control1(qos: str, mosquitto: Mosquitto) -> None:
-    """A broker sends no more than Receive Maximum ahead. Changed: receiving is held up by not acknowledging."""
-    async with connected(mosquitto.url, receive_maximum=2) as core, connected(mosquitto.url) as other:
-        witness, _ = await other.subscribe("flow/#")
-        sink, _ = await core.subscribe("flow/1", qos=qos)
-        for number in range(3):
-            await other.publish("flow/1", b"message %d" % number, qos=qos)
-        await witness.wait(3)
-        await sink.wait(2)
-        # a message of QoS 0 needs no slot: once it is there, the third was not sent before it
-        await other.publish("flow/1", b"mark")
-        await sink.wait(3)
-        assert sink.payloads == [b"message 0", b"message 1", b"mark"]
-        core.acknowledge(sink.messages[1])  # any of the two
-        await sink.wait(4)
-        assert sink.payloads[3] == b"message 2"
-        core.acknowledge(sink.messages[0], sink.messages[3])
-
-
-@pytest.mark.parametrize("qos", ["1", "2"])
-async def test_flow_control2(qos: str) -> None:
-    """A client that sends more than the broker's Receive Maximum is thrown out. Changed: this one does not.
-
-    A scripted broker takes three, answers late, and sees that the fourth waits.
-    """
-    async with session(b"\x21\x00\x03") as (core, _, connection):
-        outs = [core.out(TOPICS[0], b"message %d" % number, qos=qos) for number in range(4)]
-        sending = asyncio.create_task(core.adapter.publish(outs))
-        first = [await connection.publish() for _ in range(3)]
-        subscribing = asyncio.create_task(core.subscribe("mark"))
-        await connection.suback()  # and no PUBLISH before it
-        await subscribing
-        assert not outs[3].was_sent
-        connection.answer(packets.PUBACK if qos == "1" else packets.PUBREC, first[1].id)
-        if qos == "2":
-            await connection.expect(packets.PUBREL)
-            connection.answer(packets.PUBCOMP, first[1].id)
-        assert (await connection.publish()).payload == b"message 3"
-        await sending

@@ -103,18 +103,19 @@ async def test_aliases_of_the_broker_are_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "topic", "reason"),
+    ("maximum", "properties", "topic", "reason"),
     [
-        (b"\x23\x00\x04", "a", "topic alias 4; at most 3"),
-        (b"\x23\x00\x01", "", "topic alias 1 stands for nothing"),
-        (b"\x23\x00\x00", "a", "topic alias 0"),
-        (b"", "", "neither topic nor alias"),
+        (3, b"\x23\x00\x04", "a", "topic alias 4; at most 3"),
+        (0, b"\x23\x00\x01", "a", "topic alias 1; at most 0"),
+        (3, b"\x23\x00\x01", "", "topic alias 1 stands for nothing"),
+        (3, b"\x23\x00\x00", "a", "topic alias 0"),
+        (3, b"", "", "neither topic nor alias"),
     ],
 )
 async def test_an_invalid_alias_ends_the_connection_with_its_reason_code(
-    properties: bytes, topic: str, reason: str
+    maximum: int, properties: bytes, topic: str, reason: str
 ) -> None:
-    async with session(topic_alias_maximum=3) as (core, _, connection):
+    async with session(topic_alias_maximum=maximum) as (core, _, connection):
         connection.send(0x30, packets.text(topic) + bytes((len(properties),)) + properties)
         assert reason in str(await core.lost())
         head, body = await connection.packet()
