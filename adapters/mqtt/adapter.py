@@ -255,6 +255,7 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
         receive_maximum=settings.receive_maximum,
         topic_alias_maximum=settings.topic_alias_maximum if settings.v5 else 0,
         maximum_packet_size=settings.max_packet_size,
+        name=name,
     )
     if url.scheme not in options.WEB:
         return target

@@ -132,7 +132,9 @@ class ControlClient:
         try:
             self._socket.give(packet, lambda: self._accepted or self._ended)
         except Exception as error:  # of paho, over a packet it did not expect
-            logger.exception("paho failed on %s", target)
+            logger.exception(
+                "%s: paho cannot read a packet of type %d; the connection ends", target.component, kind >> 4
+            )
             return ConnectionLostError(f"paho failed on {target}: {type(error).__name__}")
         if self._ended is not None:
             return self._ended

@@ -61,6 +61,13 @@ class Target:
     maximum_packet_size: int | None = None
     #: makes the WebSocket; ``None`` for none
     web: Callable[[], WebSocket] | None = None
+    #: of the instance, for log lines
+    name: str = ""
+
+    @property
+    def component(self) -> str:
+        """The beginning of log lines."""
+        return f"mqtt '{self.name}' ({self})"
 
     @property
     def schemes(self) -> tuple[str, str]:

@@ -77,7 +77,7 @@ class Link:
         self._wire: Wire | None = None
         self._control: ControlClient | None = None
         self.writer = Writer(self)
-        self._reader = Reader(self, self.writer, str(target))
+        self._reader = Reader(self, self.writer, target.component)
         self.requests = SubscribeRequests(target, self.writer)
         self._keepalive = Keepalive(target.keepalive)
         self._timer: asyncio.TimerHandle | None = None

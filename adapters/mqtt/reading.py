@@ -61,9 +61,9 @@ class ReaderOwner(Protocol):
 class Reader:
     """The reading half of one connection. On the loop."""
 
-    def __init__(self, owner: ReaderOwner, writer: Writer, broker: str) -> None:
+    def __init__(self, owner: ReaderOwner, writer: Writer, component: str) -> None:
         self._owner = owner
-        self._broker = broker
+        self._component = component
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
@@ -189,7 +189,7 @@ class Reader:
         except ProtocolError as error:
             owner.failed(error)
         except Exception as error:
-            logger.exception("%s: a packet cannot be processed: the connection ends", self._broker)
+            logger.exception("%s: a packet cannot be processed; the connection ends", self._component)
             owner.failed(error)
         finally:
             if owner.is_up:

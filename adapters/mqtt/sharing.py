@@ -41,14 +41,9 @@ _WAIT_FACTOR: Final = 3
 
 
 class Sharing:
-    """Finds out whether the broker of one instance has shared subscriptions. Everything runs on the loop.
+    """Finds out whether the broker of one instance has shared subscriptions. Everything runs on the loop."""
 
-    Args:
-        name: of the instance, for the log.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._probing = asyncio.Lock()
         #: ``None`` until a probe has connected; ``True`` also if the probe had no result
         self._is_there: bool | None = None
@@ -99,9 +94,9 @@ class Sharing:
         finally:
             await link.close()
         logger.warning(
-            "mqtt '%s' (%s): cannot find out whether the broker has shared subscriptions: %s on %s/#; without them "
+            "%s: cannot find out whether the broker has shared subscriptions: %s on %s/#; without them "
             "queues stay empty; let this client use these channels, or set version=5",
-            self._name, target, reason, CHANNEL,
+            target.component, reason, CHANNEL,
         )  # fmt: skip
         return is_there
 

@@ -85,7 +85,10 @@ class SubscribeRequests:
         answer = await asyncio.shield(request)
         if answer.code >= packets.FAILURE:
             reason = handshake.reason_name(answer.code, answer.detail)
-            logger.warning("%s did not end the subscription to %r: %s", self._target, topic_filter, reason)
+            logger.warning(
+                "%s: the broker refused to end the subscription to %r: %s; messages that still arrive are dropped",
+                self._target.component, topic_filter, reason,
+            )  # fmt: skip
 
     def unsubscribe_soon(self, topic_filter: str, uses: Callable[[int], bool]) -> asyncio.Future[Answer] | None:
         """Unsubscribe without waiting for the answer; ``None`` without a connection."""

@@ -41,7 +41,7 @@ class Subscriptions:
         self._inbound = inbound
         self._outbound = outbound
         self._persistent = owner.settings.persistent
-        self._sharing = Sharing(owner.name)
+        self._sharing = Sharing()
         self._link: Link | None = None
         self._connack: Connack | None = None
 

@@ -31,7 +31,7 @@ from messaging.errors import (
 from messaging.model import Features
 from tests.brokers import Mosquitto, free_port
 from tests.certificates import LOOPBACK, Authority
-from tests.mqtt.harness import PATIENCE, Core, connected, run, settled, until
+from tests.mqtt.harness import PATIENCE, Core, connected, settled, until
 from tests.mqtt.peer import Peer, session
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -202,28 +202,24 @@ async def test_tls_connects_when_the_certificate_is_known(
         core.acknowledge(*messages)
 
 
-def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority: Authority) -> None:
+async def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority: Authority) -> None:
     url = f"mqtts://127.0.0.1:{tls_broker.port}"
-
-    async def main() -> None:
-        with pytest.raises(ConnectFailedError, match="certificate verify failed"):
-            await Core(url).open()
-        with pytest.raises(ConnectFailedError, match=r"(?i)hostname mismatch|not valid for"):
-            await Core(f"mqtts://localhost:{tls_broker.port}", cafile=authority.cafile).open()
-        with pytest.raises(ConnectFailedError, match=r"'cafile'.*missing\.pem: No such file"):
-            await Core(url, cafile=authority.folder / "missing.pem").open()
-        with pytest.raises(ConnectFailedError, match="'certfile'"):
-            await Core(url, cafile=authority.cafile, certfile=authority.folder / "broker.key").open()
-        async with connected(url, allow_insecure=True) as core:
-            await core.publish("x", b"", qos="1")
-        async with Peer() as peer:  # no TLS on the other side
-            opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
-            await until(lambda: peer.connections)
-            peer.connections[0]._writer.write(b"\x20\x02\x00\x00\x00\x00\x00")
-            with pytest.raises(ConnectFailedError):
-                await opening
-
-    run(main())
+    with pytest.raises(ConnectFailedError, match="certificate verify failed"):
+        await Core(url).open()
+    with pytest.raises(ConnectFailedError, match=r"(?i)hostname mismatch|not valid for"):
+        await Core(f"mqtts://localhost:{tls_broker.port}", cafile=authority.cafile).open()
+    with pytest.raises(ConnectFailedError, match=r"'cafile'.*missing\.pem: No such file"):
+        await Core(url, cafile=authority.folder / "missing.pem").open()
+    with pytest.raises(ConnectFailedError, match="'certfile'"):
+        await Core(url, cafile=authority.cafile, certfile=authority.folder / "broker.key").open()
+    async with connected(url, allow_insecure=True) as core:
+        await core.publish("x", b"", qos="1")
+    async with Peer() as peer:  # no TLS on the other side
+        opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
+        await until(lambda: peer.connections)
+        peer.connections[0]._writer.write(b"\x20\x02\x00\x00\x00\x00\x00")
+        with pytest.raises(ConnectFailedError):
+            await opening
     assert sockets() >= 0  # collects: an unclosed socket would be an error
 
 

@@ -19,7 +19,7 @@ from messaging.errors import (
 )
 from messaging.model import Features, Incoming, envelope
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import In, connected, run, settled, until
+from tests.mqtt.harness import In, connected, settled, until
 from tests.mqtt.peer import farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -200,19 +200,15 @@ async def test_streams_of_one_filter_get_the_highest_qos_of_them_and_leave_indep
         assert high.payloads == [b"2"]
 
 
-def test_overlapping_filters_with_and_without_acknowledgement_are_warned_of(
+async def test_overlapping_filters_with_and_without_acknowledgement_are_warned_of(
     mosquitto: Mosquitto, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without identifiers the broker chooses the QoS of the one packet it sends."""
-
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            await core.subscribe("warn/a/+", qos="1")
-            await core.subscribe("warn/b/#", qos="0")
-            assert "overlap" not in caplog.text
-            await core.subscribe("warn/a/#", qos="0")
-
-    run(main())
+    async with connected(mosquitto.url, version=version) as core:
+        await core.subscribe("warn/a/+", qos="1")
+        await core.subscribe("warn/b/#", qos="0")
+        assert "overlap" not in caplog.text
+        await core.subscribe("warn/a/#", qos="0")
     assert ("'warn/a/#' (QoS 0) and 'warn/a/+' (QoS 1) overlap" in caplog.text) == (version == "3.1.1")
 
 

@@ -134,23 +134,20 @@ async def test_a_subscription_may_be_granted_less_than_it_asked_for(granted: int
     ("code", "told"),
     [(0x00, None), (0x11, None), (0x87, "Not authorized (ask Bob)"), (0xEE, r"reason code 0xEE (ask Bob)")],
 )
-def test_a_refused_unsubscription_is_logged_and_ends_the_stream(
+async def test_a_refused_unsubscription_is_logged_and_ends_the_stream(
     code: int, told: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            sink, handle = await subscribed(core, connection)
-            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
-            body = await connection.expect(0xA0)
-            connection.send(packets.UNSUBACK, body[:2] + reason("ask Bob") + bytes((code,)))
-            await unsubscribing
-            connection.deliver("t", b"late")
-            again, _ = await subscribed(core, connection, "u")
-            connection.deliver("u", b"")
-            await again.wait(1)
-            assert not sink.messages
-
-    run(main())
+    async with session() as (core, _, connection):
+        sink, handle = await subscribed(core, connection)
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+        body = await connection.expect(0xA0)
+        connection.send(packets.UNSUBACK, body[:2] + reason("ask Bob") + bytes((code,)))
+        await unsubscribing
+        connection.deliver("t", b"late")
+        again, _ = await subscribed(core, connection, "u")
+        connection.deliver("u", b"")
+        await again.wait(1)
+        assert not sink.messages
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     if told is None:
         assert not warnings

@@ -194,13 +194,9 @@ async def test_an_invalid_websocket_frame_ends_the_connection(data: bytes, text:
         await core.adapter.close()
 
 
-def test_the_password_is_not_logged_on_debug(broker: WebBroker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_password_is_not_logged_on_debug(broker: WebBroker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-
-    async def main() -> None:
-        async with connected(url(broker), username="me", password="hunter2-hunter2"):
-            pass
-
-    run(main())
+    async with connected(url(broker), username="me", password="hunter2-hunter2"):
+        pass
     assert "hunter2" not in caplog.text
     assert b"hunter2".hex() not in caplog.text.replace(" ", "")
