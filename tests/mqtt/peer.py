@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+import pytest
+
 from adapters.mqtt import packets
+from messaging.errors import ConnectFailedError
 from tests.mqtt.harness import PATIENCE, Core, In, Out
 
 
@@ -17,6 +20,8 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        #: body of CONNECT
+        self.connect = b""
 
     async def packet(self) -> tuple[int, bytes]:
         """The next packet: its first byte, and what follows the length."""
@@ -135,7 +140,8 @@ class Peer:
         """The next connection, and the body of its CONNECT."""
         async with asyncio.timeout(PATIENCE):
             connection = await self._accepted.get()
-            return connection, await connection.expect(0x10)
+            connection.connect = await connection.expect(0x10)
+            return connection, connection.connect
 
 
 @asynccontextmanager
@@ -163,6 +169,16 @@ async def accept(core: Core, peer: Peer, properties: bytes = b"", *, present: bo
     else:
         connection.send(packets.CONNACK, bytes((present, 0)))
     return connection, await opening
+
+
+async def refused(core: Core, peer: Peer, answer: bytes) -> ConnectFailedError:
+    """Have ``core`` connect and answer its CONNECT; why ``open`` failed."""
+    opening = asyncio.create_task(core.open())
+    connection, _ = await peer.accept()
+    connection.write(answer)
+    with pytest.raises(ConnectFailedError) as caught:
+        await opening
+    return caught.value
 
 
 async def farewell(core: Core, connection: Connection) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from adapters.mqtt import packets
@@ -12,7 +10,7 @@ from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core
-from tests.mqtt.peer import Connection, Peer
+from tests.mqtt.peer import Peer, accept, refused
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -20,28 +18,19 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 ASSIGNED = b"\x12" + packets.text("given")
 
 
-async def opened(core: Core, peer: Peer, properties: bytes = b"", *, session: bool = False) -> tuple[Connection, bytes]:
-    """The other end of a new connection, and the CONNECT it began with."""
-    opening = asyncio.create_task(core.open())
-    connection, connect = await peer.accept()
-    connection.connack(properties, session=session)
-    await opening
-    return connection, connect
-
-
 async def test_an_assigned_id_is_used_for_reconnecting() -> None:
     async with Peer() as peer:
         core = Core(peer.url, client_id="", session_expiry=60)
         assert core.adapter.client_id == ""
-        connection, connect = await opened(core, peer, ASSIGNED)
-        assert connect.endswith(b"\x00\x00")  # a client id of no length
-        assert connect[7] == 0x02
+        connection, _ = await accept(core, peer, ASSIGNED)
+        assert connection.connect.endswith(b"\x00\x00")  # a client id of no length
+        assert connection.connect[7] == 0x02
         assert core.adapter.client_id == "given"
         connection.abort()
         await core.lost()
-        connection, connect = await opened(core, peer, session=True)
-        assert connect.endswith(packets.text("given"))
-        assert connect[7] == 0x00  # it resumes
+        connection, _ = await accept(core, peer, present=True)
+        assert connection.connect.endswith(packets.text("given"))
+        assert connection.connect[7] == 0x00  # it resumes
         assert core.adapter.client_id == "given"
         connection.close()
         await core.lost(2)
@@ -52,12 +41,12 @@ async def test_an_assigned_id_is_used_again_without_a_session() -> None:
     """Logs and access rules of the broker know the client by it."""
     async with Peer() as peer:
         core = Core(peer.url, client_id="")
-        connection, _ = await opened(core, peer, ASSIGNED)
+        connection, _ = await accept(core, peer, ASSIGNED)
         connection.abort()
         await core.lost()
-        connection, connect = await opened(core, peer)
-        assert connect.endswith(packets.text("given"))
-        assert connect[7] == 0x02
+        connection, _ = await accept(core, peer)
+        assert connection.connect.endswith(packets.text("given"))
+        assert connection.connect[7] == 0x02
         connection.abort()
         await core.lost(2)
         await core.adapter.close()
@@ -66,15 +55,12 @@ async def test_an_assigned_id_is_used_again_without_a_session() -> None:
 async def test_a_refused_attempt_assigns_nothing() -> None:
     async with Peer() as peer:
         core = Core(peer.url, client_id="")
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        connection.connack(ASSIGNED, reason=0x85)
-        with pytest.raises(ConnectFailedError, match="Client identifier not valid") as refusal:
-            await opening
-        assert refusal.value.code == 0x85
+        error = await refused(core, peer, b"\x20" + bytes((3 + len(ASSIGNED), 0, 0x85, len(ASSIGNED))) + ASSIGNED)
+        assert "Client identifier not valid" in str(error)
+        assert error.code == 0x85
         assert core.adapter.client_id == ""
-        connection, connect = await opened(core, peer, ASSIGNED)
-        assert connect.endswith(b"\x00\x00")
+        connection, _ = await accept(core, peer, ASSIGNED)
+        assert connection.connect.endswith(b"\x00\x00")
         connection.abort()
         await core.lost()
         await core.adapter.close()

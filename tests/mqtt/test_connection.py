@@ -32,7 +32,7 @@ from messaging.model import Features
 from tests.brokers import Mosquitto, free_port
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import PATIENCE, Core, connected, settled, until
-from tests.mqtt.peer import Peer, session
+from tests.mqtt.peer import Peer, accept, refused, session
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -115,16 +115,11 @@ async def test_wrong_credentials_are_reported_and_never_shown(tmp_path: Path, ve
 async def test_refusals_by_connack(version: str, reason: int, error: type[MessagingError], text: str) -> None:
     async with Peer() as peer:
         core = Core(peer.url, version=version)
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        if version == "5" and reason != 1:
-            connection.connack(reason=reason)
-        else:
-            connection.send(0x20, bytes((0, reason)))
-        with pytest.raises(error, match=text) as caught:
-            await opening
-        assert type(caught.value) is error
-        await connection.end()
+        answer = (0x20, 3, 0, reason, 0) if version == "5" and reason != 1 else (0x20, 2, 0, reason)
+        refusal = await refused(core, peer, bytes(answer))
+        assert type(refusal) is error
+        assert text in str(refusal)
+        await peer.connections[0].end()
         assert not core.losses
 
 
@@ -306,11 +301,8 @@ async def test_a_loss_names_its_reason(data: bytes, text: str) -> None:
 async def test_a_silent_broker_is_lost_after_a_ping_without_answer() -> None:
     async with Peer() as peer:
         core = Core(peer.url, keepalive=1)
-        opening = asyncio.create_task(core.open())
-        connection, connect = await peer.accept()
-        assert connect[8:10] == b"\x00\x01"
-        connection.connack()
-        await opening
+        connection, _ = await accept(core, peer)
+        assert connection.connect[8:10] == b"\x00\x01"
         await connection.expect(0xC0)
         connection.send(0xD0, b"")
         await connection.expect(0xC0)
@@ -402,18 +394,11 @@ async def test_a_will_that_the_broker_refuses_does_not_keep_the_instance_out(rea
         await connection.expect(0xE0)
         connection.close()
         await setting
-        opening = asyncio.create_task(core.open())
-        connection, connect = await peer.accept()
-        assert connect[7] == 0x02 | 0x04 | 2 << 3 | 0x20
-        connection.connack(reason=reason)
-        with pytest.raises(ConnectFailedError):
-            await opening
+        await refused(core, peer, bytes((0x20, 3, 0, reason, 0)))
+        assert peer.connections[-1].connect[7] == 0x02 | 0x04 | 2 << 3 | 0x20
         assert isinstance(will.error(), PublishRefusedError)
-        opening = asyncio.create_task(core.open())
-        connection, connect = await peer.accept()
-        assert connect[7] == 0x02
-        connection.connack()
-        await opening
+        connection, _ = await accept(core, peer)
+        assert connection.connect[7] == 0x02
 
 
 async def test_a_will_has_a_size_limit_of_its_own(mosquitto: Mosquitto) -> None:
@@ -431,14 +416,11 @@ async def test_connect_carries_the_settings() -> None:
     async with Peer() as peer:
         core = Core(peer.url, keepalive=77, receive_maximum=9, session_expiry=300, client_id="me")
         for clean in (True, False):  # reconnecting resumes
-            opening = asyncio.create_task(core.open())
-            connection, connect = await peer.accept()
-            assert connect == (
+            connection, _ = await accept(core, peer)
+            assert connection.connect == (
                 b"\x00\x04MQTT\x05" + bytes((2 if clean else 0,)) + b"\x00\x4d"
                 + b"\x0b\x11\x00\x00\x01\x2c\x21\x00\x09\x22\x00\x20" + b"\x00\x02me"
             )  # fmt: skip
-            connection.connack()
-            await opening
             connection.abort()
             await core.lost(2 - clean)
         for version_3, flags in (

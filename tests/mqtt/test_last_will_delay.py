@@ -13,7 +13,7 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
-from tests.mqtt.peer import farewell, session
+from tests.mqtt.peer import accept, farewell, session
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
 
@@ -137,11 +137,8 @@ async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: 
         connection.close()
         await setting
         await core.lost()
-        opening = asyncio.create_task(core.open())
-        connection, connect = await peer.accept()
-        assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connect
-        connection.connack()
-        await opening
+        connection, _ = await accept(core, peer)
+        assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connection.connect
         await farewell(core, connection)
 
 

@@ -20,7 +20,7 @@ from messaging.errors import (
     TakenOverError,
 )
 from tests.mqtt.harness import Core, run
-from tests.mqtt.peer import Connection, Peer, sent, session, subscribed
+from tests.mqtt.peer import Connection, Peer, accept, refused, sent, session, subscribed
 
 PASSWORD = "secret-1"
 
@@ -52,32 +52,22 @@ async def test_a_refused_connection_has_code_and_detail(
     code: int, name: str, kind: type[BrokerError], detail: str | None
 ) -> None:
     async with Peer() as peer:
-        core = Core(peer.url)
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        connection.send(packets.CONNACK, bytes((0, code)) + (reason(detail) if detail else b"\0"))
-        with pytest.raises(kind) as caught:
-            await opening
-        assert type(caught.value) is kind
-        assert (caught.value.code, caught.value.detail) == (code, detail)
-        assert name in str(caught.value)
-        assert detail is None or f"({detail})" in str(caught.value)
+        body = bytes((0, code)) + (reason(detail) if detail else b"\0")
+        error = await refused(Core(peer.url), peer, bytes((packets.CONNACK, len(body))) + body)
+        assert type(error) is kind
+        assert (error.code, error.detail) == (code, detail)
+        assert name in str(error)
+        assert detail is None or f"({detail})" in str(error)
 
 
 @pytest.mark.parametrize(("code", "name"), [(0x91, "Packet identifier in use"), (0xEE, "reason code 0xEE")])
 async def test_reason_codes_that_the_specification_does_not_list_are_reported(code: int, name: str) -> None:
     async with Peer() as peer:
         core = Core(peer.url)
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        connection.connack(reason=code)
-        with pytest.raises(ConnectFailedError, match=f"refused the connection: {name}") as caught:
-            await opening
-        assert caught.value.code == code
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        connection.connack()
-        await opening
+        refusal = await refused(core, peer, bytes((packets.CONNACK, 3, 0, code, 0)))
+        assert refusal.code == code
+        assert f"refused the connection: {name}" in str(refusal)
+        connection, _ = await accept(core, peer)
         connection.send(packets.DISCONNECT, bytes((code, 0)))
         error = await core.lost()
         assert isinstance(error, ConnectionLostError)

@@ -10,7 +10,7 @@ from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import Core, connected
-from tests.mqtt.peer import Connection, Peer, sent, session, subscribed
+from tests.mqtt.peer import Connection, Peer, reconnect, sent, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -66,12 +66,7 @@ async def test_aliases_end_with_their_connection_and_resent_messages_have_their_
         out = core.out("some/topic", b"unanswered", qos="1")
         await core.send(out)
         assert (await connection.publish()).topic == ""
-        connection.abort()
-        await core.lost()
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        connection.connack(TWO, session=True)
-        await opening
+        connection, _ = await reconnect(core, peer, connection, present=True, properties=TWO)
         again = await connection.publish()
         assert (again.topic, again.properties.alias, again.dup, again.payload) == (
             "some/topic", 0, True, b"unanswered",
