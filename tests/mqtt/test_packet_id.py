@@ -11,12 +11,11 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, manual, online, publish
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, In
+from tests.mqtt.harness import Core, In, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
 from tests.proxy import Proxy
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
-VERSIONS: dict[str, dict[str, Any]] = {"5": {"session_expiry": 300}, "3.1.1": {"version": "3.1.1"}}
 
 
 def told(message: Message) -> Any:
@@ -98,12 +97,11 @@ async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_
 
 @pytest.mark.usefixtures("needs_mosquitto")
 @pytest.mark.parametrize("qos", ["1", "2"])
-@pytest.mark.parametrize("version", VERSIONS)
 def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: str
 ) -> None:
     channel = f"packet-id/{version}/{qos}"
-    settings = {"client_id": f"packet-id-{version}-{qos}", "clean_start": False, **VERSIONS[version]}
+    settings = lasting(version)
     payloads = [b"%d" % number for number in range(5)]
     first = connect(mosquitto.url, **settings)
     stream = first.subscription.subscribe(manual(first, channel, qos=qos, packetId=True))

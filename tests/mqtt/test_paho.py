@@ -20,7 +20,6 @@ in both suites. Left out is a session expiry of its own for DISCONNECT, which th
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +38,7 @@ from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Inbox, eventually, manual, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
+from tests.mqtt.harness import lasting
 from tests.mqtt.peer import session
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
@@ -69,10 +69,9 @@ def properties(v5: bool) -> dict[str, Any]:
 
 
 @pytest.fixture
-def persistent(request: pytest.FixtureRequest, settings: dict[str, Any], v5: bool) -> dict[str, Any]:
+def persistent(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of a session that no other test has."""
-    session = {**settings, "client_id": re.sub(r"\W", "-", request.node.name), "clean_start": False}
-    return session | {"session_expiry": 99999} if v5 else session
+    return lasting(settings["version"])
 
 
 @pytest.fixture

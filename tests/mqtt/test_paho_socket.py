@@ -14,7 +14,7 @@ from adapters.mqtt import handshake, packets, paho_socket
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 from tests.brokers import Mosquitto
 from tests.certificates import LOOPBACK, Authority
-from tests.mqtt.harness import Core, connected, until
+from tests.mqtt.harness import Core, connected, lasting, until
 from tests.mqtt.peer import Peer, farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto", "way")
@@ -29,11 +29,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-async def test_every_packet_passes(mosquitto: Mosquitto, version: str, way: str) -> None:
-    settings = {"version": version, "client_id": f"all-{way}-{version}", "clean_start": False}
-    if version == "5":
-        settings["session_expiry"] = 100
-    async with connected(mosquitto.url, **settings) as core:
+async def test_every_packet_passes(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, **lasting(version)) as core:
         sink, handle = await core.subscribe("all/#", qos="2")
         for qos in "012":
             await core.publish("all/x", qos.encode(), qos=qos)

@@ -16,7 +16,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import Core, In, connected, settled
+from tests.mqtt.harness import Core, In, connected, lasting, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
@@ -503,9 +503,7 @@ async def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the
 
 @pytest.mark.usefixtures("needs_mosquitto")
 async def test_mosquitto_resumes_a_session_and_nothing_is_lost_or_doubled(version: str) -> None:
-    settings: dict[str, Any] = {"version": version, "client_id": "me", "clean_start": False}
-    if version == "5":
-        settings["session_expiry"] = 1000
+    settings = lasting(version)
     with Mosquitto() as broker:
         core = Core(broker.url, **settings)
         assert await core.open() is False
@@ -552,9 +550,7 @@ async def test_mosquitto_resumes_a_session_and_nothing_is_lost_or_doubled(versio
 
 @pytest.mark.usefixtures("needs_mosquitto")
 async def test_a_session_survives_a_broker_that_is_killed(version: str) -> None:
-    settings: dict[str, Any] = {"version": version, "client_id": "me", "clean_start": False}
-    if version == "5":
-        settings["session_expiry"] = 1000
+    settings = lasting(version)
     with Mosquitto(persistence=True) as broker:
         core = Core(broker.url, **settings)
         await core.open()
