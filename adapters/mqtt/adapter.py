@@ -14,8 +14,8 @@ from adapters.mqtt.capabilities import Capabilities
 from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Router
 from messaging.adapter import PlannedLossError
+from messaging.connection.tls import client_context
 from messaging.errors import ConnectFailedError, ConnectionLostError, MissingExtraError, SubscriptionRefusedError
-from messaging.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from adapters.mqtt.link import Link
     from adapters.mqtt.settings import MqttSettings
     from adapters.mqtt.streams import Stream
-    from messaging.adapter import Outgoing, Sink, SubscriptionSpec
+    from messaging.adapter import Sink, SubscriptionSpec
     from messaging.errors import MessagingError
-    from messaging.settings import Settings
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, Outgoing
+    from messaging.model.settings import Settings
 
 #: seconds that the messages of a resumed session are kept for the streams that subscribe to them
 CLAIM_TIMEOUT: Final = 30.0

@@ -10,20 +10,15 @@ from adapters.mqtt import mapping, packets
 from adapters.mqtt import settings as options
 from adapters.mqtt.settings import MqttSettings
 from adapters.mqtt.streams import filter_of
-from messaging import channels
 from messaging.adapter import CORE_FEATURES, REPLY_FEATURES, Adapter, ReplyAddress
 from messaging.errors import InvalidChannelError, InvalidExtensionError
-from messaging.extensions import boolean, integer, seconds
-from messaging.features import Features
-from messaging.headers import REPEATED_TEXT
+from messaging.model import REPEATED_TEXT, Features, boolean, channels, integer, seconds
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Connack
     from messaging.adapter import SubscriptionSpec
-    from messaging.extensions import PublishOptions
-    from messaging.message import MessageContext
-    from messaging.settings import Settings
-    from messaging.url import BrokerUrl
+    from messaging.model import BrokerUrl, MessageContext, PublishOptions
+    from messaging.model.settings import Settings
 
 #: bytes of a PUBLISH packet beside its payload, at least: type, length, topic of one character
 _LEAST_HEADER: Final = 5

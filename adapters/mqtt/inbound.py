@@ -19,7 +19,7 @@ from adapters.mqtt.leftovers import Leftovers
 from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.packets import ProtocolError
 from adapters.mqtt.streams import Token
-from messaging.adapter import Incoming
+from messaging.model import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from messaging.errors import AuthenticationError, PayloadTooLargeError, PublishR
 
 if TYPE_CHECKING:
     from adapters.mqtt.mapping import Codec
-    from messaging.adapter import Outgoing
     from messaging.errors import ConnectFailedError
+    from messaging.model import Outgoing
 
 #: bytes
 _MAX_PAYLOAD: Final = 65_535

@@ -27,7 +27,7 @@ from adapters.mqtt.packets import LimitExceededError, ProtocolError
 from adapters.mqtt.reading import Reader
 from adapters.mqtt.subscribe_requests import SubscribeRequests
 from adapters.mqtt.writing import Writer
-from messaging import tls
+from messaging.connection import tls
 from messaging.errors import ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target
     from adapters.mqtt.mapping import Codec
     from adapters.mqtt.writing import Writer
-    from messaging.adapter import Outgoing
+    from messaging.model import Outgoing
 
 #: 3.1.1: unconfirmed messages at most, and how many of them may have QoS 2
 WINDOW: Final = 100

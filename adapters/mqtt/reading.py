@@ -1,8 +1,8 @@
 """Reading from a connection: when the socket is readable, unless reading is suspended or paced.
 
 **Pacing.** Under load, reading waits for a millisecond where that makes each read worth more, see
-:class:`~messaging.pacing.ReadPacer`. **Suspension.** The core suspends reading while consumers are behind: nothing is
-read, and packets that were read already wait as well.
+:class:`~adapters.mqtt.pacing.ReadPacer`. **Suspension.** The core suspends reading while consumers are behind: nothing
+is read, and packets that were read already wait as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
 from adapters.mqtt import packets
+from adapters.mqtt.pacing import ReadPacer
 from adapters.mqtt.packets import ProtocolError
 from adapters.mqtt.wire import READ_SIZE
-from messaging.pacing import ReadPacer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,6 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt.streams import Route, Stream, filter_of
-from messaging import channels
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from messaging import channels
+from messaging.model import channels
 
 if TYPE_CHECKING:
     from adapters.mqtt.packets import Publish
-    from messaging.adapter import Incoming, Sink
+    from messaging.adapter import Sink
+    from messaging.model import Incoming
 
 
 class Receipt:

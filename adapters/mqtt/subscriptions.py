@@ -12,7 +12,7 @@ from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.sharing import Sharing
 from adapters.mqtt.streams import filter_of
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.features import Features
+from messaging.model import Features
 
 if TYPE_CHECKING:
     from adapters.mqtt.capabilities import Capabilities

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from messaging.adapter import Incoming
+from messaging.model import Incoming
 from tests.mqtt.harness import Core, In
 from tests.mqtt.peer import session, subscribed
 
