@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.spark.columns import batch_of
 from adapters.spark.errors import JournalFullError
 from adapters.spark.journal import Journal, Source
-from adapters.spark.log import Log, LogWriter, read
+from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 
 if TYPE_CHECKING:

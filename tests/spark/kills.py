@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 import messaging
 from adapters.spark.errors import JournalUnreadableError
 from adapters.spark.journal import Journal
-from adapters.spark.log import read
+from adapters.spark.journal.log import read
 from messaging import MessagingError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.spark.harness import wait_for

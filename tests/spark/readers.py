@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from adapters.spark.options import ReadOptions
-from adapters.spark.source import JournalStreamReader, schema_of
+from adapters.spark.read.journaled import JournalStreamReader
+from adapters.spark.read.rows import schema_of
 from tests.spark.harness import wait_for
 
 if TYPE_CHECKING:

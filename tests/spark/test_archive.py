@@ -30,9 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import messaging
-from adapters.spark import archived as reading_archives
 from adapters.spark.archive import (
-    SCHEMA,
     ArchiveMissingError,
     ArchiveUnreadableError,
     EventRecorder,
@@ -43,10 +41,11 @@ from adapters.spark.archive import (
     archive,
     read_events,
     replay,
-    to_rows,
 )
-from adapters.spark.recorded import dump_data, dump_event, load_data, load_event
-from adapters.spark.recorder import filters_of, pattern_of, patterns_of
+from adapters.spark.archive import reader as reading_archives
+from adapters.spark.archive.query import SCHEMA, to_rows
+from adapters.spark.recorder.recorded_event import dump_data, dump_event, load_data, load_event
+from adapters.spark.recorder.topic_patterns import filters_of, pattern_of, patterns_of
 from messaging import Message, Messaging
 from messaging.errors import (
     ArgumentError,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.spark import source
 from adapters.spark.errors import JournalFullError
+from adapters.spark.read import journaled as source
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
 from tests.spark.harness import Collected, numbers, publish, values, wait_for

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from adapters.spark import folders
 from adapters.spark.errors import (
     DataLossError,
     JournalCorruptError,
@@ -22,8 +21,8 @@ from adapters.spark.errors import (
     JournalUnreadableError,
     redacted,
 )
-from adapters.spark.folders import Folder, LocalFolder, RemoteFolder, open_folder
-from adapters.spark.journal import Journal
+from adapters.spark.journal import Journal, folders
+from adapters.spark.journal.folders import Folder, LocalFolder, RemoteFolder, open_folder
 from tests.spark.journals import SOURCE, add, check
 
 fsspec = pytest.importorskip("fsspec")
@@ -95,7 +94,7 @@ def test_what_was_read_stays_though_the_file_is_deleted(folder: Folder) -> None:
 
 
 def test_a_journal_is_kept_there(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.spark.journal.open_folder", lambda path: folder)
+    monkeypatch.setattr("adapters.spark.journal.journal.open_folder", lambda path: folder)
     for run in range(3):
         opened = Journal.open("it", SOURCE, segment_bytes=3000)
         assert opened.logs[0].end == run * 6

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.spark import frames
+from adapters.spark.journal import frames
 
 SEED = 77
 

@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 import messaging
-from adapters.spark import owner
 from adapters.spark.errors import DataLossError, JournalMismatchError
-from adapters.spark.owner import lock_group
-from adapters.spark.rivals import is_earlier
+from adapters.spark.read import group_lock as owner
+from adapters.spark.read.group_lock import lock_group
+from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
@@ -195,7 +195,7 @@ def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
 def test_a_query_does_not_end_for_what_is_no_earlier_query(payload: bytes) -> None:
-    assert not is_earlier(payload, (1_700_000_000.0, "a"))
+    assert not started_earlier(payload, (1_700_000_000.0, "a"))
 
 
 def test_the_query_that_comes_second_to_a_queue_ends(

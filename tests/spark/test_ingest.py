@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import pytest
 
-from adapters.spark import ingest as ingests
 from adapters.spark.errors import JournalFullError
-from adapters.spark.feeds import feeds
-from adapters.spark.ingest import Ingest
 from adapters.spark.journal import Journal, Source
-from adapters.spark.log import LogWriter, read
+from adapters.spark.journal.log import LogWriter, read
 from adapters.spark.options import ReadOptions
+from adapters.spark.read import receiver as receivers
+from adapters.spark.read.receiver import Receiver
+from adapters.spark.read.receiver_settings import receiver_settings
 from messaging import MessagingError
 from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
 from tests.brokers import Mosquitto, RabbitMQ, free_port
@@ -34,7 +34,7 @@ VERSIONS = pytest.mark.parametrize("version", ["5", "3.1.1"])
 
 
 class Running:
-    """An ingest of its own, and what it has stored."""
+    """A receiver, and the rows that it has stored."""
 
     def __init__(self, path: Path, url: str, **options: str) -> None:
         given = {"url": url, "journalPath": str(path), **options}
@@ -42,11 +42,11 @@ class Running:
         self.journal = Journal.open(str(path), Source("mqtt://anywhere", [], None, "1", 1))
         (self.log,) = self.journal.logs
         group = self.options.group or "group"
-        (feed,) = feeds(self.options, group, self.journal.folder)
-        self.ingest = Ingest(feed, self.log)
+        (feed,) = receiver_settings(self.options, group, self.journal.folder)
+        self.receiver = Receiver(feed, self.log)
 
     def start(self) -> Running:
-        self.ingest.start()
+        self.receiver.start()
         return self
 
     def values(self) -> list[bytes]:
@@ -55,18 +55,20 @@ class Running:
 
     def stored(self, count: int) -> list[bytes]:
         """Wait for ``count`` rows."""
-        wait_for(lambda: self.log.end >= count or self.ingest.failure is not None, f"{count} rows, not {self.log.end}")
-        self.ingest.raise_failure()
+        wait_for(
+            lambda: self.log.end >= count or self.receiver.failure is not None, f"{count} rows, not {self.log.end}"
+        )
+        self.receiver.raise_failure()
         return self.values()
 
     def close(self) -> None:
-        self.ingest.stop()
+        self.receiver.stop()
         self.journal.close()
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts ingests on one journal, one at a time, and ends them."""
+    """Starts receivers on one journal, one at a time, and ends them."""
     running: list[Running] = []
 
     def start(url: str, **options: str) -> Running:
@@ -117,7 +119,7 @@ def test_what_is_stored_does_not_come_again(broker: Mosquitto, run: Callable[...
     publish(broker.url, "a/b", numbers(10, 1000))
     running = run(broker.url, **options)
     assert running.stored(1010) == numbers(1010)
-    assert running.ingest.repeated == 0
+    assert running.receiver.redeliveries.dropped == 0
 
 
 def test_nothing_is_acknowledged_before_it_is_stored(
@@ -152,7 +154,7 @@ def test_an_acknowledgement_that_is_lost_stores_nothing_twice(
         publish(broker.url, "a", numbers(15, 15))
         if deduplicate == "true":
             assert running.stored(30) == numbers(30)
-            assert running.ingest.repeated == 15
+            assert running.receiver.redeliveries.dropped == 15
         else:
             assert running.stored(45) == numbers(15) + numbers(30)
 
@@ -160,7 +162,7 @@ def test_an_acknowledgement_that_is_lost_stores_nothing_twice(
 def test_a_process_that_is_gone_is_no_reason_to_store_twice(
     broker: Mosquitto, run: Callable[..., Running], tmp_path: Path
 ) -> None:
-    """The next ingest knows from the journal what the one before has stored."""
+    """The next receiver knows from the journal what the one before has stored."""
     with Proxy(broker.host, broker.port) as proxy:
         running = run(f"mqtt://127.0.0.1:{proxy.port}", channel="a", close_timeout="0.2")
         proxy.up.swallow()
@@ -172,7 +174,7 @@ def test_a_process_that_is_gone_is_no_reason_to_store_twice(
     publish(broker.url, "a", numbers(5, 10))
     running = run(broker.url, channel="a")
     assert running.stored(15) == [*numbers(9), b"8", *numbers(5, 10)]
-    assert running.ingest.repeated == 10
+    assert running.receiver.redeliveries.dropped == 10
 
 
 def test_a_queue_that_delivers_again_stores_nothing_twice(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
@@ -187,7 +189,7 @@ def test_a_queue_that_delivers_again_stores_nothing_twice(rabbitmq: RabbitMQ, ru
         proxy.up.restore()
         publish(rabbitmq.url, queue, numbers(50, 50))
         assert running.stored(100) == numbers(100)
-        assert running.ingest.repeated == 50
+        assert running.receiver.redeliveries.dropped == 50
 
 
 def test_a_broker_that_is_restarted(durable_broker: Mosquitto, run: Callable[..., Running]) -> None:
@@ -208,15 +210,15 @@ def test_a_full_disk_waits_and_loses_nothing(
     gate = Gate(running.log, monkeypatch)
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")
     publish(rabbitmq.url, queue, numbers(100))
-    wait_for(lambda: running.ingest.failure is not None, "the disk to be full")
-    running.ingest.raise_failure(patience=60)  # not yet a reason to give up
+    wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
+    running.receiver.raise_failure(patience=60)  # not yet a reason to give up
     with pytest.raises(JournalFullError, match="'journalPath'"):
-        running.ingest.raise_failure()
+        running.receiver.raise_failure()
     assert unacknowledged(rabbitmq, queue) == (0, 100)
     gate.error = None
     wait_for(lambda: running.log.end == 100, "all to be stored")
     assert running.values() == numbers(100)
-    wait_for(lambda: running.ingest.failure is None, "the failure to be over")
+    wait_for(lambda: running.receiver.failure is None, "the failure to be over")
 
 
 def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
@@ -224,15 +226,14 @@ def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: C
     running = run(rabbitmq.url, queue=queue, journalBytes="1m", prefetch="20")
     payloads = [b"%04d" % number + b"x" * 20_000 for number in range(300)]
     publish(rabbitmq.url, queue, payloads)
-    wait_for(lambda: running.ingest.is_full, "the journal to be full")
+    wait_for(lambda: running.receiver.is_full, "the journal to be full")
     # what is on its way: one write, the pending ones, and what the broker sent ahead
     wait_for(lambda: sum(unacknowledged(rabbitmq, queue)) == 300 - running.log.end, "the broker to know")
     assert running.log.end < 200
     assert unacknowledged(rabbitmq, queue)[0] > 0
     while running.log.end < 300:
         end = running.log.end
-        running.log.commit(end)
-        running.ingest.make_room()
+        running.receiver.commit(end)
         wait_for(lambda end=end: running.log.end > end, "more")
     wait_for(lambda: sum(unacknowledged(rabbitmq, queue)) == 0, "all to be acknowledged")
 
@@ -240,13 +241,13 @@ def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: C
 def test_what_waits_for_the_disk_is_bounded(
     broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingests, "PENDING_BYTES", 100_000)
+    monkeypatch.setattr(receivers, "PENDING_BYTES", 100_000)
     running = run(broker.url, channel="a", prefetch="1000")
     gate = Gate(running.log, monkeypatch)
     gate.open.clear()
     publish(broker.url, "a", [b"%04d" % number + b"x" * 9_996 for number in range(200)])
-    wait_for(lambda: running.ingest._pending_bytes >= 100_000, "too much to be pending")
-    assert running.ingest._pending_bytes < 120_000
+    wait_for(lambda: running.receiver.pending_bytes >= 100_000, "too much to be pending")
+    assert running.receiver.pending_bytes < 120_000
     gate.open.set()
     assert [value[:4] for value in running.stored(200)] == [b"%04d" % number for number in range(200)]
 
@@ -254,14 +255,14 @@ def test_what_waits_for_the_disk_is_bounded(
 def test_stopping_does_not_wait_for_observers_that_wait(
     broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingests, "PENDING_BYTES", 1000)
+    monkeypatch.setattr(receivers, "PENDING_BYTES", 1000)
     running = run(broker.url, channel="a")
     gate = Gate(running.log, monkeypatch)
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")
     publish(broker.url, "a", [b"x" * 900 for _ in range(50)])
-    wait_for(lambda: running.ingest.failure is not None, "the disk to be full")
+    wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
     started = time.monotonic()
-    running.ingest.stop()
+    running.receiver.stop()
     assert time.monotonic() - started < 10
     # nothing of it was acknowledged
     again = run(broker.url, channel="a")
@@ -274,25 +275,25 @@ def test_a_defect_is_told_and_not_swallowed(
     running = run(broker.url, channel="a")
     Gate(running.log, monkeypatch).error = ValueError("a defect")
     publish(broker.url, "a", numbers(5))
-    wait_for(lambda: running.ingest.failure is not None, "the failure")
+    wait_for(lambda: running.receiver.failure is not None, "the failure")
     with pytest.raises(MessagingError, match="ValueError: a defect"):
-        running.ingest.raise_failure(patience=60)
+        running.receiver.raise_failure(patience=60)
 
 
 def test_a_queue_that_is_deleted_ends_it(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
     queue = f"queue-{uuid4().hex[:8]}"
     running = run(rabbitmq.url, queue=queue)
     rabbitmq.ctl("delete_queue", queue)
-    wait_for(lambda: running.ingest.failure is not None, "the failure")
+    wait_for(lambda: running.receiver.failure is not None, "the failure")
     with pytest.raises(SubscriptionRefusedError):
-        running.ingest.raise_failure()
+        running.receiver.raise_failure()
 
 
 def test_quiet_is_when_all_that_was_there_is_stored(broker: Mosquitto, run: Callable[..., Running]) -> None:
     run(broker.url, channel="a").close()
     publish(broker.url, "a", numbers(3000))
     running = run(broker.url, channel="a")
-    running.ingest.wait_quiet(0.5, time.monotonic() + 30)
+    running.receiver.wait_quiet(0.5, time.monotonic() + 30)
     assert running.values() == numbers(3000)
 
 
@@ -305,7 +306,7 @@ def test_waiting_for_quiet_has_an_end(
     publish(broker.url, "a", numbers(3))
     assert gate.waiting.wait(30)
     started = time.monotonic()
-    running.ingest.wait_quiet(0.1, started + 0.5)
+    running.receiver.wait_quiet(0.1, started + 0.5)
     assert 0.4 < time.monotonic() - started < 5
     gate.open.set()
 
@@ -335,10 +336,10 @@ def test_a_queue_that_is_deleted_while_the_disk_is_full_is_not_forgotten(
     gate = Gate(running.log, monkeypatch)
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")
     publish(rabbitmq.url, queue, numbers(5))
-    wait_for(lambda: running.ingest.failure is not None, "the disk to be full")
+    wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
     rabbitmq.ctl("delete_queue", queue)
-    wait_for(lambda: isinstance(running.ingest.failure, SubscriptionRefusedError), "the end of the subscription")
+    wait_for(lambda: isinstance(running.receiver.failure, SubscriptionRefusedError), "the end of the subscription")
     gate.error = None
     wait_for(lambda: running.log.end == 5, "what was there to be stored")
     with pytest.raises(SubscriptionRefusedError):
-        running.ingest.raise_failure(patience=60)
+        running.receiver.raise_failure(patience=60)

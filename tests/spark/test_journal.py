@@ -28,7 +28,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adapters.spark import folders
 from adapters.spark.columns import batch_of
 from adapters.spark.errors import (
     DataLossError,
@@ -39,9 +38,9 @@ from adapters.spark.errors import (
     JournalMismatchError,
     JournalUnreadableError,
 )
-from adapters.spark.folders import LocalFolder
-from adapters.spark.journal import Journal, leave_mark
-from adapters.spark.log import Log, LogWriter, read
+from adapters.spark.journal import Journal, folders, leave_mark
+from adapters.spark.journal.folders import LocalFolder
+from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
@@ -1015,7 +1014,7 @@ def test_a_large_journal_is_not_loaded(path: str) -> None:
         log.append(batch_of([payload], 0, log.end, NOW))
     with_journal.close()
     program = (
-        "import resource, sys; from adapters.spark.journal import Journal; from adapters.spark.log import read;"
+        "import resource, sys; from adapters.spark.journal import Journal; from adapters.spark.journal.log import read;"
         "import pyarrow as pa; resident = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') "
         "if l.startswith('RssAnon'));"
         "before = resident(); view = Journal.view(sys.argv[1]);"

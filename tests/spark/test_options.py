@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from adapters.spark.feeds import feeds
-from adapters.spark.folders import LocalFolder
+from adapters.spark.journal.folders import LocalFolder
 from adapters.spark.options import ReadOptions, WriteOptions
+from adapters.spark.read.receiver_settings import receiver_settings
 from messaging.errors import InvalidOptionError
 
 MQTT = {"url": "mqtt://broker", "channel": "a/#", "journalPath": "/j"}
@@ -252,7 +252,7 @@ def test_no_error_repeats_a_password(given: dict[str, str]) -> None:
 def test_nothing_shows_a_password(tmp_path: Path) -> None:
     for given in ({"url": "mqtt://me:sEcReT@b"}, {"username": "me", "password": "sEcReT"}):
         options = read({**MQTT, **given})
-        [feed] = feeds(options, "group", LocalFolder(str(tmp_path)))
+        [feed] = receiver_settings(options, "group", LocalFolder(str(tmp_path)))
         for shown in (options, options.broker, feed, options.required_broker.address):
             assert "sEcReT" not in repr(shown) + str(shown)
             assert "me" not in repr(options.required_broker.address)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
-from adapters.spark import folders
 from adapters.spark.errors import JournalLockedError
-from adapters.spark.journal import Journal, Source
+from adapters.spark.journal import Journal, Source, folders
 from tests.brokers import Mosquitto, RabbitMQ, free_port
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
 from tests.spark.readers import Driven

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 
 from adapters.spark.errors import JournalError, MicroBatchSkippedError
-from adapters.spark.folders import LocalFolder
 from adapters.spark.journal import Journal
+from adapters.spark.journal.folders import LocalFolder
 from tests.spark.harness import numbers, publish, wait_for
 from tests.spark.readers import Driven
 from tests.spark.test_source import stream

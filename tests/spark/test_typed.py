@@ -50,9 +50,9 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 from typing_extensions import TypeAliasType, TypedDict
 
-from adapters.spark.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
-from adapters.spark.typed.by_model import plan_of_model
-from adapters.spark.typed.rows import parse
+from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
+from adapters.spark.read.typed.by_model import plan_of_model
+from adapters.spark.read.typed.rows import parse
 from messaging.errors import BoundReachedError, InvalidOptionError
 
 ROOT = Path(__file__).parents[2]
@@ -1129,7 +1129,7 @@ def test_a_column_that_arrow_cannot_hold_is_said_to_be_too_large(monkeypatch: py
             raise ValueError("two chunks")
         return pa.array(values, kind)
 
-    monkeypatch.setattr("adapters.spark.typed.rows._array", chunked)
+    monkeypatch.setattr("adapters.spark.read.typed.rows._array", chunked)
     with pytest.raises(BoundReachedError, match="2 GiB"):
         TypedColumns.of_model(f"{HERE}:Reading").convert(messages([b'{"device":"d","temperature":1}'] * 2))
 

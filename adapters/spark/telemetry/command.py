@@ -1,6 +1,6 @@
 """``messaging pipeline``: found by the command line through the entry point group ``messaging.commands``.
 
-Nothing of Spark is imported before a command runs: help must come fast, and without it being installed.
+Spark is imported when a command runs: the help must be fast, and must work without Spark.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep journal, checkpoints and logs, too; else only if something is wrong.")
     ] = False,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """See it work, from MQTT to plots: ends by itself, after about a minute.
 
@@ -61,6 +61,7 @@ def demo(
 
     Needs the extra 'pipeline', a Java runtime and mosquitto.
     """
+    del quiet, debug  # their callbacks have applied them
     for name, value, low, high in (
         ("seconds", seconds, 2, 3600),
         ("devices", devices, 1, 1000),

@@ -1,4 +1,4 @@
-"""A run of the pipeline from the start of its broker to its last plot; see :func:`run`."""
+"""``run``: the whole pipeline, from the start of its broker to the last plot."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: tells a folder that is ours, and holds what the run was asked for
+#: file that marks an output folder, with the parameters of the run
 MARKER: Final = "pipeline.json"
 _LEDGER: Final = "sent.jsonl"
-#: how long anything may take that Spark does after the fleet has ended, seconds
-_PATIENCE: Final = 180.0
+#: timeout of each step of Spark after the end of the fleet, in seconds
+_STEP_TIMEOUT: Final = 180.0
 
 
 class NotInTimeError(MessagingError):
-    """Spark has not got through in time."""
+    """A step of Spark has exceeded its timeout."""
 
 
 def prepare(output: Path, *, overwrite: bool) -> None:
-    """Make the folder of a run.
+    """Create the folder of a run.
 
     Raises:
-        ArgumentError: there is something in it, and it is not to be overwritten, or is none of ours.
+        ArgumentError: it is not empty, and ``overwrite`` is false, or it is no output of a pipeline.
     """
     if output.exists() and not output.is_dir():
         raise ArgumentError(f"--output {output} is a file; name a directory")
@@ -59,21 +59,21 @@ def prepare(output: Path, *, overwrite: bool) -> None:
 
 
 def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
-    """The whole pipeline, once.
+    """Run the whole pipeline once.
 
     Args:
-        plan: what the fleet does.
-        output: the directory for everything.
-        overwrite: whether that may hold an earlier run.
-        keep: whether journal, checkpoints and logs stay there when all went well.
+        plan: the parameters of the fleet.
+        output: the directory of all files.
+        overwrite: whether to replace an earlier run.
+        keep: whether to keep journal, checkpoints and logs after a successful run.
 
     Returns:
         Whether all checks were right.
 
     Raises:
-        ConfigurationError: something that is needed is not installed.
+        ConfigurationError: a program or package is not installed.
         ArgumentError: the output directory cannot be used.
-        MessagingError: something broke down on the way.
+        MessagingError: a part of the pipeline failed.
     """
     check_installed("matplotlib")
     find_mosquitto()
@@ -83,7 +83,7 @@ def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False
         try:
             done, plots = _run(plan, output, display, stack)
         except (MessagingError, KeyboardInterrupt):
-            display.say(f"ended early; logs, and what was stored until then, are in {output}")
+            display.say(f"ended early; logs and stored messages are in {output}")
             raise
     work = output / "work"
     checks = done.checks()
@@ -96,7 +96,7 @@ def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False
 
 @contextlib.contextmanager
 def _torn_down() -> Iterator[contextlib.ExitStack]:
-    """A stack that is unwound whatever happens; a second Ctrl-C does not keep it from ending what was started."""
+    """Provide a stack that is always unwound: a second Ctrl-C does not stop the teardown."""
     stack = contextlib.ExitStack()
     try:
         yield stack
@@ -112,7 +112,7 @@ def _torn_down() -> Iterator[contextlib.ExitStack]:
 
 
 def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
-    # not at import: PySpark and matplotlib take their time, and may be missing
+    # not at import: PySpark and matplotlib are slow to import, and may be missing
     from adapters.spark.telemetry import batch, plots
     from adapters.spark.telemetry.job import Folders, TelemetryJob
     from adapters.spark.telemetry.report import Run
@@ -175,7 +175,7 @@ def _drain(job: TelemetryJob, bridge: AlertBridge) -> None:
 
 def _within(display: Display, function: Callable[[], T], tick: Callable[[], None]) -> T:
     """``display.wait``, but not for ever."""
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _STEP_TIMEOUT
 
     def explained() -> T:
         try:
@@ -187,7 +187,7 @@ def _within(display: Display, function: Callable[[], T], tick: Callable[[], None
 
     def in_time() -> None:
         if time.monotonic() > until:
-            raise NotInTimeError(f"Spark has not got through within {_PATIENCE:g} s")
+            raise NotInTimeError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
         tick()
 
     return display.wait(explained, in_time)
