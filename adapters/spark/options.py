@@ -30,7 +30,6 @@ from messaging.url import BrokerUrl, parse_url
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.model.settings import Settings
 
 MQTT: Final = frozenset({"mqtt", "mqtts", "ws", "wss"})
 AMQP: Final = frozenset({"amqp", "amqps"})
@@ -252,10 +251,11 @@ class WriteOptions:
         broker = _required(options.broker(name))
         options.refuse_rest(broker)
         _check_qos(found["qos"], broker)
-        settings = load_settings(broker.adapter.settings_type, parse_url(broker.url), broker.settings)
+        kind = broker.adapter.settings_type
+        settings = load_settings(kind, parse_url(broker.url), broker.settings)
         for option, reason in _NOT_FOR_WRITING.items():
-            if option in settings.model_fields_set and getattr(settings, option) != _default(settings, option):
-                raise invalid_option(option, f"{reason}")
+            if option in settings.model_fields_set and getattr(settings, option) != kind.model_fields[option].default:
+                raise invalid_option(option, reason)
         if found["timeout"] is None:
             found["timeout"] = settings.timeout if "timeout" in settings.model_fields_set else WRITE_TIMEOUT
         extensions = _publish_extensions(broker, given_extensions)
@@ -380,10 +380,6 @@ def _required(broker: Broker | None) -> Broker:
 def _check_qos(qos: str, broker: Broker) -> None:
     if qos == "2" and not broker.is_mqtt:
         raise invalid_option("qos", "AMQP has 0 and 1")
-
-
-def _default(settings: Settings, option: str) -> Any:
-    return type(settings).model_fields[option].default
 
 
 def _publish_extensions(broker: Broker, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def test_data_survives_a_round_trip(data: dict[str, Any]) -> None:
 @given(st.binary() | st.recursive(st.none() | st.integers() | st.text(), lambda each: st.lists(each)).map(
     lambda each: json.dumps(each).encode()
 ))  # fmt: skip
-def test_what_is_no_recorded_event_is_refused_and_nothing_else(payload: bytes) -> None:
+def test_payloads_that_are_no_recorded_event_are_refused(payload: bytes) -> None:
     with pytest.raises(DecodeError, match="not a recorded event"):
         load_event(payload)
 
@@ -245,7 +245,7 @@ def test_an_enum_comes_back_as_one_that_converts_to_the_original() -> None:
     assert convert(found["none"], Rights) == Rights(0)
 
 
-def test_values_that_an_event_may_have_become_what_the_bus_would_make_of_them() -> None:
+def test_other_values_of_an_event_are_recorded_as_the_bus_converts_them() -> None:
     data = {
         "tuple": (1, 2),
         "path": PurePosixPath("/a b"),
@@ -273,7 +273,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("value", [object(), {object(): 1}, {1: 0, "1": 0}, {None: 1}, nested(100_000)])
-def test_what_cannot_be_recorded_is_said(value: Any) -> None:
+def test_values_that_cannot_be_recorded_are_refused(value: Any) -> None:
     with pytest.raises(InvalidEventError):
         dump_data({"value": value})
 
@@ -412,7 +412,7 @@ def test_a_recorder_needs_no_spark() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
-def test_closing_records_what_was_published_before(bus: TypedEventBus, memory: Messaging) -> None:
+def test_closing_records_the_events_that_were_published_before(bus: TypedEventBus, memory: Messaging) -> None:
     found: list[Message] = []
     memory.subscribe("events/#", qos=1).subscribe(found.append)
     with EventRecorder(bus.monitor, memory) as recorder:
@@ -513,7 +513,9 @@ def test_wrong_arguments_of_a_recorder(
     assert bus.get_dto().monitors == 0
 
 
-def test_a_stuck_broker_holds_up_nobody(bus: TypedEventBus, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stuck_broker_blocks_neither_publishers_nor_handlers(
+    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
+) -> None:
     require("mosquitto")
     handled = Handled(bus)
     with Mosquitto() as broker, messaging.connect(broker.url, services=ServiceRegistry()) as m:
@@ -561,7 +563,7 @@ def test_closing_does_not_wait_for_a_stuck_broker(bus: TypedEventBus, caplog: py
     eventually(lambda: recorder.get_dto().lost == 1)
 
 
-def test_what_the_monitor_leaves_out_is_a_gap(memory: Messaging) -> None:
+def test_events_that_the_monitor_drops_are_a_gap(memory: Messaging) -> None:
     with TypedEventBus(ServiceRegistry()) as bus:
         bus.monitor.limit = 10
         found: list[Message] = []
@@ -647,7 +649,7 @@ def test_events_come_in_order_over_files_and_days_and_each_once(tmp_path: Path) 
     assert reading.duplicates == 14 + 13 + 20 + 20
 
 
-def test_what_does_not_fit_into_memory_is_sorted_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_beyond_the_buffer_is_sorted_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [event(number, NOON + timedelta(seconds=number // 3)) for number in range(3000)]
     for part in (several[::-2], several[::2], several[1::2][:500]):
         write(tmp_path / "archive", *part)
@@ -684,7 +686,7 @@ def test_topics_of_a_replay(tmp_path: Path, other: TypedEventBus, topics: Any, f
     assert handled.numbers == found
 
 
-def test_files_that_are_not_complete_are_left_alone_and_deleted_ones_forgotten(tmp_path: Path) -> None:
+def test_incomplete_and_deleted_files_are_ignored(tmp_path: Path) -> None:
     log = tmp_path / "_spark_metadata"
     log.mkdir()
 
@@ -716,7 +718,7 @@ def test_files_that_are_not_complete_are_left_alone_and_deleted_ones_forgotten(t
         read_events(tmp_path, **ALWAYS)
 
 
-def test_an_archive_that_is_none(tmp_path: Path, other: TypedEventBus) -> None:
+def test_paths_without_an_archive_are_refused(tmp_path: Path, other: TypedEventBus) -> None:
     with pytest.raises(ArchiveMissingError):
         replay(tmp_path / "missing", other, **ALWAYS)
     with pytest.raises(ArchiveMissingError):
@@ -813,7 +815,7 @@ def test_a_replay_that_is_late_catches_up(tmp_path: Path, other: TypedEventBus) 
     assert len(clock.waits) < 4
 
 
-def test_a_replay_as_fast_as_it_goes_waits_for_slow_handlers_and_not_for_the_clock(
+def test_a_replay_without_speed_waits_for_slow_handlers_and_not_for_the_clock(
     tmp_path: Path, other: TypedEventBus
 ) -> None:
     path = write(tmp_path, *(event(number, NOON + timedelta(seconds=number)) for number in range(12_000)))
@@ -868,7 +870,7 @@ def test_replayed_events_can_be_told_by_a_prefix_or_by_a_mark(tmp_path: Path, ot
     assert handled.events[1] == ("orders/placed", {"n": 5, "id": 1, "total": 2.0, "placed": NOON})
 
 
-def test_data_that_nobody_can_read_is_left_out(tmp_path: Path, other: TypedEventBus) -> None:
+def test_unreadable_data_is_left_out(tmp_path: Path, other: TypedEventBus) -> None:
     write(tmp_path, event(0), event(2), payloads=(b"none", b""))
     table = pa.Table.from_batches([to_rows(messages(dump_event(event(1))), bool)])
     odd = table.set_column(2, "data", pa.array(['{"x":{"$future":1}}']))
@@ -986,7 +988,7 @@ def tokyo(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tokyo")
-def test_an_archive_goes_on_after_a_restart_and_duplicates_are_dropped_by_who_reads(
+def test_an_archive_continues_after_a_restart_and_replays_drop_duplicates(
     archived: Archived, other: TypedEventBus
 ) -> None:
     def publish(*given: RecordedEvent) -> None:

@@ -68,7 +68,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_holds_up_nothing_but_what_does_not_fit(
+def test_a_full_disk_delays_only_the_messages_that_do_not_fit(
     spark: SparkSession, rabbitmq: RabbitMQ, small_disk: Path, tmp_path: Path
 ) -> None:
     """Ten times what the disk has room for goes through it: what is processed makes room."""

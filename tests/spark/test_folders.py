@@ -76,7 +76,7 @@ def test_files_are_written_listed_read_and_deleted(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_parts_are_read_as_far_as_they_are_there(folder: Folder, copy: bool) -> None:
+def test_parts_of_a_file_are_read_as_far_as_they_exist(folder: Folder, copy: bool) -> None:
     data = os.urandom(10_000)
     folder.write("x", [data])
     for start, length in ((0, None), (0, 5), (4095, 2), (4096, 100), (8192, 5000), (9999, 1), (10_000, 1), (20_000, 9)):
@@ -86,14 +86,14 @@ def test_parts_are_read_as_far_as_they_are_there(folder: Folder, copy: bool) -> 
     assert folder.read("empty", copy=copy).size == 0
 
 
-def test_what_was_read_stays_though_the_file_is_deleted(folder: Folder) -> None:
+def test_bytes_that_were_read_stay_valid_when_the_file_is_deleted(folder: Folder) -> None:
     folder.write("x", [b"a" * 100_000])
     data = folder.read("x", 50_000)
     folder.delete("x")
     assert data.to_pybytes() == b"a" * 50_000
 
 
-def test_a_journal_is_kept_there(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_works_on_every_file_system(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adapters.spark.journal.journal.open_folder", lambda path: folder)
     for run in range(3):
         opened = Journal.open("it", SOURCE, segment_bytes=3000)
@@ -223,7 +223,7 @@ def test_urls_of_local_folders(tmp_path: Path, url: str) -> None:
     ],
 )
 @pytest.mark.parametrize("attempt", [open_folder, lambda path: Journal.open(path, SOURCE), Journal.view])
-def test_what_is_no_folder_is_said(path: str, what: str, attempt: Callable[[str], Any]) -> None:
+def test_paths_that_are_no_folder_are_refused(path: str, what: str, attempt: Callable[[str], Any]) -> None:
     with pytest.raises(JournalUnreadableError, match=f"(?s)journalPath.*{what}"):
         attempt(path)
 
@@ -259,7 +259,7 @@ def test_no_error_shows_the_keys_of_a_store(path: str) -> None:
         assert "ReT" not in repr(error) + str(error)
 
 
-def test_what_is_no_secret_is_shown() -> None:
+def test_paths_without_secrets_are_shown() -> None:
     for text in ("/a@b/c", "s3://bucket/x?region=eu", "url was 'mqtt://a:1' and is 'mqtt://b:1'"):
         assert redacted(text) == text
 

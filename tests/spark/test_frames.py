@@ -25,7 +25,7 @@ def scanned(data: bytes, seed: int = SEED) -> list[bytes]:
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=64), max_size=5))
-def test_what_was_encoded_is_scanned(bodies: list[bytes]) -> None:
+def test_encoded_frames_are_scanned(bodies: list[bytes]) -> None:
     data = image(*bodies)
     assert scanned(data) == bodies
     found = list(frames.scan(pa.py_buffer(data), SEED))
@@ -33,7 +33,7 @@ def test_what_was_encoded_is_scanned(bodies: list[bytes]) -> None:
     assert [frame.position for frame in found[1:]] == [frame.end for frame in found[:-1]]
 
 
-def test_a_frame_that_is_cut_anywhere_is_not_there() -> None:
+def test_a_frame_that_is_cut_anywhere_is_invalid() -> None:
     data = image(b"first", b"the second")
     whole = len(image(b"first"))
     for cut in range(len(data)):
@@ -49,7 +49,7 @@ def test_every_bit_that_flips_is_noticed() -> None:
     assert scanned(bytes(data)) == [b"a body"]
 
 
-def test_frames_of_another_log_are_none() -> None:
+def test_frames_of_another_log_are_invalid() -> None:
     assert scanned(image(b"a"), seed=SEED + 1) == []
 
 
@@ -61,7 +61,7 @@ def test_an_intact_frame_is_found_anywhere_behind_damage(gap: int) -> None:
     assert not frames.any_after(pa.py_buffer(damaged), 0, SEED)
 
 
-def test_a_payload_that_looks_like_frames_is_none() -> None:
+def test_a_payload_that_looks_like_frames_is_no_frame() -> None:
     """Somebody sends a journal as a message, and a crash tears the frame that it is in."""
     torn = image(image(b"inner", b"inner", seed=0) * 10)[1:]
     assert not frames.any_after(pa.py_buffer(torn), 0, SEED)

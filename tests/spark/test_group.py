@@ -54,7 +54,7 @@ def failure(query: Driven) -> Exception | None:
 # --- a journal that was lost
 
 
-def test_a_query_whose_journal_was_deleted_receives_what_the_broker_keeps(
+def test_a_query_whose_journal_was_deleted_receives_the_messages_of_the_broker(
     url: str, channel: str, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
@@ -93,7 +93,7 @@ def test_a_query_whose_journal_was_deleted_fails_before_it_touches_the_broker(
         assert third.receive(5) == numbers(5, 20)
 
 
-def test_two_sessions_with_messages_are_not_taken_for_one(url: str, channel: str, tmp_path: Path) -> None:
+def test_two_sessions_with_messages_are_refused(url: str, channel: str, tmp_path: Path) -> None:
     with Driven(url, tmp_path / "one", channel=channel).start() as one:
         publish(url, channel, numbers(5))
         one.receive(5)
@@ -149,7 +149,7 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
 # --- two queries with one group
 
 
-def test_a_second_query_of_a_group_on_one_machine_ends_and_the_first_goes_on(
+def test_a_second_query_of_a_group_on_one_machine_ends_and_the_first_continues(
     url: str, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, "LOCK_SECONDS", 0.3)
@@ -194,7 +194,7 @@ def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
-def test_a_query_does_not_end_for_what_is_no_earlier_query(payload: bytes) -> None:
+def test_other_payloads_on_the_channel_end_no_query(payload: bytes) -> None:
     assert not started_earlier(payload, (1_700_000_000.0, "a"))
 
 

@@ -110,7 +110,7 @@ def unacknowledged(rabbitmq: RabbitMQ, queue: str) -> tuple[int, int]:
 
 
 @VERSIONS
-def test_what_is_stored_does_not_come_again(broker: Mosquitto, run: Callable[..., Running], version: str) -> None:
+def test_stored_messages_are_not_received_again(broker: Mosquitto, run: Callable[..., Running], version: str) -> None:
     options = {"channel": "a/#", "version": version}
     running = run(broker.url, **options)
     publish(broker.url, "a/b", numbers(1000))
@@ -238,7 +238,7 @@ def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: C
     wait_for(lambda: sum(unacknowledged(rabbitmq, queue)) == 0, "all to be acknowledged")
 
 
-def test_what_waits_for_the_disk_is_bounded(
+def test_pending_bytes_are_bounded(
     broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receivers, "PENDING_BYTES", 100_000)

@@ -32,7 +32,7 @@ def refused(option: str, given: dict[str, str], name: str = "messaging", **more:
     return str(caught.value)
 
 
-def test_what_is_not_given_has_a_default() -> None:
+def test_absent_options_have_defaults() -> None:
     options = read(MQTT)
     assert options.channels == ("a/#",)
     assert (options.qos, options.receivers, options.prefetch, options.journal_bytes) == ("1", 1, 4096, 2**30)
@@ -269,6 +269,6 @@ def test_extensions_are_texts_or_json() -> None:
     assert found == {"buffersize": 9, "overflow": "block"}
 
 
-def test_what_spark_passes_on_of_its_own_is_no_option_of_a_write() -> None:
+def test_options_of_spark_itself_are_ignored_by_a_write() -> None:
     given = {"url": "mqtt://h", "channel": "a", "checkpointLocation": "/x", "queryName": "q"}
     assert WriteOptions.of(given).channel == "a"

@@ -118,7 +118,7 @@ def test_columns_say_how_messages_are_sent(url: str) -> None:
     assert (third.channel, third.correlation_id, third.extensions.get("headers") or {}) == (f"{channel}/a", None, {})
 
 
-def test_what_the_source_tells_as_headers_is_none_when_written(url: str) -> None:
+def test_headers_that_a_read_adds_are_not_written(url: str) -> None:
     channel = unique()
     told = {"message-id": "of-the-sender", "content-encoding": "gzip", "site": "north"}
     with messaging.connect(url) as m, m.subscribe(channel, qos=1) as stream:
@@ -170,7 +170,7 @@ def test_without_properties_there_are_no_ids_but_in_an_envelope(mosquitto: Mosqu
         assert [each[:7] for each in ids(received(stream, 2))] == ["p-0-0-0", "p-0-0-1"]
 
 
-def test_what_mqtt_3_cannot_carry_is_refused_with_the_row(mosquitto: Mosquitto) -> None:
+def test_properties_that_mqtt_3_lacks_are_refused_with_the_row(mosquitto: Mosquitto) -> None:
     batch = table(b"a", b"b", headers=[None, {"site": "north"}])
     with pytest.raises(UnsupportedFeatureError, match="headers") as raised:
         write(batch, url=f"{mosquitto.url}?version=3.1.1", channel=unique())
@@ -201,7 +201,7 @@ def invalid_utf8(*raw: bytes) -> pa.Array:
         ("value", [b"good", b"x" * 1001], "1001 bytes"),
     ],
 )
-def test_a_row_that_is_no_message_is_named_and_those_before_it_were_published(
+def test_an_invalid_row_is_named_and_earlier_rows_are_published(
     mosquitto: Mosquitto, column: str, values: Any, problem: str
 ) -> None:
     columns = {"value": pa.array([b"good", b"bad"], pa.binary()), "channel": pa.array(["a", "a"])}
@@ -253,7 +253,7 @@ def test_client_ids_never_clash(mosquitto: Mosquitto) -> None:
 # --- what the broker says
 
 
-def test_a_message_that_nobody_gets_fails_the_task_if_it_is_mandatory(rabbitmq: RabbitMQ) -> None:
+def test_a_mandatory_message_without_a_queue_fails_the_task(rabbitmq: RabbitMQ) -> None:
     options = {"url": rabbitmq.url, "channel": unique()}
     assert write(table(b"a"), **options) == 1
     with pytest.raises(UnroutableError) as raised:
@@ -270,14 +270,14 @@ def test_a_message_that_the_broker_refuses_fails_the_task(rabbitmq: RabbitMQ) ->
 
 
 @pytest.mark.parametrize("scheme", ["mqtt", "amqp"])
-def test_a_broker_that_is_not_there_fails_the_task_in_time(scheme: str) -> None:
+def test_an_unreachable_broker_fails_the_task_in_time(scheme: str) -> None:
     begun = time.monotonic()
     with pytest.raises(ConnectFailedError, match="refused"):
         write(table(b"a"), url=f"{scheme}://127.0.0.1:{free_port()}", channel="a", timeout=0.5)
     assert time.monotonic() - begun < 10
 
 
-def test_a_broker_that_says_no_is_asked_once(rabbitmq: RabbitMQ) -> None:
+def test_a_refused_connection_is_not_retried(rabbitmq: RabbitMQ) -> None:
     begun = time.monotonic()
     with pytest.raises(AuthenticationError) as raised:
         write(table(b"a"), url=f"amqp://guest@127.0.0.1:{rabbitmq.port}/", password=SECRET, channel="a")
@@ -285,7 +285,7 @@ def test_a_broker_that_says_no_is_asked_once(rabbitmq: RabbitMQ) -> None:
     assert SECRET not in repr(raised.value)
 
 
-def test_a_broker_that_goes_away_fails_what_it_did_not_confirm_in_time(broker: Mosquitto) -> None:
+def test_unconfirmed_rows_fail_when_the_broker_stops(broker: Mosquitto) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield table(*[b"x"] * 300)
         broker.kill()
@@ -300,7 +300,7 @@ def test_a_broker_that_goes_away_fails_what_it_did_not_confirm_in_time(broker: M
     assert re.search(r"row \d+ of partition 0", raised.value.__notes__[0])
 
 
-def test_a_broker_that_comes_back_gets_the_rest(broker: Mosquitto) -> None:
+def test_a_broker_that_returns_gets_the_remaining_rows(broker: Mosquitto) -> None:
     channel = unique()
     rows = [b"%d" % number for number in range(600)]
 
@@ -341,7 +341,7 @@ def test_the_password_file_is_read_by_the_task(rabbitmq: RabbitMQ, tmp_path: Pat
         ("value string, value string", "twice"),
     ],
 )
-def test_columns_that_messages_have_not_are_refused_before_anything_runs(columns: str, problem: str) -> None:
+def test_unknown_columns_are_refused_before_the_first_task(columns: str, problem: str) -> None:
     with pytest.raises(InvalidColumnError, match=re.escape(problem)):
         writer_of(columns, channel="a")
 
@@ -404,7 +404,7 @@ def writer_of(columns: str, source: Any = MessagingDataSource, **options: str) -
         ("passwordFile", "/x", "there is a password already"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_anything_runs(option: str, value: str, problem: str) -> None:
+def test_contradictory_options_are_refused_before_the_first_task(option: str, value: str, problem: str) -> None:
     given = {"channel": "a", "url": f"amqp://u:{SECRET}@localhost", option: value}
     with pytest.raises(InvalidOptionError, match=re.escape(problem)) as raised:
         writer_of("value string", **given)
@@ -419,7 +419,7 @@ def test_tasks_have_no_sessions(option: str) -> None:
         writer_of("value string", url="mqtt://localhost", channel="a", **given)
 
 
-def test_nothing_says_where_messages_go() -> None:
+def test_a_write_without_a_channel_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="'channel' is missing"):
         writer_of("value string")
 
@@ -430,7 +430,7 @@ def test_each_format_takes_its_own_urls() -> None:
         writer_of("value string", MqttDataSource, channel="a")
 
 
-def test_what_was_published_cannot_be_taken_back() -> None:
+def test_modes_that_take_messages_back_are_refused() -> None:
     source = MessagingDataSource({"url": "amqp://localhost", "channel": "a"})
     fields = schema("value string")
     with pytest.raises(InvalidOptionError, match="mode 'overwrite'") as raised:
@@ -565,7 +565,7 @@ def test_no_secret_shows_anywhere(spark: SparkSession, rabbitmq: RabbitMQ, event
 
 
 @pytest.mark.slow
-def test_what_was_read_can_be_written(
+def test_rows_of_a_read_can_be_written(
     spark: SparkSession, mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
     channel = unique("bridge")

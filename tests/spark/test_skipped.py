@@ -84,7 +84,7 @@ def test_a_new_journal_keeps_the_rows_of_a_skipped_micro_batch_too(
     assert Journal.view(str(tmp_path / "journal")).logs[0].begin == 0
 
 
-def test_a_query_that_reads_nothing_on_purpose_goes_on(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:
+def test_a_query_that_reads_no_rows_on_purpose_continues(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with Driven(mosquitto.url, journal, skip=1, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(20))
@@ -106,7 +106,7 @@ def test_marks_are_left_by_the_first_rows_only_and_deleted(mosquitto: Mosquitto,
         assert {each.name for each in journal.iterdir()} == {"journal.json", "lock", "0"}
 
 
-def test_an_executor_that_cannot_write_its_mark_says_so(
+def test_an_executor_that_cannot_write_its_mark_fails(
     mosquitto: Mosquitto, channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: LocalFolder, name: str, parts: Any) -> int:

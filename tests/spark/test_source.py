@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 from pydantic import BaseModel
+from pyspark.sql.types import StructField, StructType
 
 import messaging
+from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
+from tests.spark.test_typed import EVERYTHING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +56,7 @@ def stream(spark: SparkSession, url: str, tmp_path: Path, **options: Any) -> Dat
     return spark.readStream.format("messaging").options(**given).load()
 
 
-def test_rows_have_what_the_message_has(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
+def test_rows_have_the_properties_of_the_message(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
     channel = unique("room")
     frame = stream(spark, mosquitto.url, tmp_path, channel=f"{channel}/+")
     assert frame.dtypes == COLUMNS
@@ -72,7 +76,7 @@ def test_rows_have_what_the_message_has(spark: SparkSession, mosquitto: Mosquitt
     assert abs((first.timestamp.astimezone(UTC).replace(tzinfo=None) - before).total_seconds()) < 60
 
 
-def test_a_queue_of_the_group_keeps_what_comes_while_the_query_is_away(
+def test_a_queue_of_the_group_keeps_messages_while_the_query_is_stopped(
     spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
     channel, checkpoint = unique("orders"), tmp_path / "checkpoint"
@@ -89,7 +93,7 @@ def test_a_queue_of_the_group_keeps_what_comes_while_the_query_is_away(
     assert [row.offset for row in rows] == list(range(500, 1010))
 
 
-def test_a_session_keeps_what_comes_while_the_query_is_away(
+def test_a_session_keeps_messages_while_the_query_is_stopped(
     spark: SparkSession, broker: Mosquitto, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -103,7 +107,7 @@ def test_a_session_keeps_what_comes_while_the_query_is_away(
         assert [row.offset for row in query.rows] == list(range(500, 1000))
 
 
-def test_available_now_reads_what_is_there_and_ends(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> None:
+def test_available_now_reads_all_kept_messages_and_ends(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     frame = stream(spark, broker.url, tmp_path, channel="orders", availableNowQuiet="0.3", maxRowsPerBatch="300")
     Collected(frame, checkpoint, availableNow=True).finish()  # makes the session
@@ -185,6 +189,32 @@ def test_typed_columns_of_a_model(spark: SparkSession, rabbitmq: RabbitMQ, tmp_p
         good, bad = query.receive(2)
     assert (good.device, good.celsius, good._corrupt_record, good._channel) == ("a", 1.5, None, channel)
     assert (bad.device, bad.celsius, bad._corrupt_record) == (None, None, "nothing")
+
+
+def test_every_type_of_a_typed_read_reaches_spark(spark: SparkSession) -> None:
+    """By model and by schema, through Python workers."""
+    fields = [StructField(name[1:], kind) for name, kind in MESSAGE_COLUMNS.items()]
+    rows = [
+        (payload, "c", None, 0, offset, datetime(2024, 1, 1), None, None, None, {"a": "b"})
+        for offset, payload in enumerate([json.dumps(EVERYTHING).encode(), b"\xff{"])
+    ]
+    frame = spark.createDataFrame(rows, StructType(fields))
+    schema = spark.createDataFrame(
+        [],
+        "text string, time timestamp, exact decimal(38,18), maps map<string,array<struct<name:string,floor:bigint>>>,"
+        "_headers map<string,string>, _corrupt_record string",
+    ).schema
+    for columns in (TypedColumns.of_model("tests.spark.test_typed:Everything"), TypedColumns.of_schema(schema)):
+        made = frame.mapInArrow(lambda batches, columns=columns: map(columns.convert, batches), columns.schema)
+        good, corrupt = made.selectExpr("*", "unix_micros(time) as micros").orderBy("_corrupt_record").collect()
+        assert (good.text, good["_headers"], good[CORRUPT]) == ("Grüße\n", {"a": "b"}, None)
+        assert good.micros == datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp() * 1e6
+        assert good.exact == Decimal("12345678901234567890.123456789012345678")
+        assert good.maps["x"][0].asDict() == {"name": "n", "floor": None}
+        assert (corrupt[CORRUPT], corrupt.text, corrupt.maps) == ("\ufffd{", None, None)
+        if "duration" in good:
+            assert good.duration == timedelta(days=1, seconds=2.5)
+            assert good.site.floor == 7
 
 
 def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:

@@ -87,26 +87,21 @@ def archive(
     if trigger is not None and not isinstance(trigger, Mapping):
         raise ArgumentError(f"trigger must be a mapping such as {{'availableNow': True}}, not {trigger!r:.80}")
     register(spark)
-    patterns = patterns_of(channel, filters)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     source = {
         **(options or {}),
         "url": url,
-        "channel": json.dumps(patterns),
+        "channel": json.dumps(patterns_of(channel, filters)),
         "journalPath": fspath(journal_path),
     }
     messages = spark.readStream.format("messaging").options(**source).load().select(*_MESSAGE)
-    rows = messages.mapInArrow(_rows_of([each.text for each in filters]), _spark_schema())
+    rows = messages.mapInArrow(_rows_of([each.text for each in filters]), from_arrow_schema(SCHEMA))
     writer = rows.writeStream.format("parquet").partitionBy("date").outputMode("append")
     writer = writer.option("checkpointLocation", fspath(checkpoint))
     if name is not None:
         writer = writer.queryName(name)
     return writer.trigger(**(trigger or {"processingTime": TRIGGER})).start(fspath(path))
-
-
-def _spark_schema() -> Any:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(SCHEMA)
 
 
 def _rows_of(topics: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -13,10 +13,9 @@ import mmap
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -29,63 +28,6 @@ LOCK_SECONDS = 15.0
 
 #: the beginning of a path that is meant as a URL
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
-
-
-class Folder(ABC):
-    """A folder and the files below it. Names are relative, with ``/``. Thread safe.
-
-    Attributes:
-        path: the argument with which :func:`open_folder` opens it in any process: absolute, with its whole URL.
-        appends: whether files can grow.
-    """
-
-    path: str
-    appends: bool
-
-    @abstractmethod
-    def make(self, name: str = "") -> None:
-        """Create the folder ``name``, and its parents, if they are missing, and wait until the disk has them."""
-
-    @abstractmethod
-    def list(self, name: str = "") -> dict[str, int]:
-        """Return the names and sizes of the files in the folder ``name``; nothing if there is no such folder."""
-
-    @abstractmethod
-    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
-        """Return a part of a file, as far as it exists. Local files are mapped.
-
-        Args:
-            name: the name of the file.
-            start, length: the part, in bytes; by default the whole file.
-            copy: do not map. A writer may truncate the file, which ends a process that then reads mapped bytes.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
-
-    @abstractmethod
-    def write(self, name: str, parts: Iterable[Any]) -> int:
-        """Write a file as a whole, or not at all; return its size when the disk has it."""
-
-    @abstractmethod
-    def append_to(self, name: str, keep: int = 0) -> Appender:
-        """Open a file that grows, and truncate it to its first ``keep`` bytes. Only where :attr:`appends`."""
-
-    @abstractmethod
-    def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
-
-    @abstractmethod
-    def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Lock out other writers until the context is left.
-
-        Raises:
-            JournalLockedError: another writer has the folder.
-        """
-
-    @abstractmethod
-    def check_lock(self) -> None:
-        """Raise :class:`JournalLockedError` if another writer has taken the folder."""
 
 
 def open_folder(path: str) -> Folder:
@@ -160,8 +102,13 @@ def try_lock(path: Path, mode: int, flags: int = 0) -> int | None:
     return None
 
 
-class LocalFolder(Folder):
-    """A folder of this machine, or of a mounted shared file system."""
+class LocalFolder:
+    """A folder of this machine, or of a mounted shared file system. Names are relative, with ``/``. Thread safe.
+
+    Attributes:
+        path: the argument with which :func:`open_folder` opens it in any process: absolute, with its whole URL.
+        appends: whether files can grow.
+    """
 
     appends = True
 
@@ -175,7 +122,7 @@ class LocalFolder(Folder):
         self.path = str(self._root)
 
     def make(self, name: str = "") -> None:
-        """See :class:`Folder`."""
+        """Create the folder ``name``, and its parents, if they are missing, and wait until the disk has them."""
         folder = self._root / name
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         try:
@@ -188,7 +135,7 @@ class LocalFolder(Folder):
             _sync(each.parent)
 
     def list(self, name: str = "") -> dict[str, int]:
-        """See :class:`Folder`."""
+        """Return the names and sizes of the files in the folder ``name``; nothing if there is no such folder."""
         found = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self._root / name) as entries:
             for entry in entries:
@@ -198,7 +145,16 @@ class LocalFolder(Folder):
         return found
 
     def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
-        """See :class:`Folder`."""
+        """Return a part of a file, as far as it exists. Local files are mapped.
+
+        Args:
+            name: the name of the file.
+            start, length: the part, in bytes; by default the whole file.
+            copy: do not map. A writer may truncate the file, which ends a process that then reads mapped bytes.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
         with (self._root / name).open("rb") as file:
             size = max(0, os.fstat(file.fileno()).st_size - start)
             wanted = size if length is None else min(length, size)
@@ -210,7 +166,7 @@ class LocalFolder(Folder):
         return pa.py_buffer(mapped).slice(skipped, wanted)
 
     def write(self, name: str, parts: Iterable[Any]) -> int:
-        """See :class:`Folder`."""
+        """Write a file as a whole, or not at all; return its size when the disk has it."""
         path = self._root / name
         temporary = path.with_name(f".{path.name}.new")  # there is one writer
         try:
@@ -229,17 +185,21 @@ class LocalFolder(Folder):
         return size
 
     def append_to(self, name: str, keep: int = 0) -> Appender:
-        """See :class:`Folder`."""
+        """Open a file that grows, and truncate it to its first ``keep`` bytes. Only where :attr:`appends`."""
         return Appender(self._root / name, keep)
 
     def delete(self, name: str) -> None:
-        """See :class:`Folder`."""
+        """Delete a file, if it exists."""
         path = self._root / name
         path.unlink(missing_ok=True)
         _sync(path.parent)  # a file that is deleted later must not disappear earlier
 
     def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Lock the file ``lock``. The kernel releases it however its holder ends."""
+        """Lock out other writers until the context is left. The kernel releases the lock however its holder ends.
+
+        Raises:
+            JournalLockedError: another writer has the folder.
+        """
         deadline = time.monotonic() + LOCK_SECONDS
         while (file := try_lock(self._root / "lock", 0o644)) is None:
             if time.monotonic() > deadline:
@@ -252,7 +212,7 @@ class LocalFolder(Folder):
         return held
 
     def check_lock(self) -> None:
-        """Do nothing: the kernel guarantees the lock."""
+        """Raise :class:`JournalLockedError` if another writer has taken the folder. Here the kernel prevents that."""
 
 
 class Appender:
@@ -320,7 +280,7 @@ def _sync(folder: Path) -> None:
 # --- any other ------------------------------------------------------------------------------------------------------
 
 
-class RemoteFolder(Folder):
+class RemoteFolder:
     """A folder of a file system without appending: pyarrow's own, or fsspec's through pyarrow."""
 
     appends = False
@@ -335,12 +295,12 @@ class RemoteFolder(Folder):
         return f"{self._root}/{name}" if name else self._root
 
     def make(self, name: str = "") -> None:
-        """See :class:`Folder`."""
+        """See :class:`LocalFolder`."""
         with _os_errors():
             self._filesystem.create_dir(self._full(name), recursive=True)
 
     def list(self, name: str = "") -> dict[str, int]:
-        """See :class:`Folder`."""
+        """See :class:`LocalFolder`."""
         with _os_errors():
             return {
                 info.base_name: info.size or 0
@@ -356,25 +316,25 @@ class RemoteFolder(Folder):
         *,
         copy: bool = False,
     ) -> pa.Buffer:
-        """See :class:`Folder`."""
+        """See :class:`LocalFolder`."""
         del copy  # it always copies
         with _os_errors(), self._filesystem.open_input_file(self._full(name)) as file:
             size = max(0, file.size() - start)
             return pa.py_buffer(file.read_at(size if length is None else min(length, size), start))
 
     def write(self, name: str, parts: Iterable[Any]) -> int:
-        """See :class:`Folder`. An object store shows an object when it is closed."""
+        """See :class:`LocalFolder`. An object store shows an object when it is closed."""
         data = b"".join(parts)
         with _os_errors(), self._filesystem.open_output_stream(self._full(name)) as file:
             file.write(data)
         return len(data)
 
     def append_to(self, name: str, keep: int = 0) -> Appender:
-        """See :class:`Folder`. Not supported."""
+        """See :class:`LocalFolder`. Not supported."""
         raise NotImplementedError(name)
 
     def delete(self, name: str) -> None:
-        """See :class:`Folder`."""
+        """See :class:`LocalFolder`."""
         with contextlib.suppress(FileNotFoundError), _os_errors():
             self._filesystem.delete_file(self._full(name))
 
@@ -385,7 +345,7 @@ class RemoteFolder(Folder):
         return contextlib.nullcontext()
 
     def check_lock(self) -> None:
-        """See :class:`Folder`."""
+        """See :class:`LocalFolder`."""
         if self._token is not None and self.read("owner").to_pybytes() != self._token:
             raise JournalLockedError(
                 self.path, "another query has taken this journal over; give each query one of its own"
@@ -401,3 +361,6 @@ def _os_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+Folder: TypeAlias = LocalFolder | RemoteFolder

@@ -60,7 +60,8 @@ class Index:
         at = max(0, bisect_right(self._firsts, start) - 1)
         if start >= self.end or at >= len(self._totals):
             return self.end
-        until = self._totals[at] - self._lengths[at] + self._share(at, start - self._firsts[at]) + limit
+        skipped = self._lengths[at] * (start - self._firsts[at]) // self._rows(at)
+        until = self._totals[at] - self._lengths[at] + skipped + limit
         last = bisect_right(self._totals, until)
         if last >= len(self._firsts):
             return self.end
@@ -71,10 +72,6 @@ class Index:
     def _rows(self, at: int) -> int:
         """Return the number of rows of a frame."""
         return (self._firsts[at + 1] if at + 1 < len(self._firsts) else self.end) - self._firsts[at]
-
-    def _share(self, at: int, rows: int) -> int:
-        """Return the bytes of the first ``rows`` rows of a frame."""
-        return self._lengths[at] * rows // self._rows(at)
 
     def spans(self, start: int, end: int) -> list[tuple[int, int, int, int, int]]:
         """Return segment, position, length and offsets of the rows from ``start`` to ``end``, for each segment."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from messaging import Message, MessageStream, Messaging
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: how long to wait for the first message of a stream that may be empty, in seconds
 _FIRST_SECONDS: Final = 0.5
@@ -232,16 +230,16 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
         self._ends: _Ends | None = None
         self._final_offsets: dict[str, int] | None = None
 
-    def _ask(self, question: Callable[[_Ends], T]) -> T:
-        """Ask the broker, over a connection that stays open."""
+    @property
+    def _connected(self) -> _Ends:
         if self._ends is None:
             self._ends = _Ends(self._options.required_broker)
-        return question(self._ends)
+        return self._ends
 
     def _latest(self) -> dict[str, int]:
-        return self._ask(lambda ends: {stream: ends.end(stream) for stream in self._options.queues})
+        return {stream: self._connected.end(stream) for stream in self._options.queues}
 
-    def _latest_if_there(self) -> dict[str, int]:
+    def _latest_if_reachable(self) -> dict[str, int]:
         """Return the ends of the streams, or nothing while the broker is unreachable."""
         try:
             return self._latest()
@@ -252,7 +250,7 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
     def initialOffset(self) -> dict[str, Any]:
         """Return the first offsets of a query without checkpoint."""
         options = self._options
-        return {"streams": self._ask(lambda ends: _resolve(options.starting, "startingOffsets", options.queues, ends))}
+        return {"streams": _resolve(options.starting, "startingOffsets", options.queues, self._connected)}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of ``maxRowsPerBatch``."""
@@ -265,7 +263,7 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch."""
         begins = self._begins(start)
-        known = self._final_offsets if self._final_offsets is not None else self._latest_if_there()
+        known = self._final_offsets if self._final_offsets is not None else self._latest_if_reachable()
         ends = {}
         for stream, begin in begins.items():
             end = known.get(stream, begin)
@@ -283,7 +281,7 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _check_not_recreated(self, stream: str, begin: int) -> None:
         """Raise if a stream that seems to end before ``begin`` was recreated. Its answer may just have been slow."""
-        if not self._options.fail_on_data_loss or self._ask(lambda ends: ends.has(stream, begin - 1)):
+        if not self._options.fail_on_data_loss or self._connected.has(stream, begin - 1):
             return
         raise DataLossError(
             f"option 'queue': stream {stream!r} does not reach offset {begin}, where the checkpoint is: it was made "
@@ -297,7 +295,7 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
             raise MessagingError("option 'checkpointLocation': the checkpoint is not one of RabbitMQ streams") from None
         missing = [stream for stream in self._options.queues if stream not in known]
         if missing:  # added since the checkpoint was written
-            known |= self._ask(lambda ends: {stream: ends.begin(stream) for stream in missing})
+            known |= {stream: self._connected.begin(stream) for stream in missing}
         return {stream: known[stream] for stream in self._options.queues}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

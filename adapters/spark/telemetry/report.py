@@ -72,23 +72,18 @@ class Run:
         tables: Tables,
         ledger: Path,
         batches: list[dict[str, Any]],
-        alerts: dict[str, float],
-        severe: int,
-        watermark: datetime,
+        **live: Any,
     ) -> Run:
-        """Read the tables."""
-        columns = ["query", "batch", "at", "rows", "seconds"]
+        """Read the tables; ``live`` are the other fields: ``alerts``, ``severe`` and ``watermark``."""
         return cls(
-            pd.DataFrame([json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]),
-            with_lateness(tables.readings.toPandas()),
-            tables.aggregates.toPandas(),
-            tables.anomalies.toPandas(),
-            tables.rejected.count(),
-            spark.read.parquet(folders.table("completeness")).toPandas(),
-            pd.DataFrame(batches, columns=columns),
-            alerts,
-            severe,
-            watermark,
+            ledger=pd.DataFrame([json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]),
+            readings=with_lateness(tables.readings.toPandas()),
+            aggregates=tables.aggregates.toPandas(),
+            anomalies=tables.anomalies.toPandas(),
+            rejected=tables.rejected.count(),
+            completeness=spark.read.parquet(folders.table("completeness")).toPandas(),
+            batches=pd.DataFrame(batches, columns=["query", "batch", "at", "rows", "seconds"]),
+            **live,
         )
 
     def counted(self) -> pd.DataFrame:
@@ -113,6 +108,7 @@ class Run:
     def checks(self) -> list[Check]:
         """Return the checks of a run."""
         sums = self.completeness[["sent", "stored", "missing", "too_many"]].sum()
+        garbled = int((self.ledger["kind"] == "rejected").sum())
         closed = self._closed()
         lost = closed["stored"].fillna(0) - closed["counted"].fillna(0)
         unexplained = int(((lost < 0) | (lost > closed["late"])).sum())
@@ -120,15 +116,12 @@ class Run:
             Check("messages stored, of those the broker accepted", int(sums["sent"]), int(sums["stored"])),
             Check("accepted messages that are in no table", 0, int(sums["missing"])),
             Check("messages that are in a table twice, or were never sent", 0, int(sums["too_many"])),
-            Check("dead letters, of the messages that were garbled", self._sent("rejected"), self.rejected),
+            Check("dead letters, of the messages that were garbled", garbled, self.rejected),
             Check("closed windows whose count is not that of their readings without late ones", 0, unexplained),
             Check("anomalies that are in their table once", len(self.anomalies), int(self.anomalies["id"].nunique())),
             Check("alerts on the event bus, of the anomalies", len(self.anomalies), len(self.alerts)),
             Check("alerts without an anomaly", 0, len(set(self.alerts) - set(self.anomalies["id"]))),
         ]
-
-    def _sent(self, kind: str) -> int:
-        return int((self.ledger["kind"] == kind).sum())
 
     def injected(self) -> tuple[int, int, int]:
         """Return the number of injected anomalies, of found ones among them, and of other anomalies."""

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -148,17 +148,18 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
             job.check()
             time.sleep(TICK)
     display.say(f"the fleet has sent {fleet.accepted:,} messages, {fleet.failed:,} failed; the queries finish")
-    _within(display, lambda: _drain(job, bridge), lambda: display.status(status.text(fleet)))
+    for step in (job.drain, bridge.flush):
+        _within(display, step, lambda: display.status(status.text(fleet)))
     display.say(f"streaming is done: {status.text(fleet)}")
 
     batches, watermark = wait("the queries end", lambda: (list(job.batches()), job.watermark()))
     wait("the queries end", job.stop)
     tables = wait("the batch job runs", lambda: batch.run(spark, folders, ledger))
     display.say("the batch job has written site_hourly, site_daily, top_devices and completeness")
-    alerts = dict(bridge.delays)
+    live = {"alerts": dict(bridge.delays), "severe": len(bridge.severe), "watermark": watermark}
     done = wait(
         "the tables are verified",
-        lambda: Run.load(spark, folders, tables, ledger, batches, alerts, len(bridge.severe), watermark),
+        lambda: Run.load(spark, folders, tables, ledger, batches, **live),
     )
     ending = threading.Thread(target=local.close)  # while we draw
     ending.start()
@@ -166,11 +167,6 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
     wait("Spark ends", ending.join)
     display.say(f"{len(drawn)} plots are drawn")
     return done, drawn
-
-
-def _drain(job: TelemetryJob, bridge: AlertBridge) -> None:
-    job.drain()
-    bridge.flush()
 
 
 def _within(display: Display, function: Callable[[], T], tick: Callable[[], None]) -> T:
@@ -230,7 +226,7 @@ def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None
         figures["from reading to alert"] = f"{delays[len(delays) // 2]:.1f} s (median), {delays[-1]:.1f} s (longest)"
     show("", _table(("run", ""), *figures.items()), "")
     worst = done.anomalies.groupby("device").agg(
-        count=("id", "size"), metrics=("metric", _names), score=("score", "max")
+        count=("id", "size"), metrics=("metric", lambda names: ", ".join(sorted(set(names)))), score=("score", "max")
     )
     rows = worst.sort_values(["count", "score"], ascending=False).head(5).itertuples()
     columns = ("devices with most anomalies", "anomalies", "highest score", "metrics")
@@ -264,7 +260,3 @@ def _table(columns: tuple[str, ...], *rows: tuple[str, ...]) -> Table:
     for row in rows:
         table.add_row(*map(one_line, row))
     return table
-
-
-def _names(values: Iterable[str]) -> str:
-    return ", ".join(sorted(set(values)))

@@ -135,7 +135,8 @@ def _fields(model: Any, where: str, outer: tuple[Any, ...]) -> list[Field] | Non
         annotations = {field.name: hints[field.name] for field in dataclasses.fields(model) if field.init}
     elif typing_extensions.is_typeddict(model):
         hints = typing_extensions.get_type_hints(model, include_extras=True)
-        annotations = {name: _maybe_missing(hint, model, name) for name, hint in hints.items()}
+        required: frozenset[str] = vars(model)["__required_keys__"]
+        annotations = {name: hint if name in required else hint | None for name, hint in hints.items()}
         getter = partial(methodcaller, "get")
     else:
         return None
@@ -146,10 +147,6 @@ def _fields(model: Any, where: str, outer: tuple[Any, ...]) -> list[Field] | Non
         kind, nullable = _kind(annotation, f"{where}.{name}" if where else name, (*outer, model))
         made.append(Field(name, kind, nullable, getter(name)))
     return made
-
-
-def _maybe_missing(hint: Any, model: Any, name: str) -> Any:
-    return hint if name in model.__required_keys__ else hint | None
 
 
 def _kind(annotation: Any, where: str, outer: tuple[Any, ...]) -> tuple[Kind, bool]:

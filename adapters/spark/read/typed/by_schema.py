@@ -89,7 +89,7 @@ def _schema(kind: spark.DataType, where: str) -> core_schema.CoreSchema:
             )
         value = _nullable(_schema(kind.valueType, f"{where}[]"), kind.valueContainsNull)
         entries = core_schema.dict_schema(core_schema.str_schema(strict=True), value, strict=True, fail_fast=True)
-        return core_schema.no_info_after_validator_function(_items, entries)
+        return core_schema.no_info_after_validator_function(lambda value: list(value.items()), entries)
     for known, schema in _scalars().items():
         if isinstance(kind, known):
             return schema
@@ -104,14 +104,10 @@ def _nullable(schema: core_schema.CoreSchema, nullable: bool) -> core_schema.Cor
     return core_schema.nullable_schema(schema) if nullable else schema
 
 
-def _items(value: dict[str, Any]) -> list[tuple[str, Any]]:
-    return list(value.items())
-
-
 @lru_cache(maxsize=1)
 def _scalars() -> Mapping[type[spark.DataType], core_schema.CoreSchema]:
     floating = core_schema.float_schema(strict=True, allow_inf_nan=False)
-    seconds = core_schema.no_info_after_validator_function(_instant, floating)
+    seconds = core_schema.no_info_after_validator_function(lambda value: _EPOCH + timedelta(seconds=value), floating)
     binary = core_schema.bytes_schema(strict=True)
     return {
         spark.StringType: core_schema.str_schema(strict=True),
@@ -146,10 +142,6 @@ def _iso(
     text = core_schema.chain_schema([core_schema.str_schema(strict=True, pattern=pattern), lax])
     # strict accepts strings in JSON, but only times among Python objects
     return core_schema.json_or_python_schema(_either(text, *others), _either(text, *others, strict))
-
-
-def _instant(seconds: float) -> datetime:
-    return _EPOCH + timedelta(seconds=seconds)
 
 
 def _base64(text: Any) -> bytes:
