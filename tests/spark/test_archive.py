@@ -40,9 +40,9 @@ from adapters.spark.archive import (
     Replayed,
     archive,
     read_events,
+    reader,
     replay,
 )
-from adapters.spark.archive import reader as reading_archives
 from adapters.spark.archive.query import SCHEMA, to_rows
 from adapters.spark.recorder.recorded_event import dump_data, dump_event, load_data, load_event
 from adapters.spark.recorder.topic_patterns import filters_of, pattern_of, patterns_of
@@ -124,7 +124,7 @@ def memory() -> Iterator[Messaging]:
 
 
 class Handled:
-    """An untyped handler that keeps what it gets."""
+    """An untyped handler that collects its events."""
 
     def __init__(self, bus: TypedEventBus, *topics: str) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -196,7 +196,7 @@ values = st.recursive(
 
 
 def typed(value: Any) -> Any:
-    """``value`` with the types of its parts: what is equal is not always the same."""
+    """``value`` with the types of its parts: equal values may differ in type."""
     if isinstance(value, dict):
         return {key: typed(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -655,8 +655,8 @@ def test_an_archive_beyond_the_buffer_is_sorted_on_the_disk(tmp_path: Path, monk
         write(tmp_path / "archive", *part)
     (tmp_path / "sorting").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "sorting"))
-    monkeypatch.setattr(reading_archives, "BUFFER_BYTES", 2000)
-    monkeypatch.setattr(reading_archives, "_ROWS", 100)
+    monkeypatch.setattr(reader, "BUFFER_BYTES", 2000)
+    monkeypatch.setattr(reader, "_ROWS", 100)
     events = read_events(tmp_path / "archive", **ALWAYS)
     first = next(events)
     assert len(list((tmp_path / "sorting").rglob("*.arrow"))) > 5
@@ -704,7 +704,7 @@ def test_incomplete_and_deleted_files_are_ignored(tmp_path: Path) -> None:
         before = {*tmp_path.rglob("*.parquet")}
         write(tmp_path, event(number))
         files += {*tmp_path.rglob("*.parquet")} - before
-    commit("0", (files[4], "add"))  # what the summary does not have any more
+    commit("0", (files[4], "add"))  # no longer in the summary
     commit("1.compact", (files[0], "add"), (files[1], "add"), ("gone.parquet", "add"))
     commit("2", (files[2], "add"), (files[1], "delete"))
     (log / ".3.crc").write_bytes(b"\x00")
@@ -772,7 +772,7 @@ def test_wrong_arguments_of_a_replay(
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during waits."""
 
     def __init__(self, on_wait: Callable[[threading.Event], object] = lambda _: None) -> None:
         self.time = 100.0
@@ -919,7 +919,7 @@ class Archived:
         )  # fmt: skip
 
     def catch_up(self, **options: Any) -> None:
-        """A run that writes what is there, and ends."""
+        """A run that writes the kept messages, and ends."""
         query = self.start(trigger={"availableNow": True}, **options)
         assert query.awaitTermination(60)
         error = query.exception()
@@ -936,7 +936,7 @@ def archived(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> Archived
 def test_events_of_a_bus_are_archived_and_replayed_onto_another_one(
     archived: Archived, bus: TypedEventBus, other: TypedEventBus
 ) -> None:
-    archived.catch_up()  # from now on the broker keeps what comes
+    archived.catch_up()  # from now on the broker keeps messages
     notes = {"nan": math.inf, "big": 2**70, "bytes": b"\x00", "decimal": Decimal("1.10"), "$set": {"a": {1, 2}}}
     given = [
         Order(number, number / 3, NOON + timedelta(days=number), [Item("lamp", number)] * 2, Colour.GREEN, notes)

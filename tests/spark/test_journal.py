@@ -77,8 +77,9 @@ def opened(path: str, **more: Any) -> Journal[LogWriter]:
 
 
 def opened_log(path: str, **more: Any) -> tuple[Journal[LogWriter], LogWriter]:
-    """A journal, and the log of its only partition."""
-    journal, log = opened_log(path, **more)
+    """Open a journal; return it and the log of its only partition."""
+    journal = opened(path, **more)
+    (log,) = journal.logs
     return journal, log
 
 
@@ -152,7 +153,7 @@ def test_append_returns_when_the_disk_has_the_rows_and_the_name(path: str, monke
 
 
 def test_a_reopened_journal_is_synced_before_its_rows_count(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wrote it may have been killed between writing and waiting for the disk."""
+    """The writer may have been killed between writing and waiting for the disk."""
     first = opened(path)
     add(first.logs[0])
     first.close()
@@ -620,7 +621,7 @@ def test_appended_rows_survive_a_killed_writer(in_memory: str, processes: Any) -
     committed = end = 0
     for run in range(25):
         child, reports = started(processes, journals.write_on, path, run)
-        assert reports.recv() >= (0, end)  # what the run before said is still there
+        assert reports.recv() >= (0, end)  # the rows of the previous run are still there
         for _ in range(choose.randrange(20)):
             committed, end = reports.recv()
         reports.poll(choose.random() / 500)

@@ -1,4 +1,4 @@
-"""Options of a read: every one that is wrong is named, and no secret is."""
+"""Options of a read: errors name the wrong option, and no secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(given: dict[str, str], name: str = "messaging", **more: Any) -> ReadOpt
 
 
 def refused(option: str, given: dict[str, str], name: str = "messaging", **more: Any) -> str:
-    """What is said about ``option``."""
+    """Return the error about ``option``."""
     with pytest.raises(InvalidOptionError) as caught:
         read(given, name, **more)
     assert caught.value.option == option
@@ -252,11 +252,11 @@ def test_no_error_repeats_a_password(given: dict[str, str]) -> None:
 def test_nothing_shows_a_password(tmp_path: Path) -> None:
     for given in ({"url": "mqtt://me:sEcReT@b"}, {"username": "me", "password": "sEcReT"}):
         options = read({**MQTT, **given})
-        [feed] = receiver_settings(options, "group", LocalFolder(str(tmp_path)))
-        for shown in (options, options.broker, feed, options.required_broker.address):
+        [settings] = receiver_settings(options, "group", LocalFolder(str(tmp_path)))
+        for shown in (options, options.broker, settings, options.required_broker.address):
             assert "sEcReT" not in repr(shown) + str(shown)
             assert "me" not in repr(options.required_broker.address)
-        assert "sEcReT" in repr((feed.url, feed.settings))  # but it is there
+        assert "sEcReT" in repr((settings.url, settings.settings))  # but it is there
 
 
 def test_options_travel_between_processes() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from adapters.spark.telemetry import batch
 from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
-from adapters.spark.telemetry.fleet import INTERVAL, START, Plan, Sent, digest, simulate
+from adapters.spark.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
 from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.model import METRICS, Telemetry
 from adapters.spark.telemetry.plots import draw
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-SMALL = Plan(seed=3, devices=8, seconds=10, rate=80)
+SMALL = FleetPlan(seed=3, devices=8, seconds=10, rate=80)
 
 
 # --- the fleet
@@ -48,19 +48,19 @@ SMALL = Plan(seed=3, devices=8, seconds=10, rate=80)
 
 def test_a_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     assert simulate(SMALL) == simulate(SMALL)
-    assert simulate(SMALL) != simulate(Plan(seed=4, devices=8, seconds=10, rate=80))
+    assert simulate(SMALL) != simulate(FleetPlan(seed=4, devices=8, seconds=10, rate=80))
 
 
 def test_a_fleet_sends_as_many_messages_as_it_was_asked_for_in_the_order_of_their_time() -> None:
-    sent = simulate(Plan())
-    assert len(sent) == Plan().readings * Plan().devices
-    assert abs(len(sent) - Plan().rate * Plan().seconds) < Plan().devices
+    sent = simulate(FleetPlan())
+    assert len(sent) == FleetPlan().readings * FleetPlan().devices
+    assert abs(len(sent) - FleetPlan().rate * FleetPlan().seconds) < FleetPlan().devices
     assert [each.at for each in sent] == sorted(each.at for each in sent)
     assert len({(each.device, each.sequence) for each in sent}) == len(sent)
 
 
 def test_readings_of_the_fleet_fit_the_model_and_garbled_ones_do_not() -> None:
-    sent = simulate(Plan())
+    sent = simulate(FleetPlan())
     for each in sent:
         if each.kind == "reading":
             reading = Telemetry.model_validate_json(each.payload)
@@ -73,7 +73,7 @@ def test_readings_of_the_fleet_fit_the_model_and_garbled_ones_do_not() -> None:
 
 
 def test_the_fleet_has_all_kinds_of_failures() -> None:
-    sent = simulate(Plan())
+    sent = simulate(FleetPlan())
     readings = [Telemetry.model_validate_json(each.payload) for each in sent if each.kind == "reading"]
     lateness = [reading.sent_at - reading.measured_at for reading in readings]
     assert sum(late < timedelta() for late in lateness) > 100  # clocks that are ahead
@@ -158,7 +158,7 @@ def test_a_lasting_change_becomes_the_normal_state() -> None:
 
 
 def test_day_and_night_are_no_anomaly() -> None:
-    clean = [each for each in simulate(Plan()) if each.kind == "reading" and not each.injected]
+    clean = [each for each in simulate(FleetPlan()) if each.kind == "reading" and not each.injected]
     devices: dict[str, History] = {}
     found = 0
     for each in clean:
@@ -298,7 +298,7 @@ def test_an_aggregate_without_a_timely_reading_fails_a_check() -> None:
 
 
 def test_plots_are_drawn_of_a_run_in_which_next_to_nothing_happened(tmp_path: Path) -> None:
-    files = draw(a_run(simulate(Plan(devices=1, seconds=2, rate=1))), tmp_path)
+    files = draw(a_run(simulate(FleetPlan(devices=1, seconds=2, rate=1))), tmp_path)
     assert [file.stat().st_size > 10_000 for file in files] == [True] * 4
 
 
@@ -447,7 +447,7 @@ def test_the_whole_pipeline_stores_every_message_exactly_once_and_leaves_nothing
     done = command("demo", *small, "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    sent = simulate(Plan(seed=5, devices=12, seconds=8, rate=150))
+    sent = simulate(FleetPlan(seed=5, devices=12, seconds=8, rate=150))
     assert f"8 checks, all right: each of the {len(sent):,} accepted messages is stored exactly once" in done.stdout
     assert "WRONG" not in done.stdout
 
@@ -493,7 +493,7 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         for line in process.stdout:
             if after in line:
                 break
-        time.sleep(1)  # into what it does next
+        time.sleep(1)  # into its next step
         assert of_folder(output)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)

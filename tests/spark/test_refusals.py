@@ -16,7 +16,7 @@ from adapters.spark.journal import Journal, Source, folders
 from tests.brokers import Mosquitto, RabbitMQ, free_port
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
 from tests.spark.readers import Driven
-from tests.spark.test_source import make_stream, stream, unique
+from tests.spark.test_read import make_stream, stream, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,7 +237,7 @@ def test_a_damaged_journal_fails_the_task(spark: SparkSession, mosquitto: Mosqui
 
 
 def test_a_checkpoint_beyond_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """An older copy of the journal: what comes would get offsets that Spark believes to have."""
+    """An older copy of the journal: new messages would get offsets that Spark has processed."""
     channel = unique("older")
     frame = stream(spark, mosquitto.url, tmp_path, channel=channel)
     with Collected(frame, tmp_path / "checkpoint").ready() as query:

@@ -238,7 +238,7 @@ class Times(BaseModel):
 
 
 class Changing(BaseModel):
-    """What comes out of its validators, and of its defaults, is not what it says."""
+    """Its validators and defaults return values of other types than its annotations."""
 
     number: Annotated[int, AfterValidator(lambda value: value / 2 if value > 10 else value)] = 0
     day: Annotated[date, AfterValidator(lambda value: datetime(value.year, 1, 1, 5))] | None = None

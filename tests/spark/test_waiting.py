@@ -50,8 +50,8 @@ def test_a_receiver_starts_waits_and_stops_without_a_breakable_wait(broker: Mosq
     options = ReadOptions.of({"url": broker.url, "journalPath": str(tmp_path / "journal"), "channel": "a/#"})
     journal = Journal.open(str(tmp_path / "journal"), Source("mqtt://anywhere", [], None, "1", 1))
     (log,) = journal.logs
-    (feed,) = receiver_settings(options, options.group or "group", journal.folder)
-    receiver = Receiver(feed, log)
+    (settings,) = receiver_settings(options, options.group or "group", journal.folder)
+    receiver = Receiver(settings, log)
     try:
         with breakable_waits() as found:
             receiver.start()

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_group(journal: str) -> str:
-    """Return the group of a query whose option ``group`` is not set, for the first journal it had."""
+    """Return the default group of a query, derived from the id of its first journal."""
     return f"spark-{journal[:16]}"
 
 

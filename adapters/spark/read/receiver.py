@@ -58,7 +58,7 @@ _RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class ReceiverSubscription:
     """One subscription of a receiver: a channel and the extensions of its context."""
 
     channel: str
@@ -71,7 +71,7 @@ class ReceiverSettings:
 
     url: str = field(repr=False)
     settings: Mapping[str, Any] = field(repr=False)
-    subscriptions: tuple[Subscription, ...]
+    subscriptions: tuple[ReceiverSubscription, ...]
     #: unacknowledged messages that the broker may send
     prefetch: int
     #: bytes that may wait in the journal
@@ -158,7 +158,7 @@ class Receiver:
             self.stop()
             raise
 
-    def _subscribe(self, instance: Messaging, subscription: Subscription) -> MessageStream:
+    def _subscribe(self, instance: Messaging, subscription: ReceiverSubscription) -> MessageStream:
         builder = instance.acknowledge_context_builder().message_context_builder().channel(subscription.channel)
         names = {feature.lower(): feature for feature in instance.features}
         for key, value in subscription.extensions.items():

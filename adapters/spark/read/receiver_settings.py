@@ -10,7 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from adapters.spark.options import SESSION_EXPIRY, Broker, ReadOptions
-from adapters.spark.read.receiver import ReceiverSettings, Subscription
+from adapters.spark.read.receiver import ReceiverSettings, ReceiverSubscription
 from messaging.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _settings(broker: Broker, options: ReadOptions, group: str, number: int) -> 
     return broker.keywords(**own)
 
 
-def _subscriptions(broker: Broker, options: ReadOptions, group: str) -> list[Subscription]:
+def _subscriptions(broker: Broker, options: ReadOptions, group: str) -> list[ReceiverSubscription]:
     extensions: dict[str, Any] = {"qos": options.qos}
     if options.qos != "0":
         extensions |= {"prefetch": options.prefetch, "bufferSize": options.prefetch}
@@ -80,14 +80,14 @@ def _subscriptions(broker: Broker, options: ReadOptions, group: str) -> list[Sub
     if broker.is_mqtt:
         if options.receivers > 1:
             extensions["queue"] = group
-        return [Subscription(channel, extensions) for channel in options.channels]
+        return [ReceiverSubscription(channel, extensions) for channel in options.channels]
     if options.queue_type is not None:
         extensions["queueType"] = options.queue_type
     queues = options.queues or tuple(_queue(group, channel, options.channels) for channel in options.channels)
     if not options.channels:  # existing queues with bindings of their own
-        return [Subscription(queue, {**extensions, "queue": queue}) for queue in queues]
+        return [ReceiverSubscription(queue, {**extensions, "queue": queue}) for queue in queues]
     return [
-        Subscription(channel, {**extensions, "queue": queue})
+        ReceiverSubscription(channel, {**extensions, "queue": queue})
         for channel, queue in zip(options.channels, queues, strict=True)
     ]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: events that are published before their confirms are looked at
+#: events that are published between two checks of confirms
 _BATCH: Final = 256
 #: pause between two checks whether the recorder is closed, in seconds
 _STEP: Final = 0.1

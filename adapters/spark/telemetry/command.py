@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from adapters.spark.telemetry.fleet import Plan
+from adapters.spark.telemetry.fleet import FleetPlan
 from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-_DEFAULT = Plan()
+_DEFAULT = FleetPlan()
 
 
 @app.callback()
@@ -75,5 +75,5 @@ def demo(
         output = Path(f"telemetry-{datetime.now():%Y%m%d-%H%M%S}")
     from adapters.spark.telemetry.run import run
 
-    plan = Plan(seed=seed, devices=devices, seconds=seconds, rate=rate)
+    plan = FleetPlan(seed=seed, devices=devices, seconds=seconds, rate=rate)
     return ExitCode.OK if run(plan, output, overwrite=overwrite, keep=keep) else ExitCode.FAILED

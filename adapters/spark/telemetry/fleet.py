@@ -54,7 +54,7 @@ _PROGRESS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """The parameters of a simulation.
 
     Attributes:
@@ -98,13 +98,13 @@ class Sent(NamedTuple):
     too_late: bool
 
 
-def simulate(plan: Plan) -> list[Sent]:
+def simulate(plan: FleetPlan) -> list[Sent]:
     """Return all messages of a run, in the order of publishing."""
     messages = [message for number in range(plan.devices) for message in _device(plan, number)]
     return sorted(messages, key=lambda message: (message.at, message.device, message.sequence))
 
 
-def _device(plan: Plan, number: int) -> Iterator[Sent]:
+def _device(plan: FleetPlan, number: int) -> Iterator[Sent]:
     rng = random.Random(f"{plan.seed}/{number}")  # noqa: S311  # a simulation
     site = list(SITES)[number % len(SITES)]
     device = f"{site}-{number // len(SITES) + 1:02}"
@@ -157,7 +157,7 @@ def _values(rng: random.Random, at: datetime, character: Sequence[float]) -> Ite
     yield battery + 5 * sun + rng.gauss(0, 0.3)
 
 
-def _injections(rng: random.Random, plan: Plan) -> dict[tuple[int, str], float]:
+def _injections(rng: random.Random, plan: FleetPlan) -> dict[tuple[int, str], float]:
     """Return the values to add to readings: spikes, bursts and sags that the pipeline should find."""
     found: dict[tuple[int, str], float] = {}
     for _ in range(rng.choices((0, 1, 2), (5, 4, 1))[0]):
@@ -170,13 +170,13 @@ def _injections(rng: random.Random, plan: Plan) -> dict[tuple[int, str], float]:
     return found
 
 
-def _outage(rng: random.Random, plan: Plan) -> tuple[datetime, datetime] | None:
+def _outage(rng: random.Random, plan: FleetPlan) -> tuple[datetime, datetime] | None:
     """Return begin and end of the outage of a device, if it has one."""
     begin, length = START + rng.uniform(0.2, 0.8) * plan.span, timedelta(minutes=rng.uniform(20, 50))
     return (begin, begin + length) if rng.random() < _OUTAGES else None
 
 
-def _delay(rng: random.Random, plan: Plan, measured: datetime) -> tuple[timedelta, bool]:
+def _delay(rng: random.Random, plan: FleetPlan, measured: datetime) -> tuple[timedelta, bool]:
     """Return the delay of a reading, and whether that is beyond the watermark."""
     usual, late, hours = rng.lognormvariate(1.5, 0.8), rng.expovariate(1 / 300) + 30, rng.uniform(5, 9)
     chance = rng.random()
@@ -211,7 +211,7 @@ def digest(payload: bytes) -> str:
     return hashlib.sha256(payload.decode(errors="replace").encode()).hexdigest()
 
 
-def publish(url: str, plan: Plan, ledger: Path, stop: threading.Event) -> None:
+def publish(url: str, plan: FleetPlan, ledger: Path, stop: threading.Event) -> None:
     """Publish all messages with QoS 1, in real time, until ``stop``; write the ledger; report progress to stdout."""
     told = began = time.monotonic()
     accepted = failed = 0
@@ -275,7 +275,7 @@ def main() -> None:
     By default stdin is not read: the stdin of a service or of ``nohup`` has ended before the program starts.
     """
     parser = argparse.ArgumentParser(description="Publish the telemetry of a simulated fleet.")
-    default = Plan()
+    default = FleetPlan()
     parser.add_argument("url", help="broker, such as mqtt://localhost")
     parser.add_argument("ledger", type=Path, help="file for the messages that the broker has accepted")
     parser.add_argument("--seed", type=int, default=default.seed)
@@ -289,7 +289,7 @@ def main() -> None:
     stop = threading.Event()
     if given.end_with_stdin:
         threading.Thread(target=_set_at_end_of_stdin, args=(stop,), daemon=True).start()
-    plan = Plan(seed=given.seed, devices=given.devices, seconds=given.seconds, rate=given.rate)
+    plan = FleetPlan(seed=given.seed, devices=given.devices, seconds=given.seconds, rate=given.rate)
     publish(given.url, plan, given.ledger, stop)
 
 

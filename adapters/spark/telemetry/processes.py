@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.errors import ConfigurationError, MessagingError
 
 if TYPE_CHECKING:
-    from adapters.spark.telemetry.fleet import Plan
+    from adapters.spark.telemetry.fleet import FleetPlan
 
 _HOST: Final = "127.0.0.1"
 #: how long mosquitto may take to start, and any process to end, in seconds
@@ -146,7 +146,7 @@ class Fleet:
         failed: messages that it has not accepted.
     """
 
-    def __init__(self, url: str, plan: Plan, ledger: Path, log: Path) -> None:
+    def __init__(self, url: str, plan: FleetPlan, ledger: Path, log: Path) -> None:
         self.accepted = 0
         self.failed = 0
         self._has_ended = False

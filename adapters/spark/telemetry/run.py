@@ -18,7 +18,7 @@ from rich.text import Text
 
 from adapters.spark.telemetry.bridge import SEVERE, AlertBridge
 from adapters.spark.telemetry.display import TICK, Display
-from adapters.spark.telemetry.fleet import START, Plan
+from adapters.spark.telemetry.fleet import START, FleetPlan
 from adapters.spark.telemetry.processes import Fleet, find_mosquitto, mosquitto
 from adapters.spark.telemetry.session import LocalSpark, SparkFailedError, check_installed, first_line
 from messaging.cli.output import one_line, show
@@ -58,7 +58,7 @@ def prepare(output: Path, *, overwrite: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
 
-def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
+def run(plan: FleetPlan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
     """Run the whole pipeline once.
 
     Args:
@@ -111,7 +111,7 @@ def _torn_down() -> Iterator[contextlib.ExitStack]:
                 signal.signal(number, handler)
 
 
-def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
+def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
     # not at import: PySpark and matplotlib are slow to import, and may be missing
     from adapters.spark.telemetry import batch, plots
     from adapters.spark.telemetry.job import Folders, TelemetryJob
@@ -121,7 +121,7 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
     ledger = output / _LEDGER
 
     def wait(what: str, function: Callable[[], T]) -> T:
-        """Have Spark, or the plots, do something; show what, and for how long."""
+        """Run a step in another thread, and show it in the status line."""
         return _within(display, function, lambda: display.status(what, quietly=True))
 
     url = stack.enter_context(mosquitto(folders.work / "mosquitto"))
@@ -161,7 +161,7 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
         "the tables are verified",
         lambda: Run.load(spark, folders, tables, ledger, batches, **live),
     )
-    ending = threading.Thread(target=local.close)  # while we draw
+    ending = threading.Thread(target=local.close)  # while the plots are drawn
     ending.start()
     drawn = wait("plots are drawn", lambda: plots.draw(done, output / "plots"))
     wait("Spark ends", ending.join)
@@ -170,7 +170,7 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
 
 
 def _within(display: Display, function: Callable[[], T], tick: Callable[[], None]) -> T:
-    """``display.wait``, but not for ever."""
+    """Call ``display.wait`` with a timeout."""
     until = time.monotonic() + _STEP_TIMEOUT
 
     def explained() -> T:
@@ -178,7 +178,7 @@ def _within(display: Display, function: Callable[[], T], tick: Callable[[], None
             return function()
         except MessagingError:
             raise
-        except Exception as error:  # while Spark is there to be asked what it is
+        except Exception as error:  # while Spark can still describe it
             raise SparkFailedError(first_line(error)) from error
 
     def in_time() -> None:
@@ -190,7 +190,7 @@ def _within(display: Display, function: Callable[[], T], tick: Callable[[], None
 
 
 class _Status:
-    """What the queries have done so far, in a line."""
+    """The progress of the queries, in a line."""
 
     def __init__(self, job: TelemetryJob, bridge: AlertBridge) -> None:
         self._job = job
@@ -198,7 +198,7 @@ class _Status:
         self._rows: dict[str, dict[int, int]] = {name: {} for name in job.queries}
 
     def text(self, fleet: Fleet) -> str:
-        """The line."""
+        """Return the line."""
         for name, query in self._job.queries.items():
             progress = query.lastProgress
             if progress is not None and progress["numInputRows"]:
@@ -211,7 +211,7 @@ class _Status:
 
 
 def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None:
-    """Print the figures, the checks, and where everything is."""
+    """Print the figures, the checks, and the paths of tables and plots."""
     made, found, others = done.injected()
     delays = sorted(done.alerts.values())
     figures = {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: text columns of a message, in the order in which they identify a shape
 TEXT_COLUMNS: Final = ("channel", "key", "content_type", "correlation_id", "reply_to")
-#: rows between two looks at the outcomes
+#: rows between two checks of the outcomes
 _STRIDE: Final = 256
 #: checked shapes of messages that are kept
 _MAX_SHAPES: Final = 4096

@@ -29,7 +29,7 @@ from adapters.spark.read.typed.kinds import (
     scalar_kind,
     struct_kind,
 )
-from adapters.spark.read.typed.plan import Plan, Row
+from adapters.spark.read.typed.plan import Row, RowPlan
 from messaging.errors import InvalidOptionError
 
 _REFERENCE: Final = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
@@ -58,7 +58,7 @@ def bad_model(reference: object, problem: str) -> InvalidOptionError:
     return InvalidOptionError("model", f"option 'model' ({reference!r:.200}): {problem}")
 
 
-def plan_of_model(reference: str) -> Plan:
+def plan_of_model(reference: str) -> RowPlan:
     """Import a model and compile it.
 
     Raises:
@@ -87,7 +87,7 @@ def plan_of_model(reference: str) -> Plan:
         return validator.validate_json(json.dumps(json.loads(payload.decode(), parse_float=quoted_if_rounded)))
 
     nothing = dict.fromkeys(schema.names)
-    return Plan(
+    return RowPlan(
         schema,
         model,
         validator.validate_json,

@@ -15,12 +15,12 @@ from pyspark.sql import types as spark
 
 from adapters.spark.errors import invalid_option
 from adapters.spark.read.typed.decimals import Decimals, bounded, has_decimals
-from adapters.spark.read.typed.plan import RESERVED, Plan, Row
+from adapters.spark.read.typed.plan import RESERVED, Row, RowPlan
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def plan_of_schema(schema: spark.StructType) -> Plan:
+def plan_of_schema(schema: spark.StructType) -> RowPlan:
     """Compile the columns of a schema that are fields of the payload.
 
     Raises:
@@ -34,7 +34,7 @@ def plan_of_schema(schema: spark.StructType) -> Plan:
     def read_exactly(payload: bytes) -> Row:
         return validator.validate_python(json.loads(payload.decode(), parse_float=bounded))
 
-    return Plan(
+    return RowPlan(
         fields,
         None,
         validator.validate_json,

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from adapters.spark.errors import invalid_option
 from adapters.spark.read.typed.by_model import bad_model, plan_of_model
 from adapters.spark.read.typed.by_schema import plan_of_schema
-from adapters.spark.read.typed.plan import CORRUPT, POSITION, RESERVED, Plan
+from adapters.spark.read.typed.plan import CORRUPT, POSITION, RESERVED, RowPlan
 from adapters.spark.read.typed.rows import parse, texts_of
 
 
@@ -26,10 +26,10 @@ class TypedColumns:
 
     schema: spark.StructType
 
-    def __init__(self, schema: spark.StructType, plan: Plan, reference: str | None = None) -> None:
+    def __init__(self, schema: spark.StructType, plan: RowPlan, reference: str | None = None) -> None:
         self.schema = schema
         self._reference = reference
-        self._plan: Plan | None = plan
+        self._plan: RowPlan | None = plan
 
     @classmethod
     def of_model(cls, reference: str) -> TypedColumns:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic_core import from_json
 
 from adapters.spark.columns import CONTENT_ENCODING
-from adapters.spark.read.typed.plan import POSITION, Plan, Row
+from adapters.spark.read.typed.plan import POSITION, Row, RowPlan
 from messaging.codecs import decode
 from messaging.codecs.encodings import charset_name
 from messaging.codecs.mediatype import parse_media_type
@@ -60,7 +60,7 @@ def _is_json(content_type: str | None) -> bool:
     return essence in (_JSON, _OCTET_STREAM) or essence.endswith("+json")
 
 
-def read_content(plan: Plan, payload_and_content: tuple[bytes, Content]) -> Row:
+def read_content(plan: RowPlan, payload_and_content: tuple[bytes, Content]) -> Row:
     """Return the row of a payload of any content type; raise if it does not fit."""
     payload, (content_type, content_encoding) = payload_and_content
     try:
@@ -102,7 +102,7 @@ def _has_long_numbers(data: bytes) -> bool:
     return any(number in data for number in _LONG_NUMBERS)
 
 
-def read_carefully(plan: Plan, payload: bytes) -> Row:
+def read_carefully(plan: RowPlan, payload: bytes) -> Row:
     """Return the row of JSON that :func:`needs_care`; raise if it does not fit."""
     payload = payload.removeprefix(_BOM)
     if b"NaN" in payload or b"Infinity" in payload:

@@ -32,7 +32,7 @@ RESERVED: Final[Mapping[str, spark.DataType]] = {**MESSAGE_COLUMNS, CORRUPT: spa
 Row = Any
 
 
-class Plan(NamedTuple):
+class RowPlan(NamedTuple):
     """A model or a schema, compiled.
 
     Attributes:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from adapters.spark.read.typed.content import contents_of, needs_care, read_carefully, read_content
-from adapters.spark.read.typed.plan import POSITION, Plan, Row
+from adapters.spark.read.typed.plan import POSITION, Row, RowPlan
 from messaging.errors import BoundReachedError
 
 #: rows that are objects at the same time: their memory is reused, and the garbage collector has few objects to visit.
@@ -27,7 +27,7 @@ _FIRST_INSTANT: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // timedelta
 _LAST_INSTANT: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
-def parse(plan: Plan, kinds: Sequence[pa.DataType], batch: pa.RecordBatch) -> tuple[list[pa.Array], list[int]]:
+def parse(plan: RowPlan, kinds: Sequence[pa.DataType], batch: pa.RecordBatch) -> tuple[list[pa.Array], list[int]]:
     """Return the columns of the payload, and the numbers of the corrupt rows."""
     values = batch.column(POSITION["_value"])
     if values.null_count:

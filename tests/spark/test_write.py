@@ -1,4 +1,4 @@
-"""The sink: what becomes of rows, and what of failures; directly where that is enough, in a real session otherwise."""
+"""Writing: rows, their messages and failures; without Spark where that is enough, otherwise in a real session."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def table(*values: Any, **columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def write(*batches: pa.RecordBatch, **options: Any) -> int:
-    """What a task does with ``batches``; how many rows it published."""
+    """Write ``batches`` as a task does; return the number of rows."""
     source = MessagingDataSource({name: str(value) for name, value in options.items()})
     writer: Any = source.writer(from_arrow_schema(batches[0].schema), overwrite=False)
     return int(pickle.loads(pickle.dumps(writer)).write(iter(batches)).rows)
@@ -250,7 +250,7 @@ def test_client_ids_never_clash(mosquitto: Mosquitto) -> None:
     assert "as writer-" in mosquitto.log()
 
 
-# --- what the broker says
+# --- answers of the broker
 
 
 def test_a_mandatory_message_without_a_queue_fails_the_task(rabbitmq: RabbitMQ) -> None:

@@ -1,5 +1,4 @@
-"""From the broker into the journal: what is stored, when it is acknowledged, and what a full or slow disk does. No
-Spark."""
+"""Receivers: messages of a broker are stored, then acknowledged, also with a full or slow disk. Without Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from adapters.spark.errors import JournalFullError
 from adapters.spark.journal import Journal, Source
 from adapters.spark.journal.log import LogWriter, read
 from adapters.spark.options import ReadOptions
-from adapters.spark.read import receiver as receivers
+from adapters.spark.read import receiver
 from adapters.spark.read.receiver import Receiver
 from adapters.spark.read.receiver_settings import receiver_settings
 from messaging import MessagingError
@@ -42,8 +41,8 @@ class Running:
         self.journal = Journal.open(str(path), Source("mqtt://anywhere", [], None, "1", 1))
         (self.log,) = self.journal.logs
         group = self.options.group or "group"
-        (feed,) = receiver_settings(self.options, group, self.journal.folder)
-        self.receiver = Receiver(feed, self.log)
+        (settings,) = receiver_settings(self.options, group, self.journal.folder)
+        self.receiver = Receiver(settings, self.log)
 
     def start(self) -> Running:
         self.receiver.start()
@@ -162,7 +161,7 @@ def test_an_acknowledgement_that_is_lost_stores_nothing_twice(
 def test_a_process_that_is_gone_is_no_reason_to_store_twice(
     broker: Mosquitto, run: Callable[..., Running], tmp_path: Path
 ) -> None:
-    """The next receiver knows from the journal what the one before has stored."""
+    """The next receiver reads from the journal which messages are stored."""
     with Proxy(broker.host, broker.port) as proxy:
         running = run(f"mqtt://127.0.0.1:{proxy.port}", channel="a", close_timeout="0.2")
         proxy.up.swallow()
@@ -211,7 +210,7 @@ def test_a_full_disk_waits_and_loses_nothing(
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")
     publish(rabbitmq.url, queue, numbers(100))
     wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
-    running.receiver.raise_failure(patience=60)  # not yet a reason to give up
+    running.receiver.raise_failure(patience=60)  # within its patience
     with pytest.raises(JournalFullError, match="'journalPath'"):
         running.receiver.raise_failure()
     assert unacknowledged(rabbitmq, queue) == (0, 100)
@@ -227,7 +226,7 @@ def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: C
     payloads = [b"%04d" % number + b"x" * 20_000 for number in range(300)]
     publish(rabbitmq.url, queue, payloads)
     wait_for(lambda: running.receiver.is_full, "the journal to be full")
-    # what is on its way: one write, the pending ones, and what the broker sent ahead
+    # not stored yet: one write, the pending messages, and the prefetched messages of the broker
     wait_for(lambda: sum(unacknowledged(rabbitmq, queue)) == 300 - running.log.end, "the broker to know")
     assert running.log.end < 200
     assert unacknowledged(rabbitmq, queue)[0] > 0
@@ -241,7 +240,7 @@ def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: C
 def test_pending_bytes_are_bounded(
     broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receivers, "PENDING_BYTES", 100_000)
+    monkeypatch.setattr(receiver, "PENDING_BYTES", 100_000)
     running = run(broker.url, channel="a", prefetch="1000")
     gate = Gate(running.log, monkeypatch)
     gate.open.clear()
@@ -255,7 +254,7 @@ def test_pending_bytes_are_bounded(
 def test_stopping_does_not_wait_for_observers_that_wait(
     broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receivers, "PENDING_BYTES", 1000)
+    monkeypatch.setattr(receiver, "PENDING_BYTES", 1000)
     running = run(broker.url, channel="a")
     gate = Gate(running.log, monkeypatch)
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")

@@ -1,4 +1,4 @@
-"""Folders: which one a path means, and that what is written there is there as a whole."""
+"""Folders: paths and URLs, and files that are written as a whole."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_an_intact_frame_is_found_anywhere_behind_damage(gap: int) -> None:
 
 
 def test_a_payload_that_looks_like_frames_is_no_frame() -> None:
-    """Somebody sends a journal as a message, and a crash tears the frame that it is in."""
+    """A sender puts a journal into a message, and a crash tears the frame of that message."""
     torn = image(image(b"inner", b"inner", seed=0) * 10)[1:]
     assert not frames.any_after(pa.py_buffer(torn), 0, SEED)
 

@@ -252,7 +252,7 @@ def test_processed_segments_are_deleted(spark: SparkSession, mosquitto: Mosquitt
     channel = unique("trim")
     frame = stream(spark, mosquitto.url, tmp_path, channel=channel, journalBytes="4m", minPartitions=2)
     with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        for batch in range(12):  # three times what the journal may hold
+        for batch in range(12):  # three times the limit of the journal
             publish(mosquitto.url, channel, [b"x" * 10_000 for _ in range(100)])
             query.receive(100 * (batch + 1))
     sizes = [file.stat().st_size for file in (tmp_path / "journal" / "0").iterdir()]
