@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from messaging.channels import check_name, check_pattern, forbidden_character
-from messaging.errors import InvalidChannelError
 from messaging.extensions import MAX_MESSAGE_ID
 from messaging.publisher import check_text
 
@@ -55,7 +54,7 @@ def integer(low: int, high: int | None) -> Callable[[str], int]:
         try:
             number = int(text)
         except ValueError:
-            raise ValueError(f"must be {wanted}, not {text!r}") from None
+            number = low - 1
         if number < low or (high is not None and number > high):
             raise ValueError(f"must be {wanted}, not {text!r}")
         return number
@@ -98,26 +97,14 @@ def _list(text: str) -> list[str]:
     return values
 
 
-def _each(values: Iterable[str], check: Callable[[str], str]) -> tuple[str, ...]:
-    try:
-        return tuple(check(value) for value in values)
-    except InvalidChannelError as error:
-        raise ValueError(str(error)) from None
-
-
 def channels(text: str) -> tuple[str, ...]:
     """Return channel patterns, see :func:`names`."""
-    return _each(_list(text), check_pattern)
-
-
-def channel(text: str) -> str:
-    """Return the name of one channel."""
-    return _each([text], check_name)[0]
+    return tuple(map(check_pattern, _list(text)))
 
 
 def names(text: str) -> tuple[str, ...]:
     """Return names that are separated by commas, or in a JSON list; none of them twice."""
-    return _each(_list(text), check_name)
+    return tuple(map(check_name, _list(text)))
 
 
 def content_type(text: str) -> str:

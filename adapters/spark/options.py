@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from adapters.spark import option_values as values
 from adapters.spark.errors import invalid_option
 from adapters.spark.option_values import EARLIEST, LATEST
-from messaging.channels import overlap
+from messaging.channels import check_name, overlap
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
 from messaging.extensions import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY
 from messaging.features import Features
@@ -226,7 +226,7 @@ class WriteOptions:
     #: whether properties travel in an envelope in front of the payload
     has_envelope: bool
     #: of rows without a ``channel``
-    channel: str | None = _option("channel", None, values.channel)
+    channel: str | None = _option("channel", None, check_name)
     qos: str = _option("qos", "1", values.one_of("0", "1", "2"))
     content_type: str | None = _option("contentType", None, values.content_type)
     #: rows of one task that may be unconfirmed

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as sql
 
+from adapters.spark.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES, Folders
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from adapters.spark.telemetry.job import Folders
 
 #: number of devices in the list
 TOP: Final = 10
@@ -31,8 +32,6 @@ class Tables(NamedTuple):
     @classmethod
     def of(cls, spark: SparkSession, folders: Folders) -> Tables:
         """Return the tables in the folder of a run."""
-        from adapters.spark.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES
-
         messages = spark.read.schema(MESSAGES).parquet(folders.table("messages"))
         return cls(
             messages.where("kind = 'reading'").drop("payload", "kind"),

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -275,13 +275,11 @@ def main() -> None:
     By default stdin is not read: the stdin of a service or of ``nohup`` has ended before the program starts.
     """
     parser = argparse.ArgumentParser(description="Publish the telemetry of a simulated fleet.")
-    default = FleetPlan()
     parser.add_argument("url", help="broker, such as mqtt://localhost")
     parser.add_argument("ledger", type=Path, help="file for the messages that the broker has accepted")
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--devices", type=int, default=default.devices)
-    parser.add_argument("--seconds", type=float, default=default.seconds)
-    parser.add_argument("--rate", type=float, default=default.rate)
+    defaults = asdict(FleetPlan())
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument(
         "--end-with-stdin", action="store_true", help="end early when stdin does: for a program that starts this one"
     )
@@ -289,8 +287,7 @@ def main() -> None:
     stop = threading.Event()
     if given.end_with_stdin:
         threading.Thread(target=_set_at_end_of_stdin, args=(stop,), daemon=True).start()
-    plan = FleetPlan(seed=given.seed, devices=given.devices, seconds=given.seconds, rate=given.rate)
-    publish(given.url, plan, given.ledger, stop)
+    publish(given.url, FleetPlan(**{name: getattr(given, name) for name in defaults}), given.ledger, stop)
 
 
 if __name__ == "__main__":

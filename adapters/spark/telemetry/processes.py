@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,16 +81,8 @@ def mosquitto(folder: Path) -> Iterator[str]:
         config = folder / "mosquitto.conf"
         config.write_text("\n".join(_configuration(port)) + "\n")
         with log.open("ab") as output:
-            process = subprocess.Popen(  # noqa: S603  # found on PATH
-                [binary, "-c", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        guard = subprocess.Popen(  # noqa: S603  # a constant
-            ["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
-        )
+            process = _start([binary, "-c", str(config)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        guard = _start(["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE)
         try:
             if _answers(port, process):
                 yield f"mqtt://{_HOST}:{port}"
@@ -127,6 +120,11 @@ def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
+def _start(command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own."""
+    return subprocess.Popen(command, start_new_session=True, **streams)  # noqa: S603  # programs of this module
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """End a child process: SIGTERM, then SIGKILL if it does not end in time."""
     if process.poll() is None:
@@ -151,17 +149,15 @@ class Fleet:
         self.failed = 0
         self._has_ended = False
         with log.open("wb") as errors:
-            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+            self._process = _start(
                 [
                     *(sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)),
-                    *(f"--seed={plan.seed}", f"--devices={plan.devices}"),
-                    *(f"--seconds={plan.seconds}", f"--rate={plan.rate}"),
+                    *(f"--{name}={value}" for name, value in asdict(plan).items()),
                     "--end-with-stdin",
                 ],
                 stdin=subprocess.PIPE,  # closes with this process, which ends the fleet
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,
             )
         self._log = log
         self._thread = threading.Thread(target=self._listen, daemon=True)

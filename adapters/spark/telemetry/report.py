@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from adapters.spark.telemetry.job import WATERMARK, WINDOW
+from adapters.spark.telemetry.job import WATERMARK, WINDOW, Folders
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from adapters.spark.telemetry.batch import Tables
-    from adapters.spark.telemetry.job import Folders
 
 
 class Check(NamedTuple):

@@ -16,7 +16,7 @@ import difflib
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark import TaskContext
 from pyspark.sql import types
@@ -52,7 +52,14 @@ class Written(WriterCommitMessage):
 class _Writer:
     """The common part of the writers of batches and of streams. Picklable."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    #: setting of Spark, its value that asks to overwrite, and the remedy
+    _overwriting: ClassVar[tuple[str, str, str]]
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            setting, value, remedy = self._overwriting
+            problem = f"{setting} {value!r}: published messages cannot be taken back; use {remedy}"
+            raise InvalidOptionError(setting, problem)
         check_columns(schema, options.channel)
         self._options = options
         self._columns = tuple(name for name in schema.fieldNames() if name not in _IGNORED)
@@ -91,24 +98,13 @@ class _Writer:
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """Publishes a DataFrame."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        if overwrite:
-            raise InvalidOptionError(
-                "mode", "mode 'overwrite': published messages cannot be taken back; use mode('append')"
-            )
-        super().__init__(options, schema)
+    _overwriting = ("mode", "overwrite", "mode('append')")
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Publishes the micro-batches of a query."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        if overwrite:
-            raise InvalidOptionError(
-                "outputMode",
-                "outputMode 'complete': published messages cannot be taken back; use outputMode('append') or 'update'",
-            )
-        super().__init__(options, schema)
+    _overwriting = ("outputMode", "complete", "outputMode('append') or 'update'")
 
     def _origin(self, context: TaskContext | None) -> tuple[str, str]:
         query = None if context is None else context.getLocalProperty(_QUERY)

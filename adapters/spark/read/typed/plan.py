@@ -6,19 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from adapters.spark.columns import MESSAGE
 
 #: the columns of the message, in the order of the batches for :meth:`TypedColumns.convert`
 MESSAGE_COLUMNS: Final[Mapping[str, spark.DataType]] = {
-    "_value": spark.BinaryType(),
-    "_channel": spark.StringType(),
-    "_key": spark.StringType(),
-    "_partition": spark.IntegerType(),
-    "_offset": spark.LongType(),
-    "_timestamp": spark.TimestampType(),
-    "_content_type": spark.StringType(),
-    "_correlation_id": spark.StringType(),
-    "_reply_to": spark.StringType(),
-    "_headers": spark.MapType(spark.StringType(), spark.StringType()),
+    f"_{field.name}": field.dataType for field in from_arrow_schema(MESSAGE).fields
 }
 #: the column with the text of a payload that does not fit
 CORRUPT: Final = "_corrupt_record"
