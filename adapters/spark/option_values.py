@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from messaging.channels import check_name, check_pattern, forbidden_character
-from messaging.extensions import MAX_MESSAGE_ID
-from messaging.publisher import check_text
+from messaging.model import MAX_MESSAGE_ID, check_name, check_pattern, check_text, forbidden_character
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

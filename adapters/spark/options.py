@@ -20,13 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from adapters.spark import option_values as values
 from adapters.spark.errors import invalid_option
 from adapters.spark.option_values import EARLIEST, LATEST
-from messaging.channels import check_name, overlap
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
-from messaging.extensions import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY
-from messaging.features import Features
 from messaging.instance import find_adapter
-from messaging.settings import URL_VARIABLE, load_settings
-from messaging.url import BrokerUrl, parse_url
+from messaging.model import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY, BrokerUrl, Features, check_name, overlap, parse_url
+from messaging.model.settings import URL_VARIABLE, load_settings
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -14,10 +14,9 @@ import pytest
 from adapters.amqp import AmqpAdapter
 from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectFailedError
-from messaging.model import Incoming, MessageContext
+from messaging.model import Incoming, MessageContext, parse_url
 from messaging.model.extensions import publish_options, subscribe_options
 from messaging.model.settings import load_settings
-from messaging.model.url import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence

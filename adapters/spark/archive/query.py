@@ -14,9 +14,9 @@ from adapters.spark import register
 from adapters.spark.recorder.event_recorder import CHANNEL
 from adapters.spark.recorder.recorded_event import dump_data, load_event
 from adapters.spark.recorder.topic_patterns import filters_of, patterns_of
-from messaging.channels import check_name
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, DecodeError
+from messaging.model import check_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from adapters.spark.archive.reader import Reading, read_events
-from messaging.arguments import check_instance
 from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
 from messaging.errors import ArgumentError, DeadlineError, InvalidEventError, check_instance

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from adapters.spark.journal.folders import LOCK_SECONDS, try_lock
 from messaging.errors import MessagingError, SubscriptionRefusedError, TakenOverError
-from messaging.waiting import Flag
-from messaging.workers import start_thread
+from messaging.execution import Flag, start_thread
 
 if TYPE_CHECKING:
     from messaging import Messaging

@@ -33,14 +33,13 @@ from adapters.spark.read.group_lock import QueueLock, taken_over
 from adapters.spark.read.takeover import TakeoverWatch
 from messaging import Message, MessageStream, Messaging, MessagingError
 from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverError
-from messaging.waiting import Flag, Waiters
-from messaging.workers import start_thread
+from messaging.execution import Flag, Waiters, start_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from adapters.spark.journal.log import LogWriter
-    from messaging.state import ConnectionState
+    from messaging.connection import ConnectionState
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from adapters.spark.recorder.recorded_event import RecordedEvent, dump_event
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, OutcomeUnknownError
-from messaging.features import Features
-from messaging.waiting import Waiters
-from messaging.workers import start_thread
+from messaging.execution import Waiters, start_thread
+from messaging.model import Features
 
 if TYPE_CHECKING:
+    from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.promise import Promise
 
 logger = logging.getLogger(__name__)
 

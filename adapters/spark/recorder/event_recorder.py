@@ -25,15 +25,12 @@ from uuid import uuid4
 from adapters.spark.recorder.event_publisher import EventPublisher, RecorderDTO
 from adapters.spark.recorder.recorded_event import RecordedEvent
 from adapters.spark.recorder.topic_patterns import filters_of
-from messaging.channels import check_name
-from messaging.engine import may_block
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.execution import Promise, may_block, seconds, workers
 from messaging.instance import Messaging
-from messaging.promise import Promise
-from messaging.reprs import tolerant
+from messaging.model import check_name
+from messaging.text import tolerant
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
-from messaging.waiting import seconds
-from messaging.workers import workers
 
 if TYPE_CHECKING:
     from reactivex.abc import DisposableBase

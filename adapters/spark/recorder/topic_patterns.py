@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import zip_longest
 
-from messaging.channels import overlap
 from messaging.dispatch.topics import MULTI_LEVEL, TopicFilter, parse_filter
 from messaging.errors import ArgumentError
+from messaging.model import overlap
 
 
 def filters_of(topics: str | Iterable[str]) -> tuple[TopicFilter, ...]:

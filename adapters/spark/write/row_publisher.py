@@ -13,7 +13,6 @@ import pyarrow as pa
 from adapters.spark.columns import CONTENT_ENCODING, MESSAGE_ID
 from adapters.spark.errors import InvalidRowError
 from adapters.spark.task_connection import connect
-from messaging.channels import check_name
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -21,16 +20,13 @@ from messaging.errors import (
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
-from messaging.extensions import identified
-from messaging.features import Features
-from messaging.message import MessageContext
-from messaging.publisher import check_printable, check_text
+from messaging.model import Features, MessageContext, check_name, check_printable, check_text, identified
 
 if TYPE_CHECKING:
     from adapters.spark.options import WriteOptions
     from messaging import Messaging, MessagingError, Promise
-    from messaging.extensions import PublishOptions
-    from messaging.publisher import MessagePublisher
+    from messaging.model import PublishOptions
+    from messaging.publishing import MessagePublisher
 
 #: text columns of a message, in the order in which they identify a shape
 TEXT_COLUMNS: Final = ("channel", "key", "content_type", "correlation_id", "reply_to")
