@@ -77,7 +77,7 @@ def test_every_shell_is_offered_the_commands(shell: str) -> None:
 
 def test_candidates_are_explained_where_the_shell_shows_that(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_MESSAGING_COMPLETE", "fish")
-    assert run("info", "--feat")[1] == "--features\tEvery known feature, and whether it is announced here.\n"
+    assert run("info", "--feat")[1] == "--features\tList every known feature, and whether it is announced.\n"
 
 
 def test_commands_are_completed_without_importing_any() -> None:

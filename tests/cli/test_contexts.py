@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from messaging.cli import contexts
-from messaging.cli.contexts import SavedContext
+from messaging.cli import context_file
+from messaging.cli.context_file import SavedContext
 from messaging.errors import ConfigurationError
 from tests.brokers import Mosquitto
 from tests.cli.conftest import Run
@@ -170,7 +170,7 @@ def test_the_saved_password_is_used(run: Run) -> None:
     assert (code, out) == (1, "")
     assert "127.0.0.1:1" in err
     assert "hunter2" not in err
-    assert contexts.get("one").url == "mqtt://joe:hunter2@127.0.0.1:1"
+    assert context_file.get("one").url == "mqtt://joe:hunter2@127.0.0.1:1"
 
 
 def test_a_file_that_others_may_read_is_warned_of(run: Run, file: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(run: Run, file: Path) -> No
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contexts.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
+    context_file.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
     before = file.read_bytes()
 
     def full(*_: object) -> None:
@@ -251,7 +251,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(file: Path, monkeyp
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ConfigurationError, match="No space left on device"):
-        contexts.change(lambda known: known.update(b=SavedContext("mqtt://b", {})))
+        context_file.change(lambda known: known.update(b=SavedContext("mqtt://b", {})))
     assert file.read_bytes() == before
     assert sorted(each.name for each in file.parent.iterdir()) == ["contexts.json", "contexts.lock"]
 
@@ -260,7 +260,7 @@ def test_a_link_to_the_file_stays_a_link(file: Path, tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     elsewhere = tmp_path / "dotfiles.json"
     file.symlink_to(elsewhere)
-    contexts.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
+    context_file.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
     assert file.is_symlink()
     assert [*json.loads(elsewhere.read_text())["contexts"]] == ["a"]
 
@@ -268,9 +268,9 @@ def test_a_link_to_the_file_stays_a_link(file: Path, tmp_path: Path) -> None:
 def test_concurrent_changes_lose_none(file: Path) -> None:
     """From threads of this process, and from other processes."""
     script = (
-        "from messaging.cli import contexts\n"
+        "from messaging.cli.context_file import SavedContext, change\n"
         "for number in range(20):\n"
-        "    contexts.change(lambda known: known.update({f'{NAME}-{number}': contexts.SavedContext('mqtt://x', {})}))\n"
+        "    change(lambda known: known.update({f'{NAME}-{number}': SavedContext('mqtt://x', {})}))\n"
     )
     others = [
         subprocess.Popen(
@@ -283,7 +283,7 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
     def save(name: str) -> None:
         for number in range(20):
             entry = {f"{name}-{number}": SavedContext("mqtt://x", {})}
-            contexts.change(lambda known, entry=entry: known.update(entry))  # type: ignore[misc]
+            context_file.change(lambda known, entry=entry: known.update(entry))  # type: ignore[misc]
 
     threads = [threading.Thread(target=save, args=(f"thread{each}",)) for each in range(4)]
     for thread in threads:
@@ -291,13 +291,13 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert [other.wait(PATIENCE) for other in others] == [0, 0]
-    assert len(contexts.load()) == 120
+    assert len(context_file.load()) == 120
 
 
 def test_a_relative_configuration_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
-    assert contexts.path() == tmp_path / ".config" / "messaging" / "contexts.json"
+    assert context_file.path() == tmp_path / ".config" / "messaging" / "contexts.json"
 
 
 # --- completion

@@ -620,5 +620,5 @@ def test_help_lists_the_options(command: str, options: str) -> None:
 
 def test_help_names_the_commands_and_their_exit_codes(run: Run) -> None:
     text = " ".join(run("--help")[1].split())
-    for words in (" request ", " reply ", "a request that failed where it was handled", "or the reply came"):
+    for words in (" request ", " reply ", "an error of the responder", "or the reply arrived"):
         assert words in text

@@ -1,8 +1,8 @@
-"""Saved contexts: names for brokers, with URL and settings, in a file of the user.
+"""The file of the saved contexts: URL and settings of each broker, by name.
 
 The file is ``messaging/contexts.json`` under ``$XDG_CONFIG_HOME``, by default ``~/.config``. It may hold passwords, so
-only its owner may read it. Changes are made under a lock and replace the file as a whole: readers see the old one or
-the new one, and no concurrent change is lost.
+only its owner may read it. A change takes a lock and replaces the whole file: readers see the old file or the new one,
+and no concurrent change is lost.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from messaging.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
-#: marks a context where a broker URL may stand
+#: marks the name of a context in the place of a broker URL
 PREFIX: Final = "@"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION: Final = 1
-#: of a file that is taken for one of ours, bytes
+#: most bytes of the file
 _LARGEST: Final = 1_000_000
-#: how long to wait for another process that changes the file, and how often to look, seconds
+#: how long to wait for the lock, and how often to try, seconds
 _PATIENCE: Final = 10.0
-_LOOK: Final = 0.02
+_POLL: Final = 0.02
 
 
 class SavedContext(NamedTuple):
     """A broker under a name.
 
     Attributes:
-        url: may hold a password; without query.
+        url: without query; it may hold a password.
         settings: settings of ``connect()``; some may be secret.
     """
 
@@ -61,17 +61,20 @@ class SavedContext(NamedTuple):
 
 def path() -> Path:
     """Return the file of the saved contexts; it need not exist."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    # the specification has relative paths ignored
-    base = Path(given) if given.startswith("/") else Path.home() / ".config"
-    return base / "messaging" / "contexts.json"
+    return base_directory("XDG_CONFIG_HOME", Path.home() / ".config") / "messaging" / "contexts.json"
+
+
+def base_directory(variable: str, default: Path) -> Path:
+    """Return a base directory of the user. The XDG specification demands that relative paths are ignored."""
+    given = os.environ.get(variable, "")
+    return Path(given) if given.startswith("/") else default
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a context may have it.
+    """Return ``name`` if it is valid.
 
     Raises:
-        ConfigurationError: it may not.
+        ConfigurationError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
@@ -84,7 +87,7 @@ def load() -> dict[str, SavedContext]:
     """Return all saved contexts by name.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is none of ours.
+        ConfigurationError: the file cannot be read or is malformed.
     """
     file = path()
     try:
@@ -107,12 +110,12 @@ def load() -> dict[str, SavedContext]:
     try:
         return {name: SavedContext(each["url"], dict(each["settings"])) for name, each in _checked(found)}
     except _MalformedError as error:
-        # values are not repeated: any of them may be a secret
+        # the error repeats no values: any of them may be a secret
         raise ConfigurationError(f"saved contexts: {file}: {error}; correct or remove it") from None
 
 
 class _MalformedError(Exception):
-    """The file is JSON of another structure."""
+    """The file is JSON with another structure."""
 
 
 def _checked(found: Any) -> Iterator[tuple[str, Any]]:
@@ -135,7 +138,7 @@ def get(name: str) -> SavedContext:
     """Return one saved context.
 
     Raises:
-        ConfigurationError: there is none of that name, or the file is bad.
+        ConfigurationError: no context has that name, or the file is malformed.
     """
     known = load()
     check_saved(name, known)
@@ -146,7 +149,7 @@ def check_saved(name: str, known: Mapping[str, SavedContext]) -> None:
     """Refuse a name that is not in ``known``.
 
     Raises:
-        ConfigurationError: names the nearest one, or all.
+        ConfigurationError: the name is refused; the error names the nearest one, or all.
     """
     if name not in known:
         hint = did_you_mean(name, known) or (f"there are {', '.join(sorted(known))}" if known else "none is saved")
@@ -154,10 +157,10 @@ def check_saved(name: str, known: Mapping[str, SavedContext]) -> None:
 
 
 def change(function: Callable[[dict[str, SavedContext]], None]) -> Path:
-    """Have ``function`` change the saved contexts, and save them; return the file.
+    """Apply ``function`` to the saved contexts and save the result; return the file.
 
     Raises:
-        ConfigurationError: the file is bad or cannot be written, or another process has it locked for 10 seconds.
+        ConfigurationError: the file is malformed or cannot be written, or another process holds the lock for 10 s.
     """
     file = path()
     try:
@@ -185,7 +188,7 @@ def _locked(lock: Path) -> Iterator[None]:
                     raise ConfigurationError(
                         f"saved contexts: another process has held {lock} for {_PATIENCE:g} s"
                     ) from None
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
         yield
     finally:
         os.close(handle)
