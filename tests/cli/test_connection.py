@@ -6,30 +6,16 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
 import messaging
-from tests.brokers import Mosquitto, RabbitMQ, require
+from tests.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Lines, Program, environment
 from tests.proxy import Proxy
 
 SECONDS = r"\d+\.\d s"
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"cli/{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def own() -> Iterator[Mosquitto]:
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
 
 
 LISTENERS = pytest.mark.parametrize("listener", [("sub",), ("reply", "--exec", "cat")], ids=["sub", "reply"])

@@ -16,9 +16,8 @@ from messaging.cli import context_file
 from messaging.cli.context_file import SavedContext
 from messaging.errors import ConfigurationError
 from tests.brokers import Mosquitto
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, refused
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, environment
-from tests.cli.test_usage import refused
 
 
 @pytest.fixture(autouse=True)

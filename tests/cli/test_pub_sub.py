@@ -8,10 +8,9 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -21,26 +20,8 @@ from tests.cli.conftest import Run, any_thread
 from tests.cli.program import PATIENCE, Program, subscriber
 
 
-@pytest.fixture
-def topic() -> str:
-    """A channel no other test uses."""
-    return f"cli/{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def url(mosquitto: Mosquitto) -> str:
-    return mosquitto.url
-
-
-@pytest.fixture
-def m(url: str) -> Iterator[messaging.Messaging]:
-    """To publish from here, where ``pub`` is not what the test is about."""
-    with messaging.connect(url) as m:
-        yield m
-
-
 def published(run: Run, *arguments: str) -> str:
-    """Publish and succeed; what it said."""
+    """Publish successfully; return stderr."""
     code, out, err = run("pub", *arguments)
     assert (code, out) == (0, "")
     return err
@@ -130,7 +111,7 @@ def test_verbose_writes_the_channel_before_the_payload(run: Run, url: str, topic
         assert sub.out.rest() == f"{topic}/b/c x y\n".encode()
 
 
-def test_several_patterns_are_heard(run: Run, url: str, topic: str) -> None:
+def test_messages_of_several_patterns_are_written(run: Run, url: str, topic: str) -> None:
     with subscriber(url, "-t", f"{topic}/a", "-t", f"{topic}/b/#", "-C", "3", "-v") as sub:
         for name in ("a", "b", "c", "b/d"):
             published(run, url, "-t", f"{topic}/{name}", "-m", name)
@@ -139,7 +120,7 @@ def test_several_patterns_are_heard(run: Run, url: str, topic: str) -> None:
 
 @pytest.fixture
 def objects(url: str, topic: str, run: Run) -> Callable[..., dict[str, Any]]:
-    """Publish with these arguments; the object that ``sub --json`` writes for it."""
+    """Publish with these arguments; return the object that ``sub --json`` writes."""
 
     def objects(*arguments: str, at: str = url) -> dict[str, Any]:
         with subscriber(at, "-t", topic, "--json", "-C", "1", "-q", "1") as sub:
@@ -276,7 +257,7 @@ def test_a_full_disk_is_an_error(run: Run, url: str, topic: str) -> None:
 def test_messages_that_were_not_written_are_delivered_again_after_a_kill(
     m: messaging.Messaging, url: str, topic: str
 ) -> None:
-    # far more than a pipe holds that nobody reads, so that sub hangs in the middle
+    # far more than a pipe without a reader holds, so that sub blocks in the middle
     count, size = 40, 20_000
     session = ["-i", f"cli-{topic[4:]}", "--option", "clean_start=false", "--option", "session_expiry=60"]
     arguments = [url, "-t", topic, "-q", "1", *session]
@@ -286,13 +267,13 @@ def test_messages_that_were_not_written_are_delivered_again_after_a_kill(
         sub.signal(signal.SIGKILL)
         assert sub.ended() == -signal.SIGKILL
         first = {line[:2] for line in sub.out.rest().splitlines(keepends=True) if len(line) == size + 1}
-    assert len(first) < count, "it did not hang, so this shows nothing"
+    assert len(first) < count, "sub did not block, so this shows nothing"
     with subscriber(*arguments) as again:
-        m.publish(topic, "end", qos=1).result(PATIENCE)  # what is delivered again comes before
+        m.publish(topic, "end", qos=1).result(PATIENCE)  # redelivered messages arrive before it
         again.out.until(lambda line: line == b"end\n")
         second = {line[:2] for line in again.out.seen[:-1]}
     assert first | second == {b"%02d" % number for number in range(count)}
-    assert len(second) < count, "what was written had been acknowledged"
+    assert len(second) < count, "written messages are acknowledged"
 
 
 # --- queues
@@ -368,13 +349,6 @@ def test_mosquitto_sub_hears(run: Run, mosquitto: Mosquitto, topic: str) -> None
 # --- when the broker fails
 
 
-@pytest.fixture
-def own() -> Iterator[Mosquitto]:
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
-
-
 def test_partial_failure_says_how_many(own: Mosquitto, topic: str) -> None:
     arguments = ["-t", topic, "-q", "1", "-l", "--option", "timeout=0.5"]
     with subscriber(own.url, "-t", topic) as sub, Program("pub", own.url, *arguments) as pub:
@@ -396,7 +370,7 @@ def test_sub_lives_through_a_restart_of_the_broker(own: Mosquitto, topic: str) -
         sub.says("connection lost")
         own.start()
         with messaging.connect(own.url) as m:
-            # until sub is back, nobody hears; a retained message waits
+            # a retained message waits until sub has reconnected
             m.publish(topic, "after", retain=True, qos=1).result()
         assert sub.out.rest() == b"after\n"
         assert sub.ended() == 0

@@ -1,4 +1,4 @@
-"""What ``messaging sub`` writes, and what it leaves out: formats and filters, as ``mosquitto_sub`` has them."""
+"""``messaging sub``: the formats and filters of ``mosquitto_sub``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -18,30 +17,13 @@ from messaging import Message, MessageContext
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.errors import ArgumentError
 from tests.brokers import Mosquitto, RabbitMQ, require
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, refused
 from tests.cli.program import PATIENCE, subscriber
-from tests.cli.test_usage import refused
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"formats/{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def url(mosquitto: Mosquitto) -> str:
-    return mosquitto.url
-
-
-@pytest.fixture
-def m(url: str) -> Iterator[messaging.Messaging]:
-    with messaging.connect(url) as m:
-        yield m
 
 
 @pytest.fixture
 def retained(m: messaging.Messaging, topic: str) -> Iterator[Callable[..., None]]:
-    """Publish retained messages to channels below the topic; they are removed again."""
+    """Publish retained messages to channels below the topic, and remove them after the test."""
     names: set[str] = set()
 
     def retained(**texts: str) -> None:
