@@ -32,8 +32,9 @@ def until(condition: Callable[[], bool]) -> None:
 def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``command`` to its end with these environment variables."""
     return subprocess.run(
-        command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+        command, cwd=ROOT, env=environment(**variables), capture_output=True, encoding="utf-8", check=False,
+        timeout=PATIENCE,
+    )  # fmt: skip
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -175,19 +175,9 @@ def test_requests_get_a_content_encoding_and_headers(run: Run, url: str, m: mess
         return f"{context.content_encoding} {request.value(str)} {dict(context.extensions['headers'])}"
 
     m.reply(topic, handler)
-    arguments = [
-        "--content-type",
-        "text/plain",
-        "--encoding",
-        "gzip",
-        "-D",
-        "k=v",
-        "-x",
-        "timeToLive=5",
-        "-i",
-        topic[4:],
-    ]
-    assert run("request", url, "-t", topic, "-m", "grüße", *arguments) == (0, "gzip grüße {'k': 'v'}\n", "")
+    arguments = ("--content-type", "text/plain", "--encoding", "gzip", "-D", "k=v", "-x", "timeToLive=5")
+    found = run("request", url, "-i", topic[4:], "-t", topic, "-m", "grüße", *arguments)
+    assert found == (0, "gzip grüße {'k': 'v'}\n", "")
 
 
 # --- many replies
