@@ -17,8 +17,8 @@ def is_plausible(message: Message) -> bool:
 
 
 def by_filter(m: Messaging) -> None:
-    # Direct acknowledgement: the filter decides before a message enters the stream. A refused message is rejected. With a
-    # dead-letter channel it goes there at once, instead of being redelivered.
+    # Direct acknowledgement: the filter decides before a message enters the stream. A refused message is rejected. With
+    # a dead-letter channel it goes there at once, instead of being redelivered.
     context = (
         m.acknowledge_context_builder()
         .filter_acknowledge(is_plausible)

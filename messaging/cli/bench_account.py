@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import struct
 from collections import Counter
@@ -86,14 +88,11 @@ class Latencies:
         if not self.count:
             return None
         found = {"min": self._least, "mean": self._sum / self.count}
-        ordered = sorted(self._counts.items())
+        ordered = sorted(self._counts)
+        ranks = [*itertools.accumulate(self._counts[value] for value in ordered)]
         for percentile in _PERCENTILES:
-            wanted, below = math.ceil(self.count * percentile / 100), 0
-            for value, count in ordered:
-                below += count
-                if below >= wanted:
-                    found[f"p{percentile:g}"] = min(max(value, self._least), self._most)
-                    break
+            value = ordered[bisect.bisect_left(ranks, math.ceil(self.count * percentile / 100))]
+            found[f"p{percentile:g}"] = min(max(value, self._least), self._most)
         found["max"] = self._most
         return {key: value / 1e9 for key, value in found.items()}
 

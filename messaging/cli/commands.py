@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,45 +26,17 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP: Final = "messaging.commands"
 
 
-class Own(NamedTuple):
-    """A command of this project.
-
-    Attributes:
-        module: the module that defines it.
-        help: the first sentence of its help, for the list of commands.
-    """
-
-    module: str
-    help: str
-
-
-#: name -> command; the module defines a function or a ``typer.Typer`` of the same name
-OWN: Final[Mapping[str, Own]] = {
-    "pub": Own("messaging.cli.pub", "Publish a message: text, a file, stdin, each line of stdin, or an empty one."),
-    "sub": Own(
-        "messaging.cli.sub",
-        "Write every message that arrives to stdout: its payload unchanged and a newline, JSON, or in a format.",
-    ),
-    "request": Own(
-        "messaging.cli.request",
-        "Send a request, wait for its reply, and write the payload and a newline to stdout, or JSON.",
-    ),
-    "reply": Own("messaging.cli.reply", "Answer requests with the stdout of a command, whole and unchanged."),
-    "info": Own(
-        "messaging.cli.info",
-        "Show the features and the state of an instance connected to URL; without a URL, the installation.",
-    ),
-    "context": Own(
-        "messaging.cli.context",
-        "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
-    ),
-    "bench": Own(
-        "messaging.cli.bench",
-        "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
-    ),
-    "demo": Own(
-        "messaging.cli.demo", "Take a short tour of the toolkit, on a broker inside this process or on the one at URL."
-    ),
+#: the commands of this project: name -> the first sentence of its help. The module ``messaging.cli.NAME`` defines a
+#: function or a ``typer.Typer`` of the same name; the sentence is repeated here for lists, which import no command
+OWN: Final[Mapping[str, str]] = {
+    "pub": "Publish a message: text, a file, stdin, each line of stdin, or an empty one.",
+    "sub": "Write every message that arrives to stdout: its payload unchanged and a newline, JSON, or in a format.",
+    "request": "Send a request, wait for its reply, and write the payload and a newline to stdout, or JSON.",
+    "reply": "Answer requests with the stdout of a command, whole and unchanged.",
+    "info": "Show the features and the state of an instance connected to URL; without a URL, the installation.",
+    "context": "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
+    "bench": "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
+    "demo": "Take a short tour of the toolkit, on a broker inside this process or on the one at URL.",
 }
 
 #: name of a command in other programs -> its name here
@@ -103,7 +75,7 @@ class Commands(TyperGroup):
             ConfigurationError: a command of another package does not load.
         """
         if cmd_name in OWN:
-            return TyperCommand(cmd_name, help=OWN[cmd_name].help)
+            return TyperCommand(cmd_name, help=OWN[cmd_name])
         return self._load(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ARG002  # the base class's
@@ -148,7 +120,7 @@ class Commands(TyperGroup):
 
 def load_own(name: str) -> Any:
     """Import a command of this project."""
-    target = getattr(importlib.import_module(OWN[name].module), name)
+    target = getattr(importlib.import_module(f"messaging.cli.{name}"), name)
     if isinstance(target, typer.Typer):
         app = target
     else:

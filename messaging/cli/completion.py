@@ -117,8 +117,7 @@ def _of_group(command: Any, incomplete: str) -> Iterator[Candidate]:
     if incomplete.startswith("-"):
         yield from _option_names(command if command is not None else _program(), ())
     elif command is None:
-        for name, own in OWN.items():
-            yield Candidate(name, own.help)
+        yield from map(Candidate, OWN, OWN.values())
         for name in found():  # listing them imports none of their packages
             if name not in OWN:
                 yield Candidate(name)

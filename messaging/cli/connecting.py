@@ -114,12 +114,12 @@ class Broker:
             settings["name"] = f"{prefix}{role}-{os.getpid()}"
         m = connect(target.url, **settings)
         if report_return and not _CORE_LOGGER.isEnabledFor(logging.INFO):
-            m.connection_state.subscribe(_Returns(url.label(m.name)))
+            m.connection_state.subscribe(_Returns(url.label(m.name)).on_next)
         return m
 
 
 class _Returns:
-    """Logs when a lost connection is back. Observes the states of one connection."""
+    """Logs when a lost connection is back. Observes the states of one connection, which have no errors."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -134,12 +134,6 @@ class _Returns:
             self._was_up, self._lost_at = True, None
         elif self._was_up and self._lost_at is None and state.cause is not None:  # a planned close has no cause
             self._lost_at = state.since
-
-    def on_error(self, error: Exception) -> None:
-        """Do nothing: states have no errors."""
-
-    def on_completed(self) -> None:
-        """Do nothing: the connection is closed."""
 
 
 def identity(m: Messaging) -> str:

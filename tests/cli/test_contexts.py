@@ -1,7 +1,8 @@
-"""Saved contexts: what is saved, who may read it, and what becomes of it in the other commands."""
+"""Saved contexts: their file, its permissions, and their use in the other commands."""
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 import subprocess
@@ -22,7 +23,7 @@ from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, environment
 
 @pytest.fixture(autouse=True)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the contexts of this test are saved."""
+    """The file of the contexts of this test."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "messaging" / "contexts.json"
 
@@ -56,7 +57,7 @@ def test_a_context_stands_for_url_and_settings(run: Run, mosquitto: Mosquitto, m
         assert found["instance_id"].startswith("plant-info-")
 
 
-def test_what_the_command_line_gives_wins_over_what_is_saved(run: Run, mosquitto: Mosquitto) -> None:
+def test_options_of_the_command_line_win_over_saved_settings(run: Run, mosquitto: Mosquitto) -> None:
     add(run, "plant", mosquitto.url, "--option", "version=3.1.1", "--id", "saved")
     found = json.loads(run("info", "@plant", "--json", "--option", "version=5", "-i", "given")[1])
     assert found["protocols"] == ["mqtt", "mqtt5"]
@@ -72,7 +73,7 @@ def test_pub_and_sub_meet_at_a_context(run: Run, mosquitto: Mosquitto, file: Pat
         assert sub.out.rest() == b"x\n"
 
 
-def test_a_name_without_its_mark_is_not_taken_for_a_context(run: Run) -> None:
+def test_the_name_of_a_context_needs_its_mark(run: Run) -> None:
     add(run, "plant", "mqtt://broker")
     assert "did you mean the saved context @plant?" in refused(run, "pub", "plant", "-t", "a", "-m", "x")
     assert "has no '://'" in refused(run, "pub", "other", "-t", "a", "-m", "x")
@@ -131,13 +132,11 @@ def test_files_are_saved_with_absolute_names(run: Run, monkeypatch: pytest.Monke
         (("plant",), "Missing argument"),
     ],
 )  # fmt: skip
-def test_what_could_not_be_used_is_not_saved(run: Run, file: Path, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_broker_with_wrong_settings_is_not_saved(
+    run: Run, file: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     assert expected in refused(run, "context", "add", *arguments)
     assert not file.exists()
-
-
-def test_the_group_needs_a_command(run: Run) -> None:
-    assert "Missing command" in refused(run, "context")
 
 
 # --- secrets
@@ -186,8 +185,6 @@ def test_a_file_that_others_may_read_is_warned_of(run: Run, file: Path) -> None:
 def test_a_password_that_is_not_there_or_there_twice_is_refused(
     run: Run, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("\n" if not text else "hunter2\n"))
     url = "mqtt://joe:hunter2@x" if text else "mqtt://joe@x"
     found = refused(run, "context", "add", "plant", url, "--password-stdin")
@@ -228,7 +225,7 @@ def test_a_bad_file_is_an_error_that_names_it_and_is_left_alone(run: Run, file: 
     assert file.read_text() == text
 
 
-def test_a_bad_file_hinders_no_command_that_does_not_need_it(run: Run, file: Path) -> None:
+def test_a_bad_file_affects_no_command_that_does_not_need_it(run: Run, file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("{")
     assert run("info", "memory://contexts")[0] == 0

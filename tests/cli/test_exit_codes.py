@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ def test_done_is_0(run: Run, mosquitto: Mosquitto, topic: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("info", "--json"), ("context", "list", "--json")])
-def test_a_reader_that_wants_no_more_is_0_and_nothing_is_said(arguments: tuple[str, ...]) -> None:
+def test_a_closed_reader_of_stdout_is_0_without_an_error(arguments: tuple[str, ...]) -> None:
     pipe = " ".join([*COMMAND, *arguments])
     done = process("bash", "-c", f"{pipe} | true; echo ${{PIPESTATUS[0]}}")
     assert (done.stdout, done.stderr) == ("0\n", "")
@@ -57,84 +56,13 @@ def test_a_reader_that_wants_no_more_is_0_and_nothing_is_said(arguments: tuple[s
 # --- 1
 
 
-def test_an_unconfirmed_message_is_1(own: Mosquitto, topic: str) -> None:
-    with Program("pub", own.url, "-t", topic, "-q", "1", "-l", "--option", "timeout=0.3") as pub:
-        with messaging.connect(own.url) as m, m.subscribe(topic) as stream:
-            pub.send(b"1\n")
-            stream.receive(PATIENCE)
-        own.kill()
-        pub.send(b"2\n")
-        pub.end_input()
-        assert pub.ended() == 1
-
-
-def test_a_refusal_of_the_broker_is_1(run: Run, rabbitmq: RabbitMQ) -> None:
-    where = f"amqp://guest:wrong@{rabbitmq.host}:{rabbitmq.port}"
-    assert run("pub", where, "-t", "a", "-m", "x")[0] == 1
-
-
 def test_no_subscriber_where_one_is_required_is_1(run: Run, rabbitmq: RabbitMQ, topic: str) -> None:
     assert run("pub", rabbitmq.url, "-t", topic, "-m", "x", "-x", "mandatory=true")[0] == 1
-    assert run("request", rabbitmq.url, "-t", topic, "-m", "x")[0] == 1
-
-
-def test_stdout_that_cannot_be_written_is_1() -> None:
-    with Path("/dev/full").open("wb") as full, Program("info", "--json", stdout=full) as info:
-        assert info.ended() == 1
-
-
-# --- 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("nonesuch",),
-        ("--nonesuch",),
-        ("pub",),
-        ("pub", "memory://codes?nonesuch=1", "-t", "a", "-m", "x"),
-        ("pub", "@nonesuch", "-t", "a", "-m", "x"),
-        ("sub", "memory://codes", "-t", "a", "-F", "%"),
-        ("context", "show", "nonesuch"),
-        ("bench", "memory://codes", "nonesuch"),
-        ("pipeline", "demo", "--seconds", "0"),
-    ],
-)
-def test_a_wrong_command_line_is_2(run: Run, arguments: tuple[str, ...]) -> None:
-    assert run(*arguments)[0] == 2
-
-
-# --- 3
-
-
-def test_a_timeout_is_3(run: Run, mosquitto: Mosquitto, topic: str) -> None:
-    assert run("request", mosquitto.url, "-t", topic, "-m", "x", "-q", "0", "-W", "0.1")[0] == 3
-    assert run("bench", mosquitto.url, "sub", "-t", topic, "-W", "0.1")[0] == 3
 
 
 # --- 130
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-
-
-@SIGNALS
-def test_an_interrupt_of_a_running_command_is_130(mosquitto: Mosquitto, topic: str, number: signal.Signals) -> None:
-    url = mosquitto.url
-    with (
-        Program("sub", url, "-t", topic) as sub,
-        Program("reply", url, "-t", f"{topic}/r", "--exec", "cat") as reply,
-        Program("info", url, "--watch") as info,
-        Program("bench", url, "sub", "-t", topic) as bench,
-    ):
-        sub.says("subscribed to")
-        reply.says("answering")
-        info.out.until(lambda line: b"connected" in line)
-        bench.says("subscribed to")
-        for program in (sub, reply, info, bench):
-            program.signal(number)
-            assert program.ended() == 130
-            assert b"Traceback" not in program.err.rest()
 
 
 @SIGNALS
@@ -149,7 +77,7 @@ def test_an_interrupt_while_connecting_is_130(silent: socket.socket, number: sig
 @pytest.mark.parametrize("module", ["messaging.cli.app", "messaging.cli.sub"])
 @SIGNALS
 def test_an_interrupt_while_the_command_is_imported_is_130(number: signal.Signals, module: str) -> None:
-    """The signal comes at the very moment at which the module is asked for."""
+    """The signal arrives when the module is looked up."""
     code = (
         "import os, sys\n"
         "class Finder:\n"

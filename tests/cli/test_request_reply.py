@@ -115,7 +115,7 @@ def test_any_bytes_go_there_and_back_unchanged(url: str, topic: str) -> None:
         assert reply.err.rest().count(b"\n") == 1  # that it was ready
 
 
-def test_json_tells_everything_about_a_reply(run: Run, url: str, topic: str) -> None:
+def test_json_has_every_property_of_a_reply(run: Run, url: str, topic: str) -> None:
     with responder(url, "-t", topic, "--exec", "cat", "--content-type", "application/json", "-C", "1"):
         arguments = ["-m", '{"a": 1}', "--json", "-q", "1", "--correlation-id", "c-7", "--reply-to", f"{topic}/replies"]
         code, out, err = run("request", url, "-t", topic, *arguments)
@@ -126,7 +126,7 @@ def test_json_tells_everything_about_a_reply(run: Run, url: str, topic: str) -> 
     assert found["extensions"]["qos"] == "1"
 
 
-def test_without_a_content_type_a_reply_claims_none(ask: Ask) -> None:
+def test_a_reply_has_no_content_type_by_default(ask: Ask) -> None:
     found = json.loads(ask("echo 17", "--json")[1])
     assert "content_type" not in found
     assert found["value"] == 17
@@ -296,12 +296,12 @@ def test_a_process_that_has_left_the_group_delays_no_reply(ask_hasty: Ask, tmp_p
     os.kill(int(written(file)), signal.SIGKILL)
 
 
-def test_what_a_command_writes_to_stderr_goes_to_stderr(ask: Ask, shell: Program) -> None:
+def test_stderr_of_a_command_goes_to_stderr(ask: Ask, shell: Program) -> None:
     assert ask("echo odd >&2; echo even") == (0, "even\n\n", "")
     shell.says("odd")
 
 
-def test_a_message_that_is_no_request_is_handled_and_not_answered(run: Run, url: str, shell: Program) -> None:
+def test_a_message_without_a_reply_channel_is_handled_and_not_answered(run: Run, url: str, shell: Program) -> None:
     assert run("pub", url, "-t", "shell/a", "-m", "echo done >&2; echo lost", "-q", "1")[0] == 0
     shell.says("done")
     shell.says("the request on 'shell/a' named no reply channel: the reply is dropped")
@@ -441,7 +441,7 @@ def test_a_lost_connection_is_a_failure(own: Mosquitto, topic: str) -> None:
             assert b"the connection was lost before" in each.err.rest()
 
 
-def test_what_the_protocol_lacks_is_refused(run: Run, url: str, topic: str) -> None:
+def test_requests_are_refused_where_the_protocol_has_none(run: Run, url: str, topic: str) -> None:
     old = f"{url}?version=3.1.1"
     for command in (("request", old, "-t", topic, "-n"), ("reply", old, "-t", topic, "--exec", "true")):
         code, out, err = run(*command)

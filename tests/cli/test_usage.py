@@ -111,8 +111,6 @@ REPLY = ("reply", "memory://usage", "-t", "a/b", "--exec", "true")
         (("pub", "mqtt://local host", "-t", "a", "-m", "x"), "U+0020"),
         (("sub", "nonesuch://x", "-t", "a"), "no adapter for nonesuch:// is installed"),
         (("pub", "-t", "a", "-m", "x"), "no broker URL"),
-        (("request", "-t", "a", "-m", "x"), "no broker URL"),
-        (("reply", "-t", "a", "--exec", "true"), "no broker URL"),
         ((*PUB, "--url", "memory://other"), "two broker URLs"),
         (("info", "memory://usage?prefetsh=3"), "did you mean 'prefetch'?"),
         ((*PUB, "--option", "timeout=soon"), "option 'timeout'"),
@@ -121,6 +119,9 @@ REPLY = ("reply", "memory://usage", "-t", "a/b", "--exec", "true")
         ((*PUB, "--option", "timeout"), "--option takes KEY=VALUE"),
         ((*PUB, "-i", "a", "--option", "client_id=b"), "client_id is given twice"),
         # options
+        (("--nonesuch",), "--nonesuch"),
+        (("context",), "Missing command"),
+        (("pipeline", "demo", "--seconds", "0"), "--seconds must be from"),
         ((*PUB, "--qoss", "1"), "--qos)"),
         ((*SUB, "--cuont", "1"), "(Possible options: --count"),
         ((*PUB, "-h", "localhost"), "part of the URL"),
@@ -139,6 +140,9 @@ REPLY = ("reply", "memory://usage", "-t", "a/b", "--exec", "true")
         ((*SUB, "--count", "many"), "--count"),
         ((*SUB, "--timeout", "0"), "--timeout must be"),
         ((*SUB, "--timeout", "nan"), "--timeout must be"),
+        ((*SUB, "--timeout", "inf"), "--timeout must be"),
+        ((*SUB, "--timeout", "-1"), "--timeout must be"),
+        ((*SUB, "--timeout", "soon"), "--timeout"),
         ((*SUB, "--ack", "maybe"), "--ack"),
         ((*PUB, "--rate", "0"), "--rate must be"),
         (("pub", "memory://usage", "-t", "a", "-l", "--repeat", "2"), "--repeat does not go with -l"),
@@ -170,26 +174,19 @@ REPLY = ("reply", "memory://usage", "-t", "a/b", "--exec", "true")
         (("request", "memory://usage", "-m", "x"), "--topic"),
         (("request", "memory://usage", "-t", "a"), "exactly one of -m, -f, -s and -n"),
         ((*REQUEST, "-n"), "exactly one of -m, -f, -s and -n"),
-        (("request", "memory://usage", "-t", "a", "-f", "/no/such/file"), "cannot read '/no/such/file'"),
         (("request", "memory://usage", "-t", "a/#", "-n"), "wildcards are for subscriptions only"),
         ((*REQUEST, "--count", "2"), "--count goes with --many"),
         ((*REQUEST, "--many", "--count", "0"), "--count"),
         ((*REQUEST, "--timeout", "0"), "--timeout must be"),
-        ((*REQUEST, "--timeout", "inf"), "--timeout must be"),
-        ((*REQUEST, "--timeout", "soon"), "--timeout"),
         ((*REQUEST, "-W", "1", "-x", "timeout=1"), "timeout is given twice"),
-        ((*REQUEST, "-q", "3"), "qos"),
         ((*REQUEST, "-x", "lastWill=true"), "a last will is no request"),
         ((*REQUEST, "--option", "generate_reply_channel=false"), "makes none"),
-        ((*REQUEST, "--option", "max_message_size=1", "-m", "xy"), "exceeds the limit"),
-        ((*REQUEST, "--encoding", "rot13"), "rot13"),
         # responders
         (("reply", "memory://usage", "--exec", "true"), "--topic"),
         (("reply", "memory://usage", "-t", "a"), "--exec"),
         (("reply", "memory://usage", "-t", "a", "--exec", " "), "--exec is empty"),
         (("reply", "memory://usage", "-t", "a", "-t", "b+", "--exec", "true"), "'+' must be a whole level"),
         ((*REPLY, "--timeout", "nan"), "--timeout must be"),
-        ((*REPLY, "--timeout", "-1"), "--timeout must be"),
         ((*REPLY, "--concurrency", "0"), "--concurrency"),
         ((*REPLY, "--count", "0"), "--count"),
         ((*REPLY, "--queue", "a/b"), "extension 'queue'"),
@@ -310,10 +307,9 @@ def test_python_m_is_the_program(module: str) -> None:
 
 
 def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
-    for name, own in OWN.items():
-        text = " ".join(str(load_own(name).help).split())
-        assert text.startswith(own.help), name
-        assert own.help.endswith(".")
+    for name, sentence in OWN.items():
+        assert sentence.endswith(".")
+        assert " ".join(str(load_own(name).help).split()).startswith(sentence)
 
 
 def imported(*arguments: str) -> set[str]:
@@ -325,10 +321,10 @@ def imported(*arguments: str) -> set[str]:
 def test_a_command_imports_neither_the_other_commands_nor_tables_nor_other_packages() -> None:
     found = imported("pub", "memory://usage", "-t", "a", "-m", "x")
     assert "messaging.cli.pub" in found
-    others = {own.module for name, own in OWN.items() if name != "pub"}
+    others = {f"messaging.cli.{name}" for name in OWN if name != "pub"}
     heavy = {"rich.console", "rich.progress", "typer.rich_utils", "adapters.spark.telemetry.command"}
     assert found & (others | heavy) == set()
 
 
 def test_the_list_of_commands_imports_none_of_them() -> None:
-    assert imported("--help") & {own.module for own in OWN.values()} == set()
+    assert imported("--help") & {f"messaging.cli.{name}" for name in OWN} == set()
