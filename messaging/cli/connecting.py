@@ -15,12 +15,12 @@ from messaging.cli import context_file, options
 from messaging.cli.context_file import PREFIX
 from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
 from messaging.features import Features
-from messaging.instance import Messaging, connect
 from messaging.settings import URL_VARIABLE
 from messaging.url import parse_url
 
 if TYPE_CHECKING:
     from messaging.builder import MessageContextBuilder
+    from messaging.instance import Messaging
     from messaging.state import ConnectionState
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class Broker:
             ArgumentError: a setting is given twice.
             MessagingError: as ``messaging.connect``.
         """
+        from messaging.instance import connect  # importing it is slow, and help and completion do not need it
+
         given: dict[str, Any] = options.pairs(self.option, "--option")
         if self.client_id is not None:
             if "client_id" in given:

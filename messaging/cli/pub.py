@@ -1,11 +1,13 @@
 """``messaging pub``: publish one message, or many."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import sys
 import time
 from collections.abc import Iterable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
@@ -16,8 +18,11 @@ from messaging.cli.outcomes import Outcomes
 from messaging.cli.output import ExitCode, report
 from messaging.cli.payload import Outgoing, read_lines
 from messaging.errors import ArgumentError, MessagingError
-from messaging.instance import Messaging
-from messaging.message import Message, MessageContext
+from messaging.message import Message
+
+if TYPE_CHECKING:
+    from messaging.instance import Messaging
+    from messaging.message import MessageContext
 
 logger = logging.getLogger(__name__)
 
