@@ -157,7 +157,7 @@ def check_rate(rate: float | None) -> None:
 
 
 def extensions(given: Iterable[str] | None, **flags: Any) -> dict[str, Any]:
-    """Return the extensions of a context: those of ``-x``, and those that have an option of their own.
+    """Return the extensions of a context: those of ``-x``, and those of other options.
 
     Args:
         given: the values of ``-x``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import stat
 import subprocess
 import sys
@@ -279,7 +280,7 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
     def save(name: str) -> None:
         for number in range(20):
             entry = {f"{name}-{number}": SavedContext("mqtt://x", {})}
-            context_file.change(lambda known, entry=entry: known.update(entry))  # type: ignore[misc]
+            context_file.change(operator.methodcaller("update", entry))
 
     threads = [threading.Thread(target=save, args=(f"thread{each}",)) for each in range(4)]
     for thread in threads:

@@ -285,8 +285,8 @@ def test_the_processes_of_a_command_are_killed_with_it(ask_hasty: Ask, tmp_path:
     file = tmp_path / "pid"
     code, _, err = ask_hasty(f"sleep 1000 & echo $$ $! > {file}; wait")
     assert (code, "killed after" in err) == (1, True)
-    for pid in written(file).split():
-        until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
+    pids = written(file).split()
+    until(lambda: all(map(has_ended, pids)))
 
 
 def test_a_process_that_has_left_the_group_delays_no_reply(ask_hasty: Ask, tmp_path: Path) -> None:
@@ -314,9 +314,8 @@ def test_one_command_runs_at_a_time_unless_told_otherwise(
     m: messaging.Messaging, url: str, topic: str, tmp_path: Path
 ) -> None:
     lock = tmp_path / "lock"
-    with responder(
-        url, "-t", f"{topic}/+", "-t", topic, "--exec", f"mkdir {lock} && sleep 0.02 && rmdir {lock}", "-C", "4"
-    ):
+    command = f"mkdir {lock} && sleep 0.02 && rmdir {lock}"
+    with responder(url, "-t", f"{topic}/+", "-t", topic, "--exec", command, "-C", "4"):
         # of two independent subscriptions
         requests = [m.request(channel, qos=1) for channel in (f"{topic}/a", topic) * 2]
         assert [request.exception(PATIENCE) for request in requests] == [None] * 4
@@ -370,8 +369,7 @@ def test_a_signal_ends_reply_and_kills_running_commands(
         error = request.exception(PATIENCE)
     assert isinstance(error, messaging.ReplyError)
     assert str(error) == "CommandFailedError: the responder ends"
-    for pid in pids:
-        until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
+    until(lambda: all(map(has_ended, pids)))
 
 
 @any_thread
