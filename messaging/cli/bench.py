@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final
 
 from typer import Argument, Option
 
-from messaging.channels import check_name
 from messaging.cli import options
 from messaging.cli.bench_account import LEAST_SIZE, MOST_MESSAGES, Latencies, Tally
 from messaging.cli.bench_load import Gate, Load
@@ -20,7 +19,7 @@ from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.output import ExitCode, dump, report, show, write
 from messaging.errors import ArgumentError
 from messaging.instance import Messaging
-from messaging.message import Message, MessageContext
+from messaging.model import Message, MessageContext, check_name
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.bench_account import Latencies, stamped
 from messaging.errors import MessagingError
-from messaging.message import Message, MessageContext
+from messaging.model import Message, MessageContext
 
 if TYPE_CHECKING:
-    from messaging.promise import Promise
+    from messaging.execution import Promise
 
 #: how often a load with a full window checks whether it was stopped, seconds
 _POLL: Final = 0.05

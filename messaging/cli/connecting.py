@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from messaging.cli import context_file, options
 from messaging.cli.context_file import PREFIX
 from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
-from messaging.features import Features
-from messaging.settings import URL_VARIABLE
-from messaging.url import parse_url
+from messaging.model import Features, parse_url
+from messaging.model.settings import URL_VARIABLE
 
 if TYPE_CHECKING:
-    from messaging.builder import MessageContextBuilder
+    from messaging.connection import ConnectionState
     from messaging.instance import Messaging
-    from messaging.state import ConnectionState
+    from messaging.model import MessageContextBuilder
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,12 @@ from pydantic import BaseModel
 from rich.table import Table
 from rich.text import Text
 
-from messaging.acknowledge import AcknowledgeHandler, AcknowledgeMessageContext
-from messaging.builder import MessageContextBuilder
 from messaging.cli import options
 from messaging.cli.connecting import Broker
 from messaging.cli.output import ExitCode, one_line, show
 from messaging.errors import MessagingError
-from messaging.features import Features
 from messaging.instance import Messaging
-from messaging.message import Message
+from messaging.model import AcknowledgeHandler, AcknowledgeMessageContext, Features, Message, MessageContextBuilder
 
 DEFAULT_URL: Final = "memory://demo"
 #: how long to wait for an expected message, seconds

@@ -6,14 +6,13 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from messaging.channels import check_pattern, matcher
 from messaging.cli.outcomes import Outcomes
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 from messaging.model import Features, check_pattern, matcher
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.message import Message
+    from messaging.model import Message
 
 #: removals of retained messages that may be unconfirmed
 _UNCONFIRMED: Final = 500

@@ -20,7 +20,7 @@ from messaging.errors import ArgumentError, MessagingError
 from messaging.model import Features
 
 if TYPE_CHECKING:
-    from messaging.message import Message
+    from messaging.model import Message
 
 _SEQUENCE: Final = re.compile(
     rb"%(?P<flag>[0-]?)(?P<width>\d{0,4})(?:\.(?P<most>\d{1,4}))?(?P<letter>[^\d.-])|@(?P<time>.)|\\(?P<escape>.)",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.promise import Promise
+    from messaging.execution import Promise
 
 
 class Outcomes:

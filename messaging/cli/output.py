@@ -26,7 +26,7 @@ from messaging.errors import MessagingError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from messaging.message import Message
+    from messaging.model import Message
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from messaging.errors import ArgumentError, PayloadTooLargeError
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.message import MessageContext
+    from messaging.model import MessageContext
 
 
 @dataclass(frozen=True)

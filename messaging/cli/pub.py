@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
-from messaging.channels import check_name
 from messaging.cli import options
 from messaging.cli.connecting import Broker, warn_of_memory
 from messaging.cli.outcomes import Outcomes
 from messaging.cli.output import ExitCode, report
 from messaging.cli.payload import Outgoing, read_lines
 from messaging.errors import ArgumentError, MessagingError
-from messaging.message import Message
+from messaging.model import Message, check_name
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.message import MessageContext
+    from messaging.model import MessageContext
 
 logger = logging.getLogger(__name__)
 

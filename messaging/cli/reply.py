@@ -21,19 +21,13 @@ from typing import Annotated, Final, Self
 
 from typer import Option
 
-from messaging.channels import check_pattern
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
-from messaging.extensions import MAX_PREFETCH
-from messaging.features import Features
-from messaging.headers import as_text
-from messaging.message import Message, MessageContext
-from messaging.publisher import check_printable
-from messaging.replyto.serving import HandlerExhaustedError
-from messaging.waiting import Flag
-from messaging.workers import workers
+from messaging.execution import Flag, workers
+from messaging.model import MAX_PREFETCH, Features, Message, MessageContext, as_text, check_pattern, check_printable
+from messaging.receiving.runners import HandlerExhaustedError
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,13 @@ from typing import Annotated
 
 from typer import Option
 
-from messaging.channels import check_name
 from messaging.cli import options
 from messaging.cli.connecting import Broker, warn_of_memory
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
 from messaging.cli.payload import Outgoing
 from messaging.errors import ArgumentError, DeadlineError, UnroutableError
 from messaging.instance import Messaging
-from messaging.message import Message
+from messaging.model import Message, check_name
 
 
 @options.command

@@ -8,18 +8,15 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from messaging.acknowledge import AcknowledgeMessageContext
-from messaging.channels import check_pattern
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, manual_context_builder, warn_of_memory
 from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
 from messaging.cli.formats import PACKET_ID, UnformattableError, compiled
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 from messaging.errors import ArgumentError
-from messaging.features import Features
 from messaging.instance import Messaging
-from messaging.message import Message, MessageContext
-from messaging.stream import MessageStream
+from messaging.model import AcknowledgeMessageContext, Features, Message, MessageContext, check_pattern
+from messaging.receiving import MessageStream
 
 logger = logging.getLogger(__name__)
 

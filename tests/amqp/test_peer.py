@@ -20,7 +20,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
     UnroutableError,
 )
-from messaging.model.headers import as_text
+from messaging.model import as_text
 from tests.amqp.harness import Client, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
