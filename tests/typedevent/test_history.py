@@ -197,7 +197,7 @@ def test_what_is_no_policy_is_refused(make_bus: Make) -> None:
     with pytest.raises(NullEventError):
         monitor.configure_history_storage("a", None)  # type: ignore[arg-type]
     for bad in (5, (0, 5), Like(), RangePolicy):
-        with pytest.raises(ArgumentError, match="a RangePolicy is needed"):
+        with pytest.raises(ArgumentError, match="policy must be a RangePolicy"):
             monitor.configure_history_storage("a", bad)  # type: ignore[arg-type]
     assert monitor.get_configured_history_storage() == {}
 
