@@ -1841,7 +1841,7 @@ def test_converters_are_made_once() -> None:
 
 
 def test_more_types_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.conversion._REMEMBERED", 20)
+    monkeypatch.setattr("messaging.typedevent.conversion._CACHED", 20)
     for number in range(50):
         target = make_dataclass(f"Class{number}", [("a", list[int])])
         assert convert({"a": ["1"]}, target) == target([1])
