@@ -24,18 +24,29 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overlo
 
 from messaging.arguments import check_instance
 from messaging.coroutines import running_loop
-from messaging.dispatch.dispatcher import Dispatcher
-from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
-from messaging.dispatch.lanes import LoopLane
-from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
-from messaging.dispatch.service import EventService
-from messaging.dispatch.topics import check_topic
+from messaging.dispatch import (
+    Dispatcher,
+    EventService,
+    HandlerDTO,
+    Lifecycle,
+    LoopLane,
+    Principal,
+    Tolerance,
+    TopicPermission,
+    TopicPolicy,
+    check_topic,
+    dto_of,
+)
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.reprs import tolerant
-from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
-from messaging.services.filter import as_filter
-from messaging.services.registry import interface_name
-from messaging.services.version import Version
+from messaging.services import (
+    ServiceRegistration,
+    ServiceRegistry,
+    Version,
+    as_filter,
+    default_registry,
+    interface_name,
+)
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import (
@@ -53,7 +64,7 @@ from messaging.typedevent.reify import is_untyped, load_type, reified_type, topi
 from messaging.typedevent.schema import schema_of
 
 if TYPE_CHECKING:
-    from messaging.dispatch.lanes import Lane
+    from messaging.dispatch import Lane
     from messaging.services import ServiceProperties, ServiceReference
     from messaging.typedevent.monitor import Tap
 
@@ -182,13 +193,23 @@ class TypedEventBus(EventService):
         threads: int | None = None,
     ) -> None:
         number = next(_numbers)
-        super().__init__(f"typed-events-{number}" if name is None else name, threads, tolerance, permissions)
+        super().__init__(
+            Lifecycle(
+                f"typed-events-{number}" if name is None else name,
+                threads,
+                tolerance,
+                permissions,
+                is_inside=self._is_inside,
+                closed=lambda: self.monitor.close(),
+            )
+        )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
         if services is not None:
             check_instance("services", services, ServiceRegistry)
         self.services = default_registry() if services is None else services
         self._history = History(history_capacity)
+        self._publishing = self.lifecycle.publishing
         self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
             f"the typed event bus {self.name!r}",
             self.services,
@@ -208,7 +229,7 @@ class TypedEventBus(EventService):
             "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
             "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
         }
-        self._open(
+        self.lifecycle.open(
             self._dispatcher,
             [(TypedEventBus, self, self._properties), (TypedEventMonitor, self.monitor, self._properties)],
         )
@@ -233,20 +254,9 @@ class TypedEventBus(EventService):
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        if event is None:
-            raise NullEventError("an event is needed, not None")
         if topic is None:
-            _check_event(event)
-            topic = topic_of(event.__class__)
-        elif topic.__class__ is not str:
-            topic = check_topic(topic)  # an exact one: what is checked is what it is published to
-        route = self._route_of(topic)
-        if principal is not None or self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        if schema_of(event.__class__) is None:
-            _check_event(event, topic)
-            event = checked_copy(event)
-        self._publish(route, PublishedEvent(topic, event))
+            topic = _topic_of(event)
+        self.publish(topic, event, principal)
 
     def deliver_untyped(self, topic: str, event: Mapping[str, Any], *, principal: Principal = None) -> None:
         """Publish an untyped event; otherwise as :meth:`deliver` (157.9.3.6).
@@ -265,63 +275,54 @@ class TypedEventBus(EventService):
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
+        self.publish(topic, event, principal, is_untyped=True)
+
+    def publish(
+        self,
+        topic: str,
+        event: Any,
+        principal: Principal = None,
+        *,
+        is_untyped: bool = False,
+        is_checked: bool = False,
+        passed: tuple[object, ...] = (),
+    ) -> None:
+        """Publish an event: the path of all events. For the modules of this project; see :meth:`deliver` for errors.
+
+        Args:
+            topic: the topic.
+            event: an instance of a schema, or a mapping, which is copied.
+            principal: the publisher.
+            is_untyped: whether only a mapping is allowed.
+            is_checked: whether topic and permission were checked before.
+            passed: the event services that the event came through; see ``PublishedEvent.passed``.
+        """
         if event is None:
             raise NullEventError("an event is needed, not None")
         if topic.__class__ is not str:
-            topic = check_topic(topic)  # see deliver()
-        route = self._route_of(topic)
-        if principal is not None or self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        self._publish(route, PublishedEvent(topic, _copied(event)))
-
-    def deliver_checked(self, topic: str, event: Any) -> None:
-        """``deliver`` for publishers, which have checked topic and permission."""
-        if event is None:
-            raise NullEventError("an event is needed, not None")
-        if schema_of(event.__class__) is None:
-            _check_event(event, topic)
-            event = checked_copy(event)
-        self._publish(self._route_of(topic), PublishedEvent(topic, event))
-
-    def deliver_untyped_checked(self, topic: str, event: Mapping[str, Any]) -> None:
-        """``deliver_untyped`` for publishers, which have checked topic and permission."""
-        if event is None:
-            raise NullEventError("an event is needed, not None")
-        self._publish(self._route_of(topic), PublishedEvent(topic, _copied(event)))
-
-    def deliver_relayed(
-        self, topic: str, data: Mapping[str, Any], passed: tuple[object, ...], *, principal: Principal = None
-    ) -> None:
-        """``deliver_untyped`` for an event that comes from other event services; see ``PublishedEvent.passed``."""
-        topic = check_topic(topic)
-        route = self._route_of(topic)
-        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        event = PublishedEvent(topic, _copied(data))
-        event.passed = passed
-        self._publish(route, event)
-
-    def _route_of(self, topic: str) -> Route:
-        try:
-            return self._dispatcher.routes[topic]
-        except (KeyError, TypeError):  # of what is no topic, say, and has no hash
-            return self._dispatcher.route(topic)
-
-    def _publish(self, route: Route, event: PublishedEvent) -> None:
-        if not self._is_open:
-            self._refuse_closed()
+            topic = check_topic(topic)  # an exact one: the topic that is checked is the one that is published to
+        dispatcher = self._dispatcher
+        route = dispatcher.routes.get(topic) or dispatcher.route(topic)
+        if not is_checked and (principal is not None or dispatcher.policy is not None):
+            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        if is_untyped or schema_of(event.__class__) is None:
+            event = _copied(event, is_untyped)
+        published = PublishedEvent(topic, event)
+        if passed:
+            published.passed = passed
         thread = get_ident()
         self._publishing.add(thread)
         try:
-            if not self._is_open:  # from here on, who closes it waits for this thread
-                self._refuse_closed()
+            if not self.lifecycle.is_open:  # if it was open here, closing waits for this thread
+                self.lifecycle.refuse_closed()
             if route.is_recorded:
-                self._record(route, event)
+                self._record(route, published)
             else:
-                for lane in route.lanes_for(event):
+                for lane in route.lanes_for(published):
                     if lane.has_room():
-                        lane.put(event)
-            if thread not in self._publishing:  # a signal has closed it on this one: that may have been too late
-                self._refuse_closed()
+                        lane.put(published)
+            if thread not in self._publishing:  # closed by a signal handler on this thread: perhaps too late for it
+                self.lifecycle.refuse_closed()
         finally:
             self._publishing.discard(thread)
 
@@ -374,7 +375,7 @@ class TypedEventBus(EventService):
         if isinstance(topic, type):
             topic = topic_of(topic)
         topic = check_topic(topic)
-        self._refuse_closed()
+        self.lifecycle.refuse_closed()
         self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         return TypedEventPublisher(self, topic, principal)
 
@@ -491,7 +492,7 @@ class TypedEventBus(EventService):
         self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
     ) -> ServiceRegistration:
         """Register a function; all that would make the bus ignore it is raised here."""
-        self._refuse_closed()
+        self.lifecycle.refuse_closed()
         named = [topic_of(each) if isinstance(each, type) else each for each in topics]
         properties = {
             **{name: value for name, value in options.items() if value is not None},
@@ -521,8 +522,8 @@ class TypedEventBus(EventService):
             service,
             properties,
             replay=self._replay,
-            pool=self._pool,
-            tolerance=self._tolerance,
+            pool=self.lifecycle.pool,
+            tolerance=self.lifecycle.tolerance,
             block=self._dispatcher.block,
         )
 
@@ -535,12 +536,9 @@ class TypedEventBus(EventService):
 
     def _is_inside(self) -> bool:
         loop = running_loop()
-        return super()._is_inside() or any(
-            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self._lanes()
+        return any(
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self.lifecycle.lanes()
         )
-
-    def _closed(self) -> None:
-        self.monitor.close()
 
     def _route(self, topic: str, handlers: list[Receiver]) -> Route:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
@@ -560,7 +558,7 @@ class TypedEventBus(EventService):
         return TypedEventBusDTO(
             name=self.name,
             handlers=tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self._dispatcher.handlers()),
-            threads=self._pool.threads,
+            threads=self.lifecycle.pool.threads,
             recorded=len(self._history),
             capacity=self._history.capacity,
             monitors=len(self.monitor.taps),
@@ -569,24 +567,29 @@ class TypedEventBus(EventService):
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
+        return f"<TypedEventBus {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
 
 
-def _copied(event: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(event, Mapping):
-        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
-    return checked_copy(event)
-
-
-def _check_event(event: Any, topic: str | None = None) -> None:
-    """Refuse what is no event."""
+def _copied(event: Any, is_untyped: bool) -> dict[str, Any]:
+    """Return a copy of an event that is a mapping."""
     if isinstance(event, Mapping):
-        if topic is None:
-            raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
-    elif schema_of(event.__class__) is None:
-        raise InvalidEventError(
-            f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
-        )
+        return checked_copy(event)
+    if is_untyped:
+        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
+    raise InvalidEventError(
+        f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
+    )
+
+
+def _topic_of(event: Any) -> str:
+    """Return the topic made of the class of an event."""
+    if event is None:
+        raise NullEventError("an event is needed, not None")
+    if isinstance(event, Mapping):
+        raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
+    if schema_of(event.__class__) is None:
+        _copied(event, is_untyped=False)  # which says why it is refused
+    return topic_of(event.__class__)
 
 
 def _without_function(topics: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:

@@ -13,10 +13,10 @@ from reactivex import Observable
 from reactivex.disposable import Disposable
 
 from messaging.dispatch.dispatcher import when_all_done
-from messaging.dispatch.handler import read_principal
 from messaging.dispatch.lanes import LIMIT, ThreadLane
 from messaging.dispatch.permission import TopicPermission
 from messaging.dispatch.pool import Pool
+from messaging.dispatch.terms import read_principal
 from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import ArgumentError, NullEventError
 from messaging.safelog import SafeLog

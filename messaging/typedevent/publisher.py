@@ -48,7 +48,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._bus.deliver_checked(self._topic, event)
+        self._bus.publish(self._topic, event, is_checked=True)
 
     def deliver_untyped(self, event: Mapping[str, Any]) -> None:
         """As ``TypedEventBus.deliver_untyped`` with this topic (157.9.6.3).
@@ -58,7 +58,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._bus.deliver_untyped_checked(self._topic, event)
+        self._bus.publish(self._topic, event, is_untyped=True, is_checked=True)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

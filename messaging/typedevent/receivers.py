@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.coroutines import is_coroutine
-from messaging.dispatch.handler import (
-    Handler,
+from messaging.dispatch import (
+    LaneHandler,
     Terms,
     name_of,
+    parse_filter,
     read_filter,
     read_principal,
     read_timeout,
     read_topics,
 )
-from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.safelog import SafeLog
 from messaging.services.registry import interface_name
@@ -164,7 +164,7 @@ def _without_topic(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper  # type: ignore[no-any-return]
 
 
-class Receiver(Handler[PublishedEvent]):
+class Receiver(LaneHandler[PublishedEvent]):
     """A handler of any kind; this one gets data in map form.
 
     Args:
@@ -173,7 +173,7 @@ class Receiver(Handler[PublishedEvent]):
         terms: what it asks for.
         replay: called with this, with the lock of the bus, if it wants events of the history: returns them, the
             newest first, to be gone through without the lock.
-        reference, options: see :class:`Handler`.
+        reference, options: see :class:`LaneHandler`.
     """
 
     terms: EventTerms
@@ -210,7 +210,7 @@ class Receiver(Handler[PublishedEvent]):
     # --- history (157.4.7)
 
     def added(self) -> Callable[[], object]:
-        """See ``Handler``: what it asks of the history comes before all that is published from now on."""
+        """See ``LaneHandler``: what it asks of the history comes before all that is published from now on."""
         if not self.terms.history:
             return super().added()
         lane = self.lane = self.new_lane(is_held=True)
@@ -241,7 +241,7 @@ class Receiver(Handler[PublishedEvent]):
         return False
 
     def call(self, event: PublishedEvent) -> Any:
-        """See ``Handler``."""
+        """See ``LaneHandler``."""
         if self.is_relay:
             return self.function(event)
         try:
@@ -255,7 +255,7 @@ class Receiver(Handler[PublishedEvent]):
         logger.error("%s does not get %s: %s", self.name, self.describe(event), error)
 
     def describe(self, event: PublishedEvent) -> str:
-        """See ``Handler``."""
+        """See ``LaneHandler``."""
         return f"an event on {event.topic!r}"
 
 
@@ -278,7 +278,7 @@ class TypedReceiver(Receiver):
         return take_over
 
     def call(self, event: PublishedEvent) -> Any:
-        """See ``Handler``."""
+        """See ``LaneHandler``."""
         data = event.data
         if data.__class__ is not self.terms.type:
             try:
