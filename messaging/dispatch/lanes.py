@@ -158,6 +158,10 @@ class Lane(abc.ABC):
         """How many items wait."""
         return len(self._items)
 
+    def items(self) -> list[Any]:
+        """Return the items that wait, and the markers among them; a snapshot."""
+        return [*self._items.copy()]
+
     def has_room(self) -> bool:
         """Whether an item may be put; waits for room where the calling thread may wait."""
         return len(self._items) < self._limit or self._wait_for_room()

@@ -1,7 +1,7 @@
-"""Who may publish to a topic, and who may receive from it (157.8, 157.9.2; RFC 97 5.4, 6.7).
+"""Permissions to publish to topics and to subscribe to them (157.8, 157.9.2; RFC 97 5.4, 6.7).
 
-OSGi asks the code on the stack. Here a *principal*, a name, is carried by the registration of a handler and by the
-publisher, and a :class:`TopicPolicy` says what it may do. Without a policy everybody may do everything.
+OSGi checks the code on the stack. Here publishers and handler registrations carry the name of a *principal*, and a
+:class:`TopicPolicy` grants permissions to principals. Without a policy all principals may do everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from messaging.text import exact
 
 logger = SafeLog(__name__)
 
-#: names whoever publishes or receives; ``None`` for those that give no name
+#: name of a publisher or subscriber; ``None`` for callers that give no name
 Principal: TypeAlias = str | None
 
 _ACTIONS: Final = ("publish", "subscribe")
@@ -30,11 +30,11 @@ class TopicPermission:
 
     Args:
         name: a topic, or a topic filter; ``a/b/*`` stands for ``a/b/c``, but not for ``a/b``.
-        actions: ``publish``, ``subscribe`` or both with a comma; case, order and blanks around them do not matter.
+        actions: ``publish``, ``subscribe`` or both with a comma; case, order and surrounding blanks are ignored.
 
     Raises:
-        InvalidTopicError, NullEventError: the name is no topic filter.
-        ArgumentError: the actions are not as described.
+        InvalidTopicError, NullEventError: ``name`` is no topic filter.
+        ArgumentError: ``actions`` names any other action.
     """
 
     PUBLISH: Final = "publish"
@@ -57,7 +57,7 @@ class TopicPermission:
         return ",".join(action for action in _ACTIONS if action in self._actions)
 
     def implies(self, other: object) -> bool:
-        """Whether whoever has this permission has the ``other`` one, too (157.9.2.7)."""
+        """Return whether this permission includes the ``other`` one (157.9.2.7)."""
         return (
             isinstance(other, TopicPermission)
             and self._actions >= other._actions
@@ -65,7 +65,7 @@ class TopicPermission:
         )
 
     def new_permission_collection(self) -> TopicPermissionCollection:
-        """An empty collection for permissions like this one (157.9.2.8)."""
+        """Return an empty collection for permissions like this one (157.9.2.8)."""
         return TopicPermissionCollection()
 
     def __eq__(self, other: object) -> bool:
@@ -93,19 +93,19 @@ def _parse_actions(text: Any) -> frozenset[str]:
 
 
 class TopicPermissionCollection:
-    """Permissions, and what they imply together. Thread safe."""
+    """Several permissions, which may imply another one together. Thread safe."""
 
     def __init__(self, permissions: Iterable[TopicPermission] = ()) -> None:
         given = [*permissions]
         for permission in given:
             self._check(permission)
-        self._permissions = dict.fromkeys(given)  # only ever grows, and is copied to be read
+        self._permissions = dict.fromkeys(given)  # only grows, and is copied before it is iterated
 
     def add(self, permission: TopicPermission) -> None:
-        """Add one; once more does nothing.
+        """Add a permission; adding it again does nothing.
 
         Raises:
-            ArgumentError: it is no TopicPermission.
+            ArgumentError: ``permission`` is no TopicPermission.
         """
         self._check(permission)
         self._permissions[permission] = None
@@ -116,7 +116,7 @@ class TopicPermissionCollection:
             raise ArgumentError(f"a TopicPermission is needed, not {type(permission).__name__}")
 
     def implies(self, permission: object) -> bool:
-        """Whether these permissions imply ``permission``; each of its actions may come from another one of them."""
+        """Return whether these permissions imply ``permission``; its actions may come from several of them."""
         if not isinstance(permission, TopicPermission):
             return False
         missing = set(permission._actions)
@@ -135,7 +135,7 @@ class TopicPermissionCollection:
 
 
 class _Listener:
-    """A function that is called after changes; one for each time that it was given."""
+    """A function called after changes; a function added twice has two of these."""
 
     __slots__ = ("call",)
 
@@ -147,7 +147,7 @@ def check_principal(principal: Any) -> Principal:
     """Return the name of a principal as an exact ``str``, or ``None``.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: ``principal`` is neither.
     """
     if principal is None:
         return None
@@ -156,28 +156,34 @@ def check_principal(principal: Any) -> Principal:
     return exact(principal)
 
 
+def denied(principal: Principal, actions: str, topic: str, *, by: str = "") -> PermissionDeniedError:
+    """Return the error for a principal without the permission; ``by`` is the service that refuses."""
+    subject = "a caller without a principal" if principal is None else f"the principal {principal!r}"
+    return PermissionDeniedError(f"{by}{': ' if by else ''}{subject} may not {actions} {topic!r}")
+
+
 class TopicPolicy:
-    """What principals may do: nothing but what they are granted. Thread safe.
+    """The permissions of principals: a principal may do only what it was granted. Thread safe.
 
     Args:
-        grants: permissions by principal; those of ``None`` are for whoever gives no name.
+        grants: permissions by principal; those of ``None`` are for callers that give no name.
 
     Example:
         ``TopicPolicy({"meter": [TopicPermission("meters/*", "publish")]})``
     """
 
     def __init__(self, grants: Mapping[Principal, Iterable[TopicPermission]] | None = None) -> None:
-        self._lock = threading.Lock()  # guards changes of the two below, which are replaced
+        self._lock = threading.Lock()  # guards changes of the following two, which are replaced as a whole
         self._grants: dict[Principal, TopicPermissionCollection] = {}
         self._listeners: tuple[_Listener, ...] = ()
         for principal, permissions in check_mapping("grants", {} if grants is None else grants).items():
             self.grant(principal, *permissions)
 
     def grant(self, principal: Principal, *permissions: TopicPermission) -> None:
-        """Let ``principal`` do this, too, from now on.
+        """Grant further permissions to ``principal``.
 
         Raises:
-            ArgumentError: what is granted is no TopicPermission, or the principal is no str; nothing is granted.
+            ArgumentError: one is no TopicPermission, or the principal is no str; nothing is granted.
         """
         principal = check_principal(principal)
         added = TopicPermissionCollection(permissions)
@@ -188,10 +194,10 @@ class TopicPolicy:
             else:
                 for permission in added:
                     granted.add(permission)
-        self._tell()
+        self._notify()
 
     def revoke(self, principal: Principal) -> None:
-        """Let ``principal`` do nothing any more.
+        """Revoke all permissions of ``principal``.
 
         Raises:
             ArgumentError: the principal is no str.
@@ -199,10 +205,10 @@ class TopicPolicy:
         principal = check_principal(principal)
         with self._lock:
             self._grants = {each: granted for each, granted in self._grants.items() if each != principal}
-        self._tell()
+        self._notify()
 
     def permits(self, principal: Principal, permission: TopicPermission) -> bool:
-        """Whether ``principal`` may do what ``permission`` says.
+        """Return whether ``principal`` has ``permission``.
 
         Raises:
             ArgumentError: the principal is no str.
@@ -212,7 +218,7 @@ class TopicPolicy:
         return granted is not None and granted.implies(permission)
 
     def check(self, principal: Principal, permission: TopicPermission) -> None:
-        """Refuse what is not permitted.
+        """Refuse a principal without the permission.
 
         Raises:
             PermissionDeniedError: ``principal`` has no such permission.
@@ -220,14 +226,13 @@ class TopicPolicy:
         """
         check_instance("permission", permission, TopicPermission)
         if not self.permits(principal, permission):
-            who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
-            raise PermissionDeniedError(f"{who} may not {permission.actions} {permission.name!r}")
+            raise denied(principal, permission.actions, permission.name)
 
     def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call ``listener`` after each grant and revocation, on the thread that made it. What it raises is logged.
+        """Call ``listener`` after each grant and revocation, on the thread that made it. Its exceptions are logged.
 
         Returns:
-            A function that removes the listener again; once more does nothing.
+            A function that removes the listener; idempotent.
 
         Raises:
             ArgumentError: ``listener`` cannot be called.
@@ -244,10 +249,10 @@ class TopicPolicy:
             self._listeners += (added,)
         return remove
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for each in self._listeners:
-            if each in self._listeners:  # not removed by one before it
+            if each in self._listeners:  # an earlier listener may have removed it
                 try:
                     each.call()
                 except Exception:
-                    logger.exception("a listener of a topic policy failed")
+                    logger.exception("topic policy: a listener failed")

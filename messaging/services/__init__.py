@@ -1,6 +1,6 @@
 """Service registry and LDAP filters: how parts that do not know each other find each other."""
 
-from messaging.services.filter import LdapFilter, escaped
+from messaging.services.filter import LdapFilter, as_filter, escaped
 from messaging.services.properties import ServiceProperties
 from messaging.services.registry import (
     SERVICE_RANKING,
@@ -28,6 +28,7 @@ __all__ = [
     "ServiceRegistration",
     "ServiceRegistry",
     "Version",
+    "as_filter",
     "default_registry",
     "escaped",
     "interface_name",

@@ -1,7 +1,6 @@
 """Typed Event Service 1.1 (OSGi compendium, chapter 157): an event bus in the process, for typed and untyped events."""
 
-from messaging.dispatch.handler import HandlerDTO, Tolerance
-from messaging.dispatch.permission import TopicPermission, TopicPermissionCollection, TopicPolicy
+from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO
 from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.conversion import convert

@@ -23,16 +23,22 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
 from messaging.arguments import check_instance
 from messaging.coroutines import running_loop
-from messaging.dispatch.dispatcher import Dispatcher
-from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
-from messaging.dispatch.lanes import LoopLane
-from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
-from messaging.dispatch.service import EventService
-from messaging.dispatch.topics import check_topic
+from messaging.dispatch import (
+    Dispatcher,
+    EventService,
+    HandlerDTO,
+    Lifecycle,
+    LoopLane,
+    Principal,
+    Tolerance,
+    TopicPermission,
+    TopicPolicy,
+    check_topic,
+    dto_of,
+)
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.reprs import tolerant
-from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
-from messaging.services.version import Version
+from messaging.services import ServiceRegistration, ServiceRegistry, Version, default_registry
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
@@ -129,7 +135,16 @@ class TypedEventBus(EventService):
         threads: int | None = None,
     ) -> None:
         bus_id = next_bus_id()
-        super().__init__(f"typed-events-{bus_id}" if name is None else name, threads, tolerance, permissions)
+        super().__init__(
+            Lifecycle(
+                f"typed-events-{bus_id}" if name is None else name,
+                threads,
+                tolerance,
+                permissions,
+                is_inside=self._is_inside,
+                closed=lambda: self.monitor.close(),
+            )
+        )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
         if services is not None:
@@ -141,14 +156,8 @@ class TypedEventBus(EventService):
             "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
             "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
         }
-        self._registrar = registrar = HandlerRegistrar(
-            bus_id,
-            announced,
-            history=self._history,
-            pool=self._pool,
-            tolerance=tolerance,
-            refuse_closed=self._refuse_closed,
-        )
+        self._publishing = self.lifecycle.publishing
+        self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self.lifecycle)
         self._dispatcher = dispatcher = registrar.dispatcher = Dispatcher[Receiver, TopicRoute](
             f"typed event bus {self.name!r}",
             self.services,
@@ -163,7 +172,7 @@ class TypedEventBus(EventService):
         for topic_filter, policy in (history or {}).items():
             self.monitor.configure_history_storage(topic_filter, policy)
         offered = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
-        self._open(dispatcher, [(interface, service, registrar.properties) for interface, service in offered])
+        self.lifecycle.open(dispatcher, [(interface, service, registrar.properties) for interface, service in offered])
 
     # --- publishing (157.3)
 
@@ -185,20 +194,9 @@ class TypedEventBus(EventService):
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        if event is None:
-            raise NullEventError(_NO_EVENT)
         if topic is None:
-            _check_event(event)
-            topic = topic_of(event.__class__)
-        elif topic.__class__ is not str:
-            topic = check_topic(topic)  # returns a plain str: the topic that is checked is the one published to
-        route = self._route_of(topic)
-        if principal is not None or self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        if schema_of(event.__class__) is None:
-            _check_event(event, topic)
-            event = checked_copy(event)
-        self._publish(route, PublishedEvent(topic, event))
+            topic = _topic_of(event)
+        self.publish(topic, event, principal)
 
     def deliver_untyped(self, topic: str, event: Mapping[str, Any], *, principal: Principal = None) -> None:
         """Publish an untyped event; see :meth:`deliver` (157.9.3.6).
@@ -217,63 +215,55 @@ class TypedEventBus(EventService):
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        if event is None:
-            raise NullEventError(_NO_EVENT)
-        if topic.__class__ is not str:
-            topic = check_topic(topic)  # returns a plain str
-        route = self._route_of(topic)
-        if principal is not None or self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        self._publish(route, PublishedEvent(topic, _copied(event)))
+        self.publish(topic, event, principal, is_untyped=True)
 
-    def deliver_checked(self, topic: str, event: Any) -> None:
-        """Publish a typed event for a publisher, which has checked topic and permission."""
-        if event is None:
-            raise NullEventError(_NO_EVENT)
-        if schema_of(event.__class__) is None:
-            _check_event(event, topic)
-            event = checked_copy(event)
-        self._publish(self._route_of(topic), PublishedEvent(topic, event))
-
-    def deliver_untyped_checked(self, topic: str, event: Mapping[str, Any]) -> None:
-        """Publish an untyped event for a publisher, which has checked topic and permission."""
-        if event is None:
-            raise NullEventError(_NO_EVENT)
-        self._publish(self._route_of(topic), PublishedEvent(topic, _copied(event)))
-
-    def deliver_relayed(
-        self, topic: str, data: Mapping[str, Any], passed: tuple[object, ...], *, principal: Principal = None
+    def publish(
+        self,
+        topic: str,
+        event: Any,
+        principal: Principal = None,
+        *,
+        is_untyped: bool = False,
+        is_checked: bool = False,
+        passed: tuple[object, ...] = (),
     ) -> None:
-        """Publish an untyped event that comes from another event service; see ``PublishedEvent.passed``."""
-        topic = check_topic(topic)
-        route = self._route_of(topic)
-        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        event = PublishedEvent(topic, _copied(data))
-        event.passed = passed
-        self._publish(route, event)
+        """Publish an event: the path of all events. For the modules of this project; see :meth:`deliver` for errors.
 
-    def _route_of(self, topic: str) -> TopicRoute:
-        try:
-            return self._dispatcher.routes[topic]
-        except (KeyError, TypeError):  # TypeError: an invalid topic may have no hash
-            return self._dispatcher.route(topic)
-
-    def _publish(self, route: TopicRoute, event: PublishedEvent) -> None:
-        if not self._is_open:
-            self._refuse_closed()
+        Args:
+            topic: the topic.
+            event: an instance of a schema, or a mapping, which is copied.
+            principal: the principal that publishes.
+            is_untyped: whether only a mapping is allowed.
+            is_checked: whether topic and permission were checked before.
+            passed: the event services that the event came through; see ``PublishedEvent.passed``.
+        """
+        if event is None:
+            raise NullEventError("the event is None")
+        if topic.__class__ is not str:
+            topic = check_topic(topic)  # returns a plain str: the topic that is checked is the one published to
+        dispatcher = self._dispatcher
+        route = dispatcher.routes.get(topic) or dispatcher.route(topic)
+        if not is_checked and (principal is not None or dispatcher.policy is not None):
+            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        if is_untyped or schema_of(event.__class__) is None:
+            event = _copied(event, is_untyped)
+        published = PublishedEvent(topic, event)
+        if passed:
+            published.passed = passed
+        lifecycle = self.lifecycle
         thread = get_ident()
         self._publishing.add(thread)
         try:
-            if not self._is_open:  # checked again: from here on, close() waits for this thread
-                self._refuse_closed()
+            if not lifecycle.is_open:  # checked after add(): from there on, close() waits for this thread
+                lifecycle.refuse_closed()
             if route.is_recorded:
-                self._record(route, event)
+                self._record(route, published)
             else:
-                for lane in route.lanes_for(event):
+                for lane in route.lanes_for(published):
                     if lane.has_room():
-                        lane.put(event)
+                        lane.put(published)
             if thread not in self._publishing:  # a signal handler on this thread closed the bus, perhaps before the put
-                self._refuse_closed()
+                lifecycle.refuse_closed()
         finally:
             self._publishing.discard(thread)
 
@@ -331,7 +321,7 @@ class TypedEventBus(EventService):
         if isinstance(topic, type):
             topic = topic_of(topic)
         topic = check_topic(topic)
-        self._refuse_closed()
+        self.lifecycle.refuse_closed()
         self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         return TypedEventPublisher(self, topic)
 
@@ -435,7 +425,7 @@ class TypedEventBus(EventService):
         return TypedEventBusDTO(
             name=self.name,
             handlers=tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self._dispatcher.handlers()),
-            threads=self._pool.threads,
+            threads=self.lifecycle.pool.threads,
             recorded=len(self._history),
             capacity=self._history.capacity,
             monitors=len(self.monitor.taps),
@@ -444,33 +434,32 @@ class TypedEventBus(EventService):
 
     def _is_inside(self) -> bool:
         loop = running_loop()
-        return super()._is_inside() or any(
-            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self._lanes()
+        return any(
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self.lifecycle.lanes()
         )
-
-    def _closed(self) -> None:
-        self.monitor.close()
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
+        return f"<TypedEventBus {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
 
 
-_NO_EVENT: Final = "the event is None"
-
-
-def _copied(event: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(event, Mapping):
-        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
-    return checked_copy(event)
-
-
-def _check_event(event: Any, topic: str | None = None) -> None:
-    """Refuse an object that cannot be published."""
+def _copied(event: Any, is_untyped: bool) -> dict[str, Any]:
+    """Return a copy of an event that is a mapping."""
     if isinstance(event, Mapping):
-        if topic is None:
-            raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
-    elif schema_of(event.__class__) is None:
-        raise InvalidEventError(
-            f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
-        )
+        return checked_copy(event)
+    if is_untyped:
+        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
+    raise InvalidEventError(
+        f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
+    )
+
+
+def _topic_of(event: Any) -> str:
+    """Return the topic made of the class of an event."""
+    if event is None:
+        raise NullEventError("the event is None")
+    if isinstance(event, Mapping):
+        raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
+    if schema_of(event.__class__) is None:
+        _copied(event, is_untyped=False)  # raises
+    return topic_of(event.__class__)

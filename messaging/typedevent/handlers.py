@@ -22,7 +22,7 @@ import abc
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from messaging.dispatch.handler import read_filter, read_topics
+from messaging.dispatch import read_filter, read_topics
 from messaging.errors import ArgumentError
 from messaging.typedevent.constants import TypedEventConstants as Names
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from messaging.dispatch.topics import TopicFilter, TopicTrie
+from messaging.dispatch import TopicFilter, TopicTrie
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.typedevent.event import PublishedEvent
 

@@ -12,12 +12,16 @@ import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
-from messaging.dispatch.dispatcher import when_all_done
-from messaging.dispatch.handler import read_principal
-from messaging.dispatch.lanes import LIMIT, ThreadLane
-from messaging.dispatch.permission import TopicPermission
-from messaging.dispatch.pool import Pool
-from messaging.dispatch.topics import check_topic, parse_filter
+from messaging.dispatch import (
+    LIMIT,
+    Pool,
+    ThreadLane,
+    TopicPermission,
+    check_topic,
+    parse_filter,
+    read_principal,
+    when_all_done,
+)
 from messaging.errors import ArgumentError, NullEventError
 from messaging.safelog import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
@@ -27,8 +31,7 @@ from messaging.workers import workers
 if TYPE_CHECKING:
     from reactivex import abc as rx
 
-    from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.permission import Principal
+    from messaging.dispatch import Dispatcher, Principal
     from messaging.promise import Promise
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History

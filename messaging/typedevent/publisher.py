@@ -12,13 +12,10 @@ T = TypeVar("T")
 
 
 class Outlet(Protocol):
-    """The methods of a bus that its publishers use: publish to a topic that is known to be valid and permitted."""
+    """The method of a bus that its publishers use."""
 
-    def deliver_checked(self, topic: str, event: Any) -> None:
-        """Publish a typed event."""
-
-    def deliver_untyped_checked(self, topic: str, event: Mapping[str, Any]) -> None:
-        """Publish an untyped event."""
+    def publish(self, topic: str, event: Any, *, is_untyped: bool = False, is_checked: bool = False) -> None:
+        """Publish an event. ``is_checked`` tells that the topic is valid and permitted."""
 
 
 class TypedEventPublisher(Generic[T]):
@@ -53,7 +50,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._outlet.deliver_checked(self._topic, event)
+        self._outlet.publish(self._topic, event, is_checked=True)
 
     def deliver_untyped(self, event: Mapping[str, Any]) -> None:
         """Publish an untyped event; see ``TypedEventBus.deliver_untyped`` (157.9.6.3).
@@ -63,7 +60,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._outlet.deliver_untyped_checked(self._topic, event)
+        self._outlet.publish(self._topic, event, is_untyped=True, is_checked=True)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

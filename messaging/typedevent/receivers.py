@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.coroutines import is_coroutine
-from messaging.dispatch.handler import (
-    Handler,
+from messaging.dispatch import (
+    LaneHandler,
     Terms,
     name_of,
+    parse_filter,
     read_filter,
     read_principal,
     read_timeout,
     read_topics,
 )
-from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.safelog import SafeLog
-from messaging.services.registry import interface_name
+from messaging.services import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.conversion import converter_to
 from messaging.typedevent.event import PublishedEvent
@@ -164,7 +164,7 @@ def _without_topic(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class Receiver(Handler[PublishedEvent]):
+class Receiver(LaneHandler[PublishedEvent]):
     """A handler of any kind. This class passes on data in map form.
 
     Args:
@@ -173,7 +173,7 @@ class Receiver(Handler[PublishedEvent]):
         terms: the terms that its properties set.
         replay: called with the receiver and the lock of the bus, if it wants events of the history. Returns them, the
             newest first, to be iterated without the lock.
-        reference, options: see :class:`Handler`.
+        reference, options: see :class:`LaneHandler`.
     """
 
     terms: EventTerms
@@ -210,7 +210,7 @@ class Receiver(Handler[PublishedEvent]):
     # --- history (157.4.7)
 
     def added(self) -> Callable[[], object]:
-        """Replay the history before all events that are published from now on; see ``Handler``."""
+        """Replay the history before all events that are published from now on; see ``LaneHandler``."""
         if not self.terms.history:
             return super().added()
         lane = self.lane = self.new_lane(is_held=True)
@@ -241,7 +241,7 @@ class Receiver(Handler[PublishedEvent]):
         return False
 
     def call(self, event: PublishedEvent) -> Any:
-        """Call the handler with an event in map form; see ``Handler``."""
+        """Call the handler with an event in map form; see ``LaneHandler``."""
         if self.is_relay:
             return self.function(event)
         try:
@@ -255,7 +255,7 @@ class Receiver(Handler[PublishedEvent]):
         logger.error("%s does not get %s: %s", self.name, self.describe(event), error)
 
     def describe(self, event: PublishedEvent) -> str:
-        """Return the event in words for the log; see ``Handler``."""
+        """Return the event in words for the log; see ``LaneHandler``."""
         return f"an event on {event.topic!r}"
 
 
@@ -278,7 +278,7 @@ class TypedReceiver(Receiver):
         return take_over
 
     def call(self, event: PublishedEvent) -> Any:
-        """Call the handler with an event converted to its type; see ``Handler``."""
+        """Call the handler with an event converted to its type; see ``LaneHandler``."""
         data = event.data
         if data.__class__ is not self.terms.type:
             try:

@@ -6,19 +6,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from messaging.dispatch.permission import TopicPermission
+from messaging.dispatch import TopicPermission
 from messaging.errors import ArgumentError
-from messaging.services.filter import as_filter
-from messaging.services.registry import interface_name
+from messaging.services import as_filter, interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
 from messaging.typedevent.receivers import function_of, make_receiver, read_terms
 from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
-    from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.handler import Tolerance
-    from messaging.dispatch.pool import Pool
+    from messaging.dispatch import Dispatcher, Lifecycle
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
@@ -43,29 +40,16 @@ class HandlerRegistrar:
         bus_id: the number of the bus.
         announced: other properties that the bus announces; handlers select buses by these.
         history: the history that new handlers are given events of; guarded by the lock of the dispatcher.
-        pool: the threads that deliver.
-        tolerance: when a handler is blocked.
-        refuse_closed: raises ``ClosedError`` if the bus is closed.
+        lifecycle: whether the bus is open, its delivery threads, and when a handler is blocked.
     """
 
     #: dispatcher of the bus; set before the bus is opened
     dispatcher: Dispatcher[Receiver, Any]
 
-    def __init__(
-        self,
-        bus_id: int,
-        announced: Mapping[str, Any],
-        *,
-        history: History,
-        pool: Pool,
-        tolerance: Tolerance,
-        refuse_closed: Callable[[], None],
-    ) -> None:
+    def __init__(self, bus_id: int, announced: Mapping[str, Any], history: History, lifecycle: Lifecycle) -> None:
         self.properties = {**announced, _BUS_ID: bus_id}
         self._history = history
-        self._pool = pool
-        self._tolerance = tolerance
-        self._refuse_closed = refuse_closed
+        self._lifecycle = lifecycle
 
     # --- from functions to services
 
@@ -98,7 +82,7 @@ class HandlerRegistrar:
             ClosedError: the bus is closed.
             ArgumentError, MessagingError: the bus would ignore the handler.
         """
-        self._refuse_closed()
+        self._lifecycle.refuse_closed()
         named = [topic_of(each) if isinstance(each, type) else each for each in topics]
         properties = {
             **{name: value for name, value in options.items() if value is not None},
@@ -132,8 +116,8 @@ class HandlerRegistrar:
             service,
             properties,
             replay=self._replay,
-            pool=self._pool,
-            tolerance=self._tolerance,
+            pool=self._lifecycle.pool,
+            tolerance=self._lifecycle.tolerance,
             block=self.dispatcher.block,
         )
 

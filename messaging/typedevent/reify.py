@@ -10,8 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from messaging.dispatch.handler import name_of
-from messaging.dispatch.topics import is_topic
+from messaging.dispatch import is_topic, name_of
 from messaging.errors import ArgumentError, InvalidTopicError
 from messaging.typedevent.handlers import TypedEventHandler
 from messaging.typedevent.schema import bound

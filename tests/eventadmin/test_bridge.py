@@ -575,7 +575,7 @@ def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(
         assert gate.opened.wait(PATIENCE)
 
     services.register(UntypedEventHandler, slow, {"event.topics": "*"})
-    for lane in bus._lanes():
+    for lane in bus.lifecycle.lanes():
         lane._limit = 5
     sent: list[int] = []
 

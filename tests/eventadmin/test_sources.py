@@ -722,7 +722,7 @@ def test_what_a_source_may_not_publish_is_said_once(
             states.told[0](ConnectionState("connected"))
             with pytest.raises(PermissionDeniedError):
                 configurations.updated("x")
-        assert len(logged(caplog, "what happens is not published", "principal 'p' may not publish")) == 3
+        assert len(logged(caplog, "events are not published", "principal 'p' may not publish")) == 3
         policy.grant("p", TopicPermission("*", "publish"))
         services.register("x", object())
         log.error("x")

@@ -370,9 +370,9 @@ def test_each_subscription_to_an_observable_begins_when_it_is_made(bus: TypedEve
 
 def test_events_from_other_event_services_are_seen_as_well(bus: TypedEventBus) -> None:
     """Scenario 84: past and present."""
-    bus.deliver_relayed("a", {"n": 1}, (object(),))
+    bus.publish("a", {"n": 1}, passed=(object(),))
     watching = Watching(bus.monitor.monitor_events(1))
-    bus.deliver_relayed("a", {"n": 2}, (object(),))
+    bus.publish("a", {"n": 2}, passed=(object(),))
     publish(bus, 3)
     watching.has(1, 2, 3)
 
