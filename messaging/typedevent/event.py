@@ -64,20 +64,14 @@ class PublishedEvent:
         self.passed: tuple[object, ...] = ()
         self._conversions: dict[Converter, _Conversion] = {}
 
-    def copy(self) -> PublishedEvent:
-        """Return the same event without the results of its conversions, for storage."""
-        copy = PublishedEvent(self.topic, self.data)
-        copy.sequence = self.sequence
-        copy.time = self.time
-        copy.passed = self.passed
-        return copy
-
     def owned(self) -> PublishedEvent:
         """Return the event with a copy of its untyped data, which handlers of this one cannot mutate."""
         if self.data.__class__ is not dict:
             return self
-        owned = self.copy()
-        owned.data = checked_copy(self.data)
+        owned = PublishedEvent(self.topic, checked_copy(self.data))
+        owned.sequence = self.sequence
+        owned.time = self.time
+        owned.passed = self.passed
         return owned
 
     def as_map(self) -> EventData:

@@ -78,7 +78,7 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
     Args:
         kind: the interface it is registered with.
         service: the registered object.
-        properties: properties of the registration; they override those that decorators declare.
+        properties: properties of the registration; they override properties that decorators declare.
 
     Raises:
         ArgumentError: a property is invalid (157.4.9).

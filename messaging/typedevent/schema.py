@@ -27,7 +27,7 @@ import typing
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from pydantic import AliasChoices, BaseModel, RootModel, TypeAdapter
 from pydantic.dataclasses import rebuild_dataclass
@@ -165,7 +165,7 @@ def _public(name: str) -> bool:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """Return the annotations of a class or function, with ``Any`` for those that cannot be resolved."""
+    """Return the annotations of a class or function, with ``Any`` where one cannot be resolved."""
     try:
         return typing.get_type_hints(type_, include_extras=True)
     except Exception as error:  # noqa: BLE001  # evaluating an annotation may raise anything
@@ -345,62 +345,45 @@ def _of_pydantic_dataclass(type_: Any) -> Schema:
     )
 
 
-def _of_dataclass(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
+#: of each field: name, keyword of the constructor, aliases
+_FieldNames: TypeAlias = Iterable[tuple[str, str, tuple[str, ...]]]
+
+
+def _of_constructor(type_: Any, names: _FieldNames, annotations: Mapping[str, Any] | None = None) -> Schema:
+    """Return the schema of a class whose fields are keywords of its constructor, unless they are set afterwards."""
+    hints = {**(annotations or {}), **_bound_hints(type_)}
     parameters = _parameters(type_)
-    return _schema(
-        type_,
-        (
-            Field(
-                each.name,
-                hints.get(each.name, Any),
-                _is_required(parameters.get(each.name)),
-                each.name if each.name in parameters else None,
-            )
-            for each in dataclasses.fields(type_)
-            if _public(each.name)
-        ),
+    fields = tuple(
+        Field(
+            name,
+            hints.get(name, Any),
+            _is_required(parameters.get(keyword)),
+            keyword if keyword in parameters else None,
+            aliases,
+        )
+        for name, keyword, aliases in names
+        if _public(name)
     )
+    return Schema(type_, fields, type_, _reader(fields))
+
+
+def _of_dataclass(type_: Any) -> Schema:
+    return _of_constructor(type_, ((each.name, each.name, ()) for each in dataclasses.fields(type_)))
 
 
 def _of_named_tuple(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
-    defaults = getattr(type_, "_field_defaults", {})
-    return _schema(type_, (Field(name, hints.get(name, Any), name not in defaults, name) for name in type_._fields))
+    return _of_constructor(type_, ((name, name, ()) for name in type_._fields))
 
 
 def _of_struct(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
-    parameters = _parameters(type_)
     names = zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True)
-    return _schema(
-        type_,
-        (
-            Field(
-                name, hints.get(name, Any), _is_required(parameters.get(name)), name, () if name == alias else (alias,)
-            )
-            for name, alias in names
-            if _public(name)
-        ),
-    )
+    return _of_constructor(type_, ((name, name, () if name == alias else (alias,)) for name, alias in names))
 
 
 def _of_attrs(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
-    parameters = _parameters(type_)
-    return _schema(
-        type_,
-        (
-            Field(
-                each.name,
-                hints.get(each.name, each.type or Any),
-                each.init and _is_required(parameters.get(each.alias)),
-                each.alias if each.init and each.alias in parameters else None,
-            )
-            for each in type_.__attrs_attrs__
-            if _public(each.name)
-        ),
-    )
+    known = type_.__attrs_attrs__
+    annotations = {each.name: each.type or Any for each in known}
+    return _of_constructor(type_, ((each.name, each.alias if each.init else "", ()) for each in known), annotations)
 
 
 def _of_class(type_: type[Any]) -> Schema | None:
@@ -453,13 +436,8 @@ def _is_required(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and parameter.default is parameter.empty
 
 
-def _schema(type_: Any, fields: Iterable[Field]) -> Schema:
-    known = tuple(fields)
-    return Schema(type_, known, type_, _reader(known))
-
-
 def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that reads these fields of an instance, except those that are not set."""
+    """Return a function that reads the fields of an instance that are set."""
     names = [each.name for each in fields]
 
     def read_one_by_one(instance: Any) -> dict[str, Any]:
