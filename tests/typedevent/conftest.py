@@ -139,8 +139,9 @@ class Failing(Recorder):
 
 
 def _register(
-    interface: type[Any], services: ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
+    interface: type[Any], where: TypedEventBus | ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
 ) -> ServiceRegistration:
+    services = where.services if isinstance(where, TypedEventBus) else where
     return services.register(interface, handler, named(topics, **properties))
 
 
@@ -160,6 +161,13 @@ def flush(bus: TypedEventBus) -> None:
     bus.flush().result(PATIENCE)
 
 
+def send(bus: TypedEventBus, topic: str | None, *events: Any) -> None:
+    """Publish events to one topic, and wait until all handlers have processed them."""
+    for event in events:
+        bus.deliver(event, topic)
+    flush(bus)
+
+
 def handler_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO | None:
     """What the bus says of the only handler of a registration; ``None`` if it ignores it."""
     found = [each for each in bus.get_dto().handlers if each.service_id == registration.reference.id]
@@ -167,11 +175,16 @@ def handler_of(bus: TypedEventBus, registration: ServiceRegistration) -> Handler
     return found[0] if found else None
 
 
-def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None:
-    """Why a handler is blocked."""
+def state_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO:
+    """Return the snapshot of the only handler of a registration."""
     found = handler_of(bus, registration)
     assert found is not None
-    return found.blocked
+    return found
+
+
+def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None:
+    """Return why a handler is blocked, or ``None``."""
+    return state_of(bus, registration).blocked
 
 
 def eventually(condition: Callable[[], T], what: str = "condition") -> T:

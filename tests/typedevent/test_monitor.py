@@ -32,7 +32,6 @@ from messaging.typedevent import (
     TopicPermission,
     TopicPolicy,
     TypedEventBus,
-    TypedEventMonitor,
 )
 from tests.conformance.helpers import eventually
 
@@ -112,15 +111,6 @@ def publish(bus: TypedEventBus, *numbers: int, topic: str = "a") -> None:
 
 
 # --- what is seen
-
-
-def test_a_monitor_must_be_registered_as_a_service() -> None:
-    """157.6: as long as its bus is open."""
-    services = ServiceRegistry()
-    with TypedEventBus(services) as bus:
-        assert services.service(TypedEventMonitor) is bus.monitor
-        assert services.service(TypedEventMonitor, f"(event.bus.name={bus.name})") is bus.monitor
-    assert services.service(TypedEventMonitor) is None
 
 
 @dataclasses.dataclass
@@ -366,15 +356,6 @@ def test_each_subscription_to_an_observable_begins_when_it_is_made(bus: TypedEve
     two.has(3, 4, 5)
     assert one.numbers == [2, 3, 4]
     assert bus.get_dto().monitors == 1
-
-
-def test_events_from_other_event_services_are_seen_as_well(bus: TypedEventBus) -> None:
-    """Scenario 84: past and present."""
-    bus.publish("a", {"n": 1}, passed=(object(),))
-    watching = Watching(bus.monitor.monitor_events(1))
-    bus.publish("a", {"n": 2}, passed=(object(),))
-    publish(bus, 3)
-    watching.has(1, 2, 3)
 
 
 # --- the end

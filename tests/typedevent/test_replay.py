@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError
 from messaging.services import ServiceRegistry
 from messaging.typedevent import (
     EventTopics,
@@ -21,7 +20,6 @@ from messaging.typedevent import (
     Tolerance,
     TypedEventBus,
     TypedEventHandler,
-    UnhandledEventHandler,
     UntypedEventHandler,
 )
 from tests.conformance.helpers import eventually
@@ -120,14 +118,6 @@ def test_a_handler_with_an_invalid_history_must_be_ignored_and_logged(
     publish(bus, "a 3")
     bus.flush().result(PATIENCE)
     assert handler.events == ["a 2"]
-
-
-def test_an_invalid_history_is_refused_where_handlers_are_given_to_the_bus(bus: TypedEventBus) -> None:
-    several: list[Any] = [-1, 1.5, "3", True]
-    for bad in several:
-        with pytest.raises(ArgumentError, match=r"event.history must be an int of at least 0"):
-            bus.on("a", history=bad, handler=Got().notify_untyped)
-    assert bus.get_dto().handlers == ()
 
 
 def test_filtered_events_do_not_count(bus: TypedEventBus) -> None:
@@ -257,19 +247,6 @@ def test_a_replay_does_not_make_events_unhandled_once_more(bus: TypedEventBus) -
     assert registered(bus, "*", 5).events == ["a 1", "b 2"]
     assert first.events == ["a 1"]
     assert unhandled == [2]
-
-
-def test_handlers_of_unhandled_events_may_not_ask_for_history(
-    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Scenario 60; 157.4.8."""
-    publish(bus, "a 1")
-    got: list[Any] = []
-    reference = bus.services.register(UnhandledEventHandler, got.append, {"event.history": 1}).reference
-    publish(bus, "a 2")
-    bus.flush().result(PATIENCE)
-    assert got == []
-    assert f"{bus.name!r}: the handler {reference!r} is ignored" in caplog.text
 
 
 def test_a_handler_that_was_there_before_the_bus_gets_what_comes() -> None:
