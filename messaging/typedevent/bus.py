@@ -275,14 +275,13 @@ class TypedEventBus(EventService):
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        self.publish(topic, event, principal, is_untyped=True)
+        self.publish(topic, event, principal, True)
 
     def publish(
         self,
         topic: str,
         event: Any,
         principal: Principal = None,
-        *,
         is_untyped: bool = False,
         is_checked: bool = False,
         passed: tuple[object, ...] = (),
@@ -297,12 +296,16 @@ class TypedEventBus(EventService):
             is_checked: whether topic and permission were checked before.
             passed: the event services that the event came through; see ``PublishedEvent.passed``.
         """
+        # called with positional arguments, since Python 3.11 calls functions with keyword arguments slowly
         if event is None:
             raise NullEventError("an event is needed, not None")
         if topic.__class__ is not str:
             topic = check_topic(topic)  # an exact one: the topic that is checked is the one that is published to
         dispatcher = self._dispatcher
-        route = dispatcher.routes.get(topic) or dispatcher.route(topic)
+        try:
+            route = dispatcher.routes[topic]
+        except KeyError:
+            route = dispatcher.route(topic)
         if not is_checked and (principal is not None or dispatcher.policy is not None):
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         if is_untyped or schema_of(event.__class__) is None:

@@ -48,7 +48,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._bus.publish(self._topic, event, is_checked=True)
+        self._bus.publish(self._topic, event, None, False, True)
 
     def deliver_untyped(self, event: Mapping[str, Any]) -> None:
         """As ``TypedEventBus.deliver_untyped`` with this topic (157.9.6.3).
@@ -58,7 +58,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._bus.publish(self._topic, event, is_untyped=True, is_checked=True)
+        self._bus.publish(self._topic, event, None, True, True)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

@@ -19,7 +19,7 @@ from messaging.dispatch import (
 )
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.safelog import SafeLog
-from messaging.services.registry import interface_name
+from messaging.services import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.conversion import converter_to
 from messaging.typedevent.event import PublishedEvent
