@@ -55,7 +55,7 @@ class LdapFilter:
             other spellings the first counts. Values are case-sensitive except for ``~=``.
 
     Raises:
-        InvalidFilterError: ``text`` is no filter; says what was expected and where.
+        InvalidFilterError: ``text`` is no filter; names the expected text and its index.
     """
 
     __slots__ = ("_case_sensitive", "_match", "_text")

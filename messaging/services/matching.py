@@ -60,15 +60,25 @@ def combine(operator: str, matches: list[Match]) -> Match:
             return not negated(lookup, properties, folded)
 
         return match_not
-    decisive = operator == "|"
 
-    def match(lookup: Lookup, properties: Mapping[str, Any], folded: Folded) -> bool:
+    # loops, since all() and any() over a generator cost another frame per level
+    def match_all(lookup: Lookup, properties: Mapping[str, Any], folded: Folded) -> bool:
         for each in matches:
-            if each(lookup, properties, folded) is decisive:
-                return decisive
-        return not decisive
+            if not each(lookup, properties, folded):
+                break
+        else:
+            return True
+        return False
 
-    return match
+    def match_any(lookup: Lookup, properties: Mapping[str, Any], folded: Folded) -> bool:
+        for each in matches:
+            if each(lookup, properties, folded):
+                break
+        else:
+            return False
+        return True
+
+    return match_all if operator == "&" else match_any
 
 
 def presence(name: str) -> Match:

@@ -43,7 +43,7 @@ class Parser:
         """Return the normalised text and the match of the filter.
 
         Raises:
-            InvalidFilterError: the text is no filter; says what was expected and where.
+            InvalidFilterError: the text is no filter; names the expected text and its index.
         """
         open_lists: list[tuple[str, list[_Node]]] = []
         operations = 0

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -237,6 +238,18 @@ def record(services: ServiceRegistry, topics: Any = "*", **properties: Any) -> R
     return recorder
 
 
+def post(admin: EventAdmin, *numbers: Any, topic: str = "a") -> None:
+    """Post an event with each number as property ``n``."""
+    for number in numbers:
+        admin.post_event(Event(topic, {"n": number}))
+
+
+def send(admin: EventAdmin, *topics: str, **properties: Any) -> None:
+    """Send an event to each topic."""
+    for topic in topics:
+        admin.send_event(Event(topic, properties))
+
+
 def flush(admin: EventAdmin) -> None:
     """Wait until all handlers are through with what was posted."""
     admin.flush().result(PATIENCE)
@@ -277,45 +290,39 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.W
     ]
 
 
-def in_threads(count: int, run: Callable[[int], object]) -> None:
-    """Call ``run`` with 0, 1, ... on as many threads at once, and raise what it raises."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(count)
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """An EventAdmin with its registry and its log."""
 
-    def work(number: int) -> None:
-        try:
-            barrier.wait(PATIENCE)
-            run(number)
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            errors.append(error)
+    admin: EventAdmin
+    services: ServiceRegistry
+    caplog: pytest.LogCaptureFixture
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(6 * PATIENCE)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    def handle(self, handler: Any, topics: Any = "*", **properties: Any) -> ServiceRegistration:
+        return handle(self.services, handler, topics, **properties)
+
+    def record(self, topics: Any = "*", **properties: Any) -> Recorder:
+        return record(self.services, topics, **properties)
+
+    def post(self, *numbers: Any, topic: str = "a") -> None:
+        post(self.admin, *numbers, topic=topic)
+
+    def send(self, *topics: str, **properties: Any) -> None:
+        send(self.admin, *topics, **properties)
+
+    def flush(self) -> None:
+        flush(self.admin)
+
+    def dto(self, registration: ServiceRegistration) -> HandlerDTO | None:
+        return dto(self.admin, registration)
+
+    def blocked(self, registration: ServiceRegistration) -> str | None:
+        return blocked(self.admin, registration)
+
+    def logged(self, *parts: str, level: int = logging.WARNING) -> list[str]:
+        return logged(self.caplog, *parts, level=level)
 
 
-def in_background(call: Callable[[], object]) -> Callable[[], None]:
-    """Call it on another thread; returns what waits for it, and raises what it raised."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def join() -> None:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-        if errors:
-            raise errors[0]
-
-    return join
+@pytest.fixture
+def hub(admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Hub:
+    return Hub(admin, services, caplog)
