@@ -48,7 +48,7 @@ class Order:
 
 
 class BusRecorder:
-    """A handler of a bus that keeps what it gets."""
+    """A handler of a bus that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
@@ -101,7 +101,7 @@ def bridge(admin: EventAdmin, bus: TypedEventBus) -> Iterator[EventBridge]:
 
 
 def settle(*several: Any, rounds: int = 4) -> None:
-    """Until nothing is on its way anywhere."""
+    """Wait until no event is on its way."""
     for _ in range(rounds):
         for each in several:
             each.flush().result(PATIENCE)
@@ -111,7 +111,7 @@ def settle(*several: Any, rounds: int = 4) -> None:
 
 
 def test_events_cross_to_the_bus(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    """RFC 97 5.5: topic and properties, of what is posted and what is sent."""
+    """RFC 97 5.5: topic and properties, of posted and of sent events."""
     recorder = listen(hub.services)
     hub.admin.post_event(Event("a/b", {"x": 1}))
     hub.flush()
@@ -143,7 +143,7 @@ def test_values_of_these_types_must_be_supported(hub: Hub, bus: TypedEventBus, b
 
 
 class Evil:
-    """A value that cannot even be looked at."""
+    """A value that raises when it is inspected."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("boom")
@@ -197,7 +197,7 @@ def test_what_a_mapping_raises_stays_there(hub: Hub, bus: TypedEventBus, bridge:
 
 
 def test_what_crossed_is_not_shared(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    """RFC 97 5.1.1.2: what handlers on one side do to a list is nothing to those on the other."""
+    """RFC 97 5.1.1.2: a list that handlers on one side change stays the same on the other."""
     recorder = listen(hub.services)
     values = [1]
     hub.admin.send_event(Event("a", {"values": values, "nested": {"values": values}}))

@@ -112,7 +112,7 @@ def test_what_closing_gives_up_must_be_logged_with_a_count(
     assert len(logged(caplog, admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
     gate.opened.set()
     unordered.opened.set()
-    eventually(lambda: gate.returned.acquire(blocking=False), "what was begun ends")
+    eventually(lambda: gate.returned.acquire(blocking=False), "the handler returns")
     assert (gate.numbers, other.numbers) == ([1], [])
 
 
@@ -159,7 +159,7 @@ def test_what_is_registered_with_a_closed_admin_is_nothing_to_it(services: Servi
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
 def test_a_handler_may_close_the_admin(services: ServiceRegistry, admins: Admins, publish: str, delivery: str) -> None:
-    """Scenarios 36 and 41: it does not wait for itself, and what was posted is delivered."""
+    """Scenarios 36 and 41: it does not wait for itself, and the posted events are delivered."""
     admin = admins()
     posted, returned = threading.Event(), threading.Event()
     numbers: list[int] = []
@@ -290,7 +290,7 @@ def test_an_admin_inside_a_handler_of_another_one_is_waited_for(services: Servic
 def test_what_is_posted_while_it_is_closed_is_delivered_or_refused(
     services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Scenario 36: nothing is lost without a word."""
+    """Scenario 36: no event is lost silently."""
     for _ in range(20):
         caplog.clear()
         recorder = Recorder()
@@ -466,7 +466,7 @@ def test_a_forked_child_can_use_the_admin() -> None:
 
 
 class Made(Recorder):
-    """Counts what is made of it."""
+    """Counts its instances."""
 
     instances: int
 

@@ -1,4 +1,4 @@
-"""Who may publish to a topic, and who may receive from it (RFC 97 4.1.4, 5.4, 6.7)."""
+"""Permissions to publish to a topic and to subscribe to it (RFC 97 4.1.4, 5.4, 6.7)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_both_actions_may_come_from_two_permissions() -> None:
 def test_publishing_requires_the_permission_for_the_topic(
     admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RFC 97 5.4.2, 6.4.1, 6.4.2: whoever lacks it is told, and nobody gets the event."""
+    """RFC 97 5.4.2, 6.4.1, 6.4.2: a publisher without it gets an error, and no handler gets the event."""
     policy = TopicPolicy({"meter": may(PUBLISH, "meters/*"), "listener": may(SUBSCRIBE, "*")})
     admin = admins(permissions=policy)
     recorder = record(services, principal="listener")
@@ -101,7 +101,7 @@ def test_publishing_requires_the_permission_for_the_topic(
 
 def test_without_a_policy_everybody_may_everything(hub: Hub) -> None:
     recorder = hub.record(principal="nobody")
-    hub.admin.send_event(Event("a"), principal="whoever")
+    hub.admin.send_event(Event("a"), principal="any")
     assert recorder.topics == ["a"]
 
 
@@ -120,7 +120,7 @@ def test_a_principal_is_a_name(admins: Admins, services: ServiceRegistry, caplog
 
 
 def test_handlers_only_get_topics_they_have_the_permission_for(admins: Admins, services: ServiceRegistry) -> None:
-    """RFC 97 4.1.4 [23], 5.4.2, 6.6: those they may not have are as if they had not asked for them."""
+    """RFC 97 4.1.4 [23], 5.4.2, 6.6: topics without the permission are as if they had not asked for them."""
     policy = TopicPolicy({None: may(BOTH, "*"), "some": may(SUBSCRIBE, "a/*"), "writer": may(PUBLISH, "*")})
     admin = admins(permissions=policy)
     everything, some, none = record(services), record(services, principal="some"), record(services, principal="writer")
@@ -134,7 +134,7 @@ def test_handlers_only_get_topics_they_have_the_permission_for(admins: Admins, s
 
 
 def test_permissions_may_be_granted_and_revoked_at_any_time(admins: Admins, services: ServiceRegistry) -> None:
-    """RFC 97 5.4: what counts is what is so now."""
+    """RFC 97 5.4: the present permissions count."""
     policy = TopicPolicy({None: may(PUBLISH, "*")})
     admin = admins(permissions=policy)
     recorder = record(services, principal="reader")
@@ -211,7 +211,7 @@ def test_handlers_may_change_the_policy(admins: Admins, services: ServiceRegistr
 
 
 def test_permissions_change_while_events_are_published(admins: Admins, services: ServiceRegistry) -> None:
-    """Whoever always may, always can; whoever never may, never gets anything."""
+    """A principal that always has the permission gets all events, one that never has it gets none."""
     policy = TopicPolicy({None: may(PUBLISH, "*"), "always": may(SUBSCRIBE, "*"), "never": may(SUBSCRIBE, "b")})
     admin = admins(permissions=policy)
     always, never = record(services, principal="always"), record(services, principal="never")

@@ -1,4 +1,4 @@
-"""Asynchronous delivery: when, in which order, to whom, and how much of it (RFC 97 5.2.2, 5.2.3, 8.1.2)."""
+"""Asynchronous delivery: its time, order, receivers and limits (RFC 97 5.2.2, 5.2.3, 8.1.2)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_posting_returns_before_delivery_is_complete(hub: Hub) -> None:
 
 
 def test_posted_events_are_delivered_on_a_different_thread(hub: Hub) -> None:
-    """RFC 97 5.2.2; also those that a handler posts, when its turn is over."""
+    """RFC 97 5.2.2; also events that a handler posts, after it has returned."""
     order: list[Any] = []
 
     def handler(event: Event) -> None:
@@ -264,7 +264,7 @@ def test_the_registry_says_who_is_registered(hub: Hub) -> None:
         gate.wait()
         join = in_background(lambda: registration.update({"event.topics": "*", "x": 1}))
         assert entered.wait(PATIENCE)
-        assert registration.unregister()  # returns before anybody was told
+        assert registration.unregister()  # returns before any listener is called
         gate.opened.set()
         hub.flush()
         hub.admin.send_event(Event("a"))
@@ -311,7 +311,7 @@ def test_what_waits_is_delivered_whatever_a_handler_says_about_order_meanwhile(h
 
 
 def test_handlers_change_their_mind_about_order_while_events_are_posted(hub: Hub) -> None:
-    """Scenario 35: whoever posts sees one or the other."""
+    """Scenario 35: each event is delivered in one of the two orders."""
     recorder = Recorder()
     registration = hub.handle(recorder)
     done = threading.Event()
@@ -332,7 +332,7 @@ def test_handlers_change_their_mind_about_order_while_events_are_posted(hub: Hub
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
 def test_events_are_posted_while_handlers_come_and_go(hub: Hub, delivery: str) -> None:
-    """Scenarios 30, 31 and 34: whoever stays gets all; whoever comes and goes gets a part of it, without a gap."""
+    """Scenarios 30, 31 and 34: a handler that stays gets all; one that comes and goes gets a part, without a gap."""
     stays = hub.record(delivery=delivery)
     visitors: list[Recorder] = []
     done = threading.Event()
@@ -639,7 +639,7 @@ def test_a_loop_may_be_closed_while_a_coroutine_runs_on_it(hub: Hub) -> None:
 
 
 def test_a_loop_may_be_closed_before_a_coroutine_begins_on_it(hub: Hub) -> None:
-    """Then nobody awaits it, and nobody complains about that."""
+    """Then it is not awaited, and Python does not warn about that."""
     mine = asyncio.new_event_loop()
     recorder, other = AsyncRecorder(), hub.record()
 

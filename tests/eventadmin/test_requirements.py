@@ -1,4 +1,4 @@
-"""What the RFC requires that no other module is about (RFC 97 4, 5, 6)."""
+"""Requirements of the RFC that no other module tests (RFC 97 4, 5, 6)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_event_handler_may_be_an_instance_of_the_interface(hub: Hub) -> None:
 
 
 def test_dependencies_must_be_cleaned_up_when_one_side_stops(services: ServiceRegistry, admins: Admins) -> None:
-    """RFC 97 4.1.1 [3]: of handlers that go, and of an admin that goes; nobody has to tell the other."""
+    """RFC 97 4.1.1 [3]: neither a removed handler nor a closed admin has to inform the other."""
     admin = admins()
     recorder = Recorder()
     with handle(services, recorder), ServiceEvents(admin), LogEvents(admin), ConfigurationEvents(admin):
@@ -114,7 +114,7 @@ def test_resources_should_be_minimal(hub: Hub) -> None:
 
 
 def test_one_handler_may_be_for_several_kinds_of_events(hub: Hub) -> None:
-    """RFC 97 4.2.1.1, 4.2.1.2, 4.2.1.5: the topic says which it was, wildcards take in what is below."""
+    """RFC 97 4.2.1.1, 4.2.1.2, 4.2.1.5: the topic tells the kinds apart, wildcards include the levels below."""
     recorder = hub.record(["sim/INSERTED", "sim/data/CHANGED", "tree/settings/*"])
     for topic in ("sim/INSERTED", "sim/REMOVED", "sim/data/CHANGED", "tree/settings/gui/colour", "tree/other"):
         hub.admin.send_event(Event(topic))
@@ -136,7 +136,7 @@ def test_any_object_may_be_the_value_of_a_property(hub: Hub) -> None:
 
 
 def test_handlers_must_be_registered_as_services_under_the_interface(hub: Hub) -> None:
-    """RFC 97 5.1.2: the class, or its name; anything else is somebody else's."""
+    """RFC 97 5.1.2: the class, or its name; handlers of other interfaces are not called."""
     by_class, by_name, other = Recorder(), Recorder(), Recorder()
     for interface, recorder in (
         (EventHandler, by_class),
@@ -214,7 +214,7 @@ def test_a_filter_is_applied_without_a_lock(hub: Hub) -> None:
 
 
 def test_delivery_must_not_lend_handlers_any_permission(services: ServiceRegistry, admins: Admins) -> None:
-    """RFC 97 5.4.3: neither those of whoever publishes, nor any of the admin's own."""
+    """RFC 97 5.4.3: neither the permissions of the publisher, nor any of the admin's own."""
     policy = TopicPolicy(
         {
             "publisher": [TopicPermission("*", "publish")],

@@ -1,4 +1,4 @@
-"""Who gets which event: topics, filters, and changes of both (RFC 97 5.1.2, 5.1.3, 6.5)."""
+"""Routing of events: topics, filters, and changes of both (RFC 97 5.1.2, 5.1.3, 6.5)."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_the_next_event_goes_by_the_new_topics_and_filter(hub: Hub) -> None:
 
 
 def test_what_is_posted_while_a_handler_is_updated_reaches_it(hub: Hub) -> None:
-    """Scenario 19: what it had before and has afterwards, it has all the time."""
+    """Scenario 19: a topic that it has before and after the update, it has all the time."""
     recorder = Recorder()
     registration = hub.handle(recorder, ["a/b", "c/*"])
     for number in range(300):

@@ -164,7 +164,7 @@ def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(
     assert blocked(admin, registration) == f"it took more than {SOON:g} s for one event"
     assert logged(caplog, "for * is blocked", repr(registration.reference))
     admin.send_event(number(2))
-    eventually(lambda: entered == [1], "what was begun ends some time")
+    eventually(lambda: entered == [1], "the handler returns")
     registration.update({"event.topics": "*"})
     admin.send_event(number(3))
     assert entered == [1, 3]
@@ -222,7 +222,7 @@ def test_who_gets_a_sent_event_is_determined_when_it_is_sent(hub: Hub) -> None:
 
 
 def test_whatever_context_is_there_handlers_have_it(hub: Hub) -> None:
-    """The context variables of whoever sends, with a timeout or without."""
+    """The context variables of the sender, with a timeout or without."""
     seen: list[str] = []
     hub.handle(lambda event: seen.append(variable.get()))
     token = variable.set("mine")
@@ -283,7 +283,7 @@ def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(hub: Hub, loop: a
 
     def interrupt(topic: str, stuck: Any) -> None:
         stuck.wait()
-        while topic not in raised:  # one that comes right before somebody waits for a lock does not end that
+        while topic not in raised:  # a signal right before a wait for a lock does not end the wait
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             threading.Event().wait(0.01)
 
@@ -338,7 +338,7 @@ def test_what_only_ends_generators_and_tasks_is_a_failure(hub: Hub) -> None:
 
 
 def test_sending_on_an_event_loop_to_a_coroutine_on_it_is_refused(hub: Hub) -> None:
-    """It would wait for itself. Nobody gets the event."""
+    """It would wait for itself. No handler gets the event."""
 
     async def main() -> None:
         recorder, coroutine = hub.record(ranking=1), AsyncRecorder()

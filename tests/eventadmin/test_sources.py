@@ -1,4 +1,4 @@
-"""What happens in the process, as events, and that nothing goes round (RFC 97 5.6)."""
+"""Services, log records, configurations and connections as events; no event goes round for ever (RFC 97 5.6)."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_levels_are_those_of_osgi(hub: Hub, log: logging.Logger) -> None:
 
 
 def test_filters_of_handlers_work_with_log_events(hub: Hub, log: logging.Logger) -> None:
-    """RFC 97 5.6.1: whoever is interested in an exception need not know where it comes from."""
+    """RFC 97 5.6.1: a handler of exceptions need not know their source."""
     errors = hub.record(filter="(&(exception.class=builtins.ValueError)(log.level<=1))")
     source = LogEvents(hub.admin, log)
     source.addFilter(lambda record: "secret" not in record.getMessage())
@@ -321,7 +321,7 @@ def rooted(admin: EventAdmin) -> Iterator[LogEvents]:
 
 
 def settled(admin: EventAdmin, recorder: Recorder) -> list[str]:
-    """What was logged, when nothing goes round any more. Only of tests: other threads log, too."""
+    """Return the messages of ``here``, logged by tests, when no event goes round any more."""
     for _ in range(5):
         flush(admin)
     return [
@@ -333,7 +333,7 @@ here = logging.getLogger("here")
 
 
 def test_a_handler_of_log_events_that_raises_must_not_feed_itself(hub: Hub, rooted: LogEvents) -> None:
-    """Scenario 51: that it failed is logged, but that is not posted, to it or to anybody."""
+    """Scenario 51: its failure is logged, and the record is not posted to any handler."""
     failing, recorder = Failing(ValueError("boom")), hub.record(LOG)
     hub.handle(failing, LOG)
     hub.handle(Failing(ValueError("boom")), "*")
@@ -432,7 +432,7 @@ class RaisingFilter(LdapFilter):
 
 
 def test_a_filter_that_raises_on_log_events_does_no_harm(hub: Hub, rooted: LogEvents) -> None:
-    """Scenario 51: that it did is logged, and not posted."""
+    """Scenario 51: its failure is logged, and not posted."""
     hub.record("*", filter=RaisingFilter("(x=1)", case_sensitive=True))
     recorder = hub.record(LOG)
     here.error("once")
@@ -673,7 +673,7 @@ def test_connection_events_end_with_the_admin(admins: Admins) -> None:
 def test_what_a_source_may_not_publish_is_said_once(
     admins: Admins, services: ServiceRegistry, log: logging.Logger, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    """RFC 97 5.4.2. There is nobody who could be told by an error, and it may be granted later."""
+    """RFC 97 5.4.2. No caller could handle the error, and it may be granted later."""
     policy = TopicPolicy({None: [TopicPermission("*", "subscribe")]})
     admin = admins(permissions=policy)
     recorder = record(services)

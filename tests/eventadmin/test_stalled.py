@@ -44,7 +44,7 @@ DELIVERIES = ["async.ordered", "async.unordered"]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody looks often."""
+    """Have the supervisor look often."""
     monkeypatch.setattr(pool, "_LOOK", 0.02)
 
 
@@ -90,7 +90,7 @@ def test_blocked_handlers_must_not_be_notified_of_any_events(hub: Hub, delivery:
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_an_update_of_its_registration_unblocks_a_handler(hub: Hub, delivery: str) -> None:
-    """Scenario 39: it gets what is published from now on, not what waited when it was blocked."""
+    """Scenario 39: it gets the events published from now on, not those that waited when it was blocked."""
     hold, gate = Gate(), Gate()
     hub.handle(hold, "hold", ranking=1)
     registration = hub.handle(gate, "a", delivery=delivery, timeout=SOON)
@@ -347,7 +347,7 @@ def test_whoever_sends_is_freed_by_the_timeout(
 
 
 def test_a_handler_s_own_timeout_counts_when_events_are_sent(admins: Admins, services: ServiceRegistry) -> None:
-    """If there is one at all: 0 of the handler leaves the one of whoever sends."""
+    """If there is one at all: a handler's 0 leaves the timeout of the sender."""
     admin = admins(send_timeout=PATIENCE)
     gate, last = Gate(), record(services, ranking=-1)
     registration = handle(services, gate, timeout=SOON)

@@ -12,7 +12,7 @@ from tests.interrupts import InterruptError, again, interrupt_everywhere, ready
 
 
 class Log:
-    """A listener that keeps what it was told."""
+    """A listener that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[ServiceEventKind, ServiceReference]] = []
@@ -36,7 +36,7 @@ def registry() -> Iterator[ServiceRegistry]:
 
 
 def consistent(registry: ServiceRegistry) -> list[ServiceReference]:
-    """Return what is registered, by every interface the same and in the order of ranking."""
+    """Return the registered services, the same for every interface and in the order of ranking."""
     found = registry.find()
     assert found == registry.find("a") == registry.find("b")
     assert found == sorted(found, key=lambda each: (-each.ranking, each.id))

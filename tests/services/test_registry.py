@@ -26,7 +26,6 @@ from tests.threads import PATIENCE, in_threads
 
 REGISTERED = ServiceEventKind.REGISTERED
 MODIFIED = ServiceEventKind.MODIFIED
-ENDMATCH = ServiceEventKind.MODIFIED_ENDMATCH
 UNREGISTERING = ServiceEventKind.UNREGISTERING
 
 
@@ -36,7 +35,7 @@ class Printer:
 
 
 class Events:
-    """A listener that remembers."""
+    """A listener that records its events."""
 
     def __init__(self) -> None:
         self.events: list[ServiceEvent] = []
@@ -193,26 +192,6 @@ def test_bad_services_and_scopes_are_refused(registry: ServiceRegistry) -> None:
         registry.add_listener(Events(), filter=5)  # type: ignore[arg-type]
 
 
-def test_higher_ranking_comes_first_then_who_was_there_first(registry: ServiceRegistry) -> None:
-    low, one, two, high = (registry.register("a", ranking, {"service.ranking": ranking}) for ranking in (-1, 0, 0, 5))
-
-    assert registry.find("a") == [each.reference for each in (high, one, two, low)]
-    assert registry.find("a", "(service.ranking<=0)") == [each.reference for each in (one, two, low)]
-    low.update({"service.ranking": 6})
-    high.update()
-    assert registry.find() == [each.reference for each in (low, one, two, high)]
-    assert registry.service("a") == -1
-
-
-def test_a_prototype_is_made_anew_each_time(registry: ServiceRegistry) -> None:
-    reference = registry.register(Printer, Printer, scope="prototype").reference
-    one, two = registry.get(reference), registry.service(Printer)
-
-    assert isinstance(one, Printer)
-    assert isinstance(two, Printer)
-    assert one is not two
-
-
 def test_what_a_factory_raises_reaches_the_caller(registry: ServiceRegistry) -> None:
     def broken() -> Any:
         raise LookupError("no paper")
@@ -326,56 +305,12 @@ def test_there_is_one_default_registry() -> None:
 # --- listeners ---------------------------------------------------------------------------------------------
 
 
-def test_a_listener_is_told_what_happens_to_a_service(registry: ServiceRegistry) -> None:
-    events = Events()
-    registry.add_listener(events)
-    registration = registry.register("a", 1)
-    registration.update({"x": 1})
-    registration.unregister()
-    registration.unregister()
-
-    assert events.kinds == [REGISTERED, MODIFIED, UNREGISTERING]
-    assert {event.reference for event in events.events} == {registration.reference}
-
-
-def test_a_listener_is_not_told_of_what_was_before(registry: ServiceRegistry) -> None:
-    registry.register("a", 1)
-    events = Events()
-    registry.add_listener(events)
-
-    assert events.kinds == []
-
-
 def test_a_service_is_there_when_it_is_registered_and_gone_when_it_is_unregistering(registry: ServiceRegistry) -> None:
     seen: list[tuple[ServiceEventKind, Any, int]] = []
     registry.add_listener(lambda event: seen.append((event.kind, registry.get(event.reference), len(registry.find()))))
     registry.register("a", 5).unregister()
 
     assert seen == [(REGISTERED, 5, 1), (UNREGISTERING, None, 0)]
-
-
-def test_a_listener_may_want_one_interface_only(registry: ServiceRegistry) -> None:
-    events = Events()
-    registry.add_listener(events, Printer)
-    registry.register("a", 1).unregister()
-    registration = registry.register(["a", Printer], 1)
-
-    assert [event.reference for event in events.events] == [registration.reference]
-
-
-def test_a_listener_with_a_filter_is_told_when_a_service_stops_matching(registry: ServiceRegistry) -> None:
-    events = Events()
-    registry.add_listener(events, "a", "(x=1)")
-    registration = registry.register("a", 1, {"x": 0})
-    assert events.kinds == []
-    registration.update({"x": 1})
-    registration.update({"x": 1, "y": 1})
-    registration.update({"x": 2})
-    registration.update({"x": 3})
-    registration.unregister()
-    assert events.kinds == [MODIFIED, MODIFIED, ENDMATCH]
-    registry.register("a", 1, {"x": 1}).unregister()
-    assert events.kinds[3:] == [REGISTERED, UNREGISTERING]
 
 
 def test_a_removed_listener_hears_nothing_more(registry: ServiceRegistry) -> None:
