@@ -222,9 +222,9 @@ class EventAdmin(EventService):
             KeyboardInterrupt, SystemExit: raised on the main thread while a handler had the event; raised again when
                 the remaining handlers have had it, too.
         """
-        seconds = self._seconds(timeout)
+        seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
         route = self._route_of(event, principal)
-        send(route.handlers_for(event), event, seconds, may_be_coroutines=route.may_be_coroutines)
+        send(route.handlers_for(event), event, seconds, route.may_be_coroutines)
 
     async def asend_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
         """Publish as :meth:`send_event` does, for event loops: functions are called on other threads.
@@ -232,11 +232,8 @@ class EventAdmin(EventService):
         Cancelling this cancels the handler that has the event, if it is a coroutine function. The remaining handlers
         do not receive the event.
         """
-        seconds = self._seconds(timeout)
+        seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
         await asend(self._route_of(event, principal).handlers_for(event), event, seconds)
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
 
     def _route_of(self, event: Event, principal: Principal) -> TopicRoute:
         """Return the present receivers of ``event``, after checking all that ``post_event`` says."""

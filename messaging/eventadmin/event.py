@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -113,10 +114,9 @@ class Event:
             return NotImplemented
         if self._topic != other._topic:
             return False
-        try:
+        with contextlib.suppress(Exception):  # values may not be comparable, such as arrays of numbers
             return self._properties == other._properties
-        except Exception:  # noqa: BLE001  # values may not be comparable, such as arrays of numbers
-            return False
+        return False
 
     def __hash__(self) -> int:
         # values may not be hashable; equal events have equal names

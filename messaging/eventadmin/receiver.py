@@ -57,6 +57,7 @@ class AdminHandler(DispatchHandler[Event]):
         self.inbox = Inbox(queue, pool, self._receive_posted, self.stalled)
         self._context = context
         self._dispatcher = dispatcher
+        self._services = dispatcher.services
         self._apply_terms()
 
     @property
@@ -77,7 +78,7 @@ class AdminHandler(DispatchHandler[Event]):
     @property
     def is_active(self) -> bool:
         """Whether it may be called (5.2.2, 5.3.2). The registry knows of an unregistration before the dispatcher."""
-        return self.blocked is None and self.is_registered and self._dispatcher.services.is_registered(self.reference)
+        return self.blocked is None and self.is_registered and self._services.is_registered(self.reference)
 
     # --- called by the dispatcher
 

@@ -27,7 +27,7 @@ _NONE_FAILED: Final[Mapping[AdminHandler, Exception]] = {}
 _overdue: Final[set[asyncio.Task[None]]] = set()
 
 
-def send(handlers: list[AdminHandler], event: Event, seconds: float, *, may_be_coroutines: bool) -> None:
+def send(handlers: list[AdminHandler], event: Event, seconds: float, may_be_coroutines: bool) -> None:
     """Deliver ``event`` to each handler; see ``EventAdmin.send_event`` for limit and errors."""
     failed = _fetch_all(handlers) if may_be_coroutines else _NONE_FAILED
     interrupt: BaseException | None = None

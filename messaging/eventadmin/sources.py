@@ -16,6 +16,7 @@ publishes until it is closed, and is a context manager that closes it.
 from __future__ import annotations
 
 import abc
+import contextlib
 import contextvars
 import logging
 import time
@@ -57,10 +58,9 @@ def exception_properties(error: BaseException | None) -> dict[str, Any]:
         Names.EXCEPTION: error,
         Names.EXCEPTION_CLASS: f"{type(error).__module__}.{type(error).__qualname__}",
     }
-    try:
+    message = ""
+    with contextlib.suppress(Exception):  # the text of an exception may raise anything
         message = str(error)
-    except Exception:  # noqa: BLE001  # the text of an exception may raise anything
-        message = ""
     return found | ({Names.EXCEPTION_MESSAGE: message} if message else {})
 
 

@@ -22,9 +22,7 @@ from messaging.replyto import handlers, serving
 from messaging.replyto.route import RETRY_FIRST, RequestSubscription, Route
 from messaging.replyto.wanted import Wanted, mistaken_key, read_terms
 from messaging.safelog import SafeLog
-from messaging.services import ServiceEvent, ServiceEventKind
-from messaging.services.filter import as_filter
-from messaging.services.registry import interface_name
+from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.workers import workers
 
 if TYPE_CHECKING:

@@ -215,14 +215,13 @@ class TypedEventBus(EventService):
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        self.publish(topic, event, principal, is_untyped=True)
+        self.publish(topic, event, principal, True)
 
     def publish(
         self,
         topic: str,
         event: Any,
         principal: Principal = None,
-        *,
         is_untyped: bool = False,
         is_checked: bool = False,
         passed: tuple[object, ...] = (),
@@ -237,12 +236,16 @@ class TypedEventBus(EventService):
             is_checked: whether topic and permission were checked before.
             passed: the event services that the event came through; see ``PublishedEvent.passed``.
         """
+        # Callers pass arguments by position: Python 3.11 is slow to pass them by keyword.
         if event is None:
             raise NullEventError("the event is None")
         if topic.__class__ is not str:
             topic = check_topic(topic)  # returns a plain str: the topic that is checked is the one published to
         dispatcher = self._dispatcher
-        route = dispatcher.routes.get(topic) or dispatcher.route(topic)
+        try:
+            route = dispatcher.routes[topic]
+        except KeyError:
+            route = dispatcher.route(topic)
         if not is_checked and (principal is not None or dispatcher.policy is not None):
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         if is_untyped or schema_of(event.__class__) is None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from messaging.errors import ClosedError
 from messaging.reprs import tolerant
+
+if TYPE_CHECKING:
+    from messaging.dispatch import Principal
 
 T = TypeVar("T")
 
@@ -14,8 +17,8 @@ T = TypeVar("T")
 class Outlet(Protocol):
     """The method of a bus that its publishers use."""
 
-    def publish(self, topic: str, event: Any, *, is_untyped: bool = False, is_checked: bool = False) -> None:
-        """Publish an event. ``is_checked`` tells that the topic is valid and permitted."""
+    def publish(self, topic: str, event: Any, principal: Principal, is_untyped: bool, is_checked: bool, /) -> None:
+        """Publish an event; ``is_checked`` says that the topic is valid and permitted."""
 
 
 class TypedEventPublisher(Generic[T]):
@@ -50,7 +53,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._outlet.publish(self._topic, event, is_checked=True)
+        self._outlet.publish(self._topic, event, None, False, True)
 
     def deliver_untyped(self, event: Mapping[str, Any]) -> None:
         """Publish an untyped event; see ``TypedEventBus.deliver_untyped`` (157.9.6.3).
@@ -60,7 +63,7 @@ class TypedEventPublisher(Generic[T]):
             ClosedError: the publisher or the bus is closed.
         """
         self._refuse_closed()
-        self._outlet.publish(self._topic, event, is_untyped=True, is_checked=True)
+        self._outlet.publish(self._topic, event, None, True, True)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

@@ -23,7 +23,7 @@ class TopicRoute:
         taps: subscriptions to the monitor that may see the topic.
     """
 
-    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "relays", "taps", "unhandled")
+    __slots__ = ("filtered", "is_fixed", "is_recorded", "lanes", "policy", "relays", "taps", "unhandled")
 
     def __init__(self, handlers: list[Receiver], policy: RangePolicy, taps: list[Tap]) -> None:
         regular = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
@@ -35,9 +35,13 @@ class TopicRoute:
         self.policy = policy
         self.taps = taps
         self.is_recorded = bool(taps) or policy.maximum > 0
+        #: whether all events go to the same lanes
+        self.is_fixed = bool(self.lanes) and not (self.filtered or self.relays)
 
     def lanes_for(self, event: PublishedEvent) -> list[Lane]:
         """Return the lanes that ``event`` goes to; without any, those for unhandled events (157.4.4)."""
+        if self.is_fixed:
+            return self.lanes
         if self.relays:
             return [*self._handlers_for(event), *(each.lane for each in self.relays if each.accepts(event))]
         return self._handlers_for(event)

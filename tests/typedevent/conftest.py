@@ -75,7 +75,7 @@ def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator
         yield bus
     finally:
         bus.close()
-    died = ("worker job failed", "a service listener failed", "what was to be called")
+    died = ("worker job failed", "service registry: a listener failed", "what was to be called")
     assert not [each for each in caplog.records if each.getMessage().startswith(died)]
 
 
