@@ -30,10 +30,12 @@ from messaging.typedevent.handlers import (
     declared_properties,
 )
 from messaging.typedevent.history import newest
+from messaging.typedevent.maps import to_map
 from messaging.typedevent.reify import event_parameter, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
     from messaging.services import ServiceReference
+    from messaging.typedevent.simple import Converter
 
 logger = SafeLog(__name__)
 
@@ -66,10 +68,12 @@ class EventTerms(Terms):
     Attributes:
         history: maximum number of past events that it receives first.
         type: the type that a typed handler wants.
+        convert: converts events to that type; to maps for handlers of other kinds.
     """
 
     history: int = 0
     type: Any = None
+    convert: Converter = to_map
 
 
 def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventTerms:
@@ -114,6 +118,7 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
         read_timeout(asked(Names.TYPED_EVENT_TIMEOUT), Names.TYPED_EVENT_TIMEOUT),
         _read_history(history),
         type_,
+        converter_to(type_) if kind == TYPED else to_map,
     )
 
 
@@ -195,11 +200,8 @@ class Receiver(LaneHandler[PublishedEvent]):
         super().__init__(reference, function_of(kind, service), terms, **options)
 
     def change(self, properties: Mapping[str, Any]) -> Callable[[], None]:
-        """Return the change to new properties; see ``Dispatcher``. The history is not replayed again."""
-        return self.taking_over(read_terms(self.kind, self.service, properties))
-
-    def taking_over(self, terms: EventTerms) -> Callable[[], None]:
-        """Return a function that sets other terms; it is called with the lock of the dispatcher."""
+        """Return a function that sets new properties; see ``Dispatcher``. The history is not replayed again."""
+        terms = read_terms(self.kind, self.service, properties)
 
         def take_over() -> None:
             self.terms = terms
@@ -262,27 +264,12 @@ class Receiver(LaneHandler[PublishedEvent]):
 class TypedReceiver(Receiver):
     """A handler that receives instances of a type."""
 
-    def __init__(self, reference: ServiceReference, kind: str, service: Any, terms: EventTerms, **options: Any) -> None:
-        self._convert = converter_to(terms.type)
-        super().__init__(reference, kind, service, terms, **options)
-
-    def taking_over(self, terms: EventTerms) -> Callable[[], None]:
-        """Return a function that sets other terms and the converter; see ``Receiver``."""
-        convert = converter_to(terms.type)  # without the lock: pydantic may call code of the type
-        take_over_rest = super().taking_over(terms)
-
-        def take_over() -> None:
-            self._convert = convert
-            take_over_rest()
-
-        return take_over
-
     def call(self, event: PublishedEvent) -> Any:
         """Call the handler with an event converted to its type; see ``LaneHandler``."""
-        data = event.data
-        if data.__class__ is not self.terms.type:
+        data, terms = event.data, self.terms
+        if data.__class__ is not terms.type:
             try:
-                data = event.converted(self._convert)
+                data = event.converted(terms.convert)
             except (ConversionError, InvalidEventError) as error:
                 self._log_missed(event, error)
                 return None

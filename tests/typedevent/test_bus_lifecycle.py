@@ -26,6 +26,7 @@ from tests.typedevent.conftest import (
     Gate,
     Order,
     Recorder,
+    count,
     eventually,
     flush,
     handler_of,
@@ -72,7 +73,7 @@ def test_a_bus_may_be_used_as_soon_as_it_is_found(services: ServiceRegistry) -> 
 
 
 def test_handlers_may_be_there_before_the_bus(services: ServiceRegistry) -> None:
-    """157.4: the whiteboard pattern, whoever comes first."""
+    """157.4: the whiteboard pattern, in either order."""
     untyped_, typed_, left = Recorder(), Recorder(), Recorder()
     untyped(services, untyped_, "a")
     typed(services, typed_, type=Order)
@@ -205,7 +206,7 @@ def test_events_from_a_remote_bus_are_events_like_others(services: ServiceRegist
 # --- closing
 
 
-def test_closing_waits_until_what_was_published_is_delivered(services: ServiceRegistry) -> None:
+def test_closing_waits_until_the_published_events_are_delivered(services: ServiceRegistry) -> None:
     """157.3."""
     bus = TypedEventBus(services)
     received, later = Recorder(), list[int]()
@@ -216,8 +217,7 @@ def test_closing_waits_until_what_was_published_is_delivered(services: ServiceRe
 
     untyped(services, received, "a")
     untyped(services, handle, "a")
-    for number in range(1_000):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(1_000))
     bus.close()
     assert received.of("n") == later == [*range(1_000)]
 
@@ -288,8 +288,7 @@ def test_an_async_block_waits_for_handlers_on_its_own_loop(services: ServiceRegi
     async def main() -> None:
         async with TypedEventBus(services) as bus:
             bus.on("a", handler=handle)
-            for number in range(20):
-                bus.deliver_untyped("a", {"n": number})
+            count(bus, range(20))
         assert received == [*range(20)]
         with pytest.raises(ClosedError):
             bus.deliver_untyped("a", {"n": 20})
@@ -310,8 +309,7 @@ def test_on_an_event_loop_closing_does_not_wait_but_delivers(services: ServiceRe
     async def main() -> None:
         with TypedEventBus(services) as bus:
             bus.on("a", handler=handle)
-            for number in range(20):
-                bus.deliver_untyped("a", {"n": number})
+            count(bus, range(20))
         assert received == []  # it has not had the loop
         with pytest.raises(ClosedError):
             bus.deliver_untyped("a", {"n": 20})
@@ -323,7 +321,7 @@ def test_on_an_event_loop_closing_does_not_wait_but_delivers(services: ServiceRe
 
 @pytest.mark.parametrize("way", ["function", "coroutine", "aclose", "awaitable"])
 def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> None:
-    """It does not wait for itself; what was published before is delivered."""
+    """It does not wait for itself; the events published before are delivered."""
     bus = TypedEventBus(services)
     received: list[int] = []
     published = threading.Event()
@@ -350,8 +348,7 @@ def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> Non
     other = Recorder()
     untyped(services, handlers[way], "a")
     untyped(services, other, "a")
-    for number in range(5):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(5))
     began = time.monotonic()
     published.set()
     eventually(lambda: services.find(TypedEventBus) == [], "it is closing")
@@ -360,7 +357,7 @@ def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> Non
     assert other.of("n") == received == [*range(5)]
 
 
-def test_whoever_closes_it_meanwhile_waits_too(services: ServiceRegistry) -> None:
+def test_a_second_caller_of_close_waits_too(services: ServiceRegistry) -> None:
     bus = TypedEventBus(services)
     gate = Gate()
     untyped(services, gate, "a")
@@ -384,8 +381,8 @@ def test_whoever_closes_it_meanwhile_waits_too(services: ServiceRegistry) -> Non
 
 
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["unrecorded", "recorded"])
-def test_what_threads_publish_while_it_is_closed_is_delivered_or_refused(is_recorded: bool) -> None:
-    """Nothing gets lost without a word."""
+def test_events_that_threads_publish_during_closing_are_delivered_or_refused(is_recorded: bool) -> None:
+    """No event is lost without an error."""
     for _ in range(20):
         services = ServiceRegistry()
         bus = TypedEventBus(services)
@@ -445,10 +442,10 @@ def test_handlers_that_come_and_go_while_it_is_closed_do_no_harm() -> None:
                 time.sleep(0.002)
                 bus.close()
                 return
-            for count in range(30):
-                registration = untyped(services, Recorder(), ["a", f"b/{count}/*"], ranking=count)
+            for turn in range(30):
+                registration = untyped(services, Recorder(), ["a", f"b/{turn}/*"], ranking=turn)
                 registration.update(named("+"))
-                if count % 2:
+                if turn % 2:
                     registration.unregister()
 
         in_threads(4, work)
@@ -470,7 +467,7 @@ def test_a_closed_bus_is_forgotten(services: ServiceRegistry) -> None:
         gc.collect()
         return gone() is None
 
-    eventually(is_gone, "nobody holds it")
+    eventually(is_gone, "no reference is left")
 
 
 def test_hundreds_of_buses_leave_no_threads(services: ServiceRegistry) -> None:
@@ -501,7 +498,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_what_was_published_is_delivered_even_if_the_program_ends_right_after_that() -> None:
+def test_published_events_are_delivered_even_if_the_program_ends_right_after_that() -> None:
     """157.3: typed, untyped, on threads and in coroutines; the bus was not closed."""
     out = run("""
         import asyncio, dataclasses, sys, time

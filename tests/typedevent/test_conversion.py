@@ -259,7 +259,7 @@ def refused(target: Any, *values: Any) -> list[tuple[Any, Any]]:
         *rows(Final, (5, 5)),
     ],
 )
-def test_what_becomes_what(value: Any, target: Any, expected: Any) -> None:
+def test_values_become_the_target_type(value: Any, target: Any, expected: Any) -> None:
     """157.4.1: at least what OSGi's converter does."""
     found = convert(value, target)
     assert found == expected
@@ -312,7 +312,7 @@ def test_what_becomes_what(value: Any, target: Any, expected: Any) -> None:
         *refused(5, 1),
     ],
 )
-def test_what_does_not_become_what(value: Any, target: Any) -> None:
+def test_values_that_do_not_become_the_target_type_are_refused(value: Any, target: Any) -> None:
     with pytest.raises(ConversionError):
         convert(value, target)
 
@@ -413,7 +413,7 @@ def test_a_flag_becomes_its_name_or_its_number_if_it_has_no_name(flag: Any, text
     + [*(uuid.UUID(int=1), re.compile("a"), pathlib.Path("a"), Colour.RED, Rank.NONE, Permission(3), Celsius(1))]
     + [*(Item("a"), Point(1), Plain(), fractions.Fraction(1, 2), ipaddress.ip_address("::1"), UserName("a"))],
 )
-def test_what_is_one_already_is_passed_on(value: Any) -> None:
+def test_an_instance_of_the_type_is_passed_on(value: Any) -> None:
     """Scenario 36."""
     assert convert(value, type(value)) is value
     assert convert(value, type(value) | None) is value
@@ -873,7 +873,7 @@ def test_models_get_the_types_that_they_insist_on() -> None:
         ({"name": "a"}, "price", "is missing, and has no default"),
     ],
 )
-def test_what_a_model_refuses_is_told_with_its_place(data: Any, path: str, reason: str) -> None:
+def test_an_error_of_a_model_has_its_place(data: Any, path: str, reason: str) -> None:
     with pytest.raises(ConversionError) as caught:
         convert({"a": [data]}, dict[str, list[Strict]])
     assert (caught.value.path, caught.value.reason) == (f"['a'][0].{path}", reason)
@@ -956,7 +956,7 @@ class Tagged:
     items: Items | None = None
 
 
-def test_a_root_model_is_made_of_what_is_in_it() -> None:
+def test_a_root_model_is_made_of_its_content() -> None:
     tagged = Tagged(Tags(["a", "1"]), Items([Item("b")]))
     assert to_map(tagged) == {"tags": ["a", "1"], "items": [{"name": "b", "price": 1.0}]}
     assert convert(to_map(tagged), Tagged) == tagged
@@ -1138,7 +1138,7 @@ def test_literals(value: Any, target: Any, expected: Any) -> None:
     ("value", "target"),
     [("b", Literal["a"]), (2, Literal[1]), (None, Literal[0, False, ""]), ({}, Literal["a"]), (math.nan, Literal[1])],
 )
-def test_what_is_no_literal(value: Any, target: Any) -> None:
+def test_other_values_than_those_of_a_literal_are_refused(value: Any, target: Any) -> None:
     with pytest.raises(ConversionError, match="does not become one of"):
         convert(value, target)
 
@@ -1207,7 +1207,7 @@ def test_the_order_of_several_types_counts_though_unions_are_equal() -> None:
     assert converter_to(int | str) is converter_to(int | str)
 
 
-def test_what_is_none_of_several_types_is_told_by_the_only_one_that_it_could_be() -> None:
+def test_the_error_of_a_union_is_that_of_its_only_member_of_the_same_kind() -> None:
     for value, target, told in (
         ({"name": "a", "price": "x"}, Item | str | None, "^price: a str that does not become a float$"),
         ([{"name": []}], str | list[Item], r"^\[0\].name: a NoneType"),
@@ -1227,7 +1227,7 @@ def test_type_aliases() -> None:
     assert convert(["1"], numbers) == [1]
     pair = TypeAliasType("pair", tuple[T, T], type_params=(T,))
     assert convert(["1", 2.5], pair[int]) == (1, 2)
-    assert convert([[1]], Forest) == [[1]]  # a text, which nobody resolves
+    assert convert([[1]], Forest) == [[1]]  # a string, which is not resolved
 
 
 class Handled(Protocol):
@@ -1255,7 +1255,7 @@ def test_types_that_pydantic_knows() -> None:
     secret = SecretStr(SECRET)
     assert convert(secret, SecretStr) is secret
     with pytest.raises(ConversionError):
-        convert(secret, str)  # nobody gets at it by asking for text
+        convert(secret, str)  # a handler cannot reveal it by asking for text
 
 
 # --- recursion
@@ -1355,7 +1355,7 @@ def test_deep_data_of_several_types_is_converted_or_refused(depth: int) -> None:
         assert convert(data, LeftOrRight).next[0].next[0].value == depth - 3
 
 
-def test_what_is_a_part_of_itself_is_refused() -> None:
+def test_a_value_that_is_a_part_of_itself_is_refused() -> None:
     data: Any = {"value": 1}
     data["next"] = data
     data["children"] = [data]
@@ -1382,7 +1382,7 @@ class Doubtful:
 
 
 @pytest.mark.parametrize(("leaf", "top"), [("x", 1), (1, "x"), ("x", "x"), (1, 1)])
-def test_what_fits_several_types_at_every_level_does_not_take_for_ever(leaf: Any, top: Any) -> None:
+def test_values_that_fit_several_types_at_every_level_do_not_take_exponential_time(leaf: Any, top: Any) -> None:
     """With two types that fail at each of a hundred levels, 2**100 attempts otherwise."""
     data: Any = {"value": leaf}
     for _ in range(100):
@@ -1396,7 +1396,7 @@ def test_what_fits_several_types_at_every_level_does_not_take_for_ever(leaf: Any
     assert time.perf_counter() - started < 5
 
 
-def test_what_outer_attempts_came_to_is_forgotten() -> None:
+def test_results_of_outer_attempts_are_forgotten() -> None:
     to_either = converter_to(Ambiguous | Doubtful)
     data = {"value": "x"}
     for _ in range(2):
@@ -1570,8 +1570,8 @@ VALUES: list[Callable[[], Any]] = [
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda it: getattr(it, "__name__", str(it))[:40])
-def test_nothing_but_conversion_errors_gets_out_and_no_value_with_them(target: Any) -> None:
-    """157.4.9: that event is not for that handler. What is in it, logs are not to tell."""
+def test_only_conversion_errors_are_raised_and_they_contain_no_value(target: Any) -> None:
+    """157.4.9: the handler misses the event, and the log must not contain its values."""
     to_target = converter_to(target)
     told: list[str] = []
     for make in VALUES:
@@ -1605,7 +1605,7 @@ def test_interrupts_are_not_conversion_errors() -> None:
         convert([{"value": "a"}], list[Interrupted])
 
 
-def test_what_constructors_and_setters_raise_is_told_by_kind() -> None:
+def test_errors_of_constructors_and_setters_name_the_kind_of_the_exception() -> None:
     for target, told in (
         (Raising, r"^\[0\]: Raising\(\) raised ValueError$"),
         (RaisingData, r"^\[0\]: RaisingData\(\) raised LookupError$"),
@@ -1670,7 +1670,7 @@ def test_fields_that_constructors_do_not_take_are_set_unless_they_are_computed()
 # --- sharing, threads
 
 
-def test_what_is_converted_shares_nothing_that_can_be_changed() -> None:
+def test_a_converted_value_shares_no_mutable_part_with_its_source() -> None:
     data: dict[str, Any] = {"a": [1], "b": {"c": [2]}, "d": bytearray(b"x")}
     for target in (dict, dict[str, Any], Any, Mapping[str, object]):
         found = convert(data, target)

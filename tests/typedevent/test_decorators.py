@@ -38,10 +38,12 @@ from tests.typedevent.conftest import (
     Order,
     Recorder,
     RushOrder,
+    count,
     flush,
     ignored,
     logged,
     send,
+    send_to,
     state_of,
     typed,
     unhandled,
@@ -173,7 +175,7 @@ def test_functions_may_declare_properties_too(bus: TypedEventBus) -> None:
         (lambda: EventFilter(5), InvalidFilterError),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_declared_is_checked_where_it_is_written(
+def test_declared_properties_are_checked_by_the_decorator(
     declare: Callable[[], object], error: type[MessagingError]
 ) -> None:
     with pytest.raises(error):
@@ -183,7 +185,7 @@ def test_what_is_declared_is_checked_where_it_is_written(
 def test_a_type_that_is_declared_is_loaded_when_it_is_needed(
     bus: TypedEventBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may be the name of what is not there yet."""
+    """It may be the name of a class that does not exist yet."""
 
     @EventType("no.such.Class")
     class Handler(Recorder):
@@ -240,9 +242,7 @@ def test_a_decorated_function_gets_what_its_event_is_annotated_with(bus: TypedEv
 
     assert bare.__name__ == "bare"  # still themselves
     assert both.__name__ == "both"
-    for topic in (ORDERS, "a", "b/c"):
-        bus.deliver_untyped(topic, {"id": "1"})
-    flush(bus)
+    send_to(bus, (ORDERS, "a", "b/c"), {"id": "1"})
     assert received == {
         "bare": [Order(1)],
         "called": [Order(1)],
@@ -312,8 +312,7 @@ def test_one_decorator_may_be_used_for_several_functions(bus: TypedEventBus, cap
 def test_options_say_what_properties_say(services: ServiceRegistry) -> None:
     """157.4.8."""
     with TypedEventBus(services, history={"a": RangePolicy.unlimited()}) as bus:
-        for number in range(5):
-            bus.deliver_untyped("a", {"n": number})
+        count(bus, range(5))
         received: list[Any] = []
         registration = bus.on(
             "a",
@@ -376,7 +375,7 @@ def test_handlers_of_higher_ranking_are_preferred(bus: TypedEventBus) -> None:
     ],
     ids=str,
 )
-def test_what_the_registry_would_only_log_is_raised_here(
+def test_on_raises_errors_that_the_registry_only_logs(
     bus: TypedEventBus, arguments: Any, options: Any, error: type[MessagingError]
 ) -> None:
     """157.4.9: and nothing is registered."""
@@ -396,7 +395,7 @@ def test_what_the_registry_would_only_log_is_raised_here(
 
 
 @pytest.mark.parametrize("handler", [5, "text", object(), lambda: None, lambda a, b, c: None, Untyped])
-def test_what_is_no_handler_is_refused(bus: TypedEventBus, handler: Any) -> None:
+def test_objects_that_are_no_handlers_are_refused(bus: TypedEventBus, handler: Any) -> None:
     for call in (bus.on, bus.on_unhandled):
         with pytest.raises(ArgumentError):
             call("a", handler=handler)  # type: ignore[operator]
@@ -491,9 +490,7 @@ def test_without_permission_for_a_topic_nothing_is_registered(services: ServiceR
             with pytest.raises(PermissionDeniedError):
                 call("mine/a", "b", handler=received.append, principal="me")  # type: ignore[operator]
         bus.on("*", handler=lambda topic, event: received.append(topic), principal="me")
-        for topic in ("yours/a", "mine/a"):
-            bus.deliver_untyped(topic, {})
-        flush(bus)
+        send_to(bus, ("yours/a", "mine/a"), {})
         assert received == ["mine/a"]
 
 

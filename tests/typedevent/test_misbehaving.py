@@ -1,4 +1,4 @@
-"""Handlers that raise, hang, or lose their event loop (157.4.6): they harm nobody else, and are blocked in the end."""
+"""Handlers that raise, hang, or lose their event loop (157.4.6): they harm no other handler, and are blocked."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.typedevent.conftest import (
     Order,
     Recorder,
     blocked,
+    count,
     eventually,
     flush,
     handler_of,
@@ -92,7 +93,7 @@ def test_a_handler_that_keeps_raising_is_blocked_and_that_is_logged(
 
 
 def test_failures_count_in_a_row(bus: TypedEventBus) -> None:
-    """Not in all: whoever fails now and then is not blocked."""
+    """Not in all: a handler that fails now and then is not blocked."""
     failing, later = Failing(), Failing()
     registrations = [untyped(bus, failing, "a")]
 
@@ -129,7 +130,7 @@ def test_how_many_failures_are_tolerated_may_be_said(services: ServiceRegistry, 
     + [{"timeout": each} for each in (-1, float("inf"), float("nan"), "1", None)],
     ids=str,
 )
-def test_what_no_tolerance_can_be_is_refused(bad: dict[str, Any]) -> None:
+def test_an_invalid_tolerance_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="must be"):
         Tolerance(**bad)
 
@@ -145,7 +146,7 @@ def test_a_tolerance_is_needed_where_one_is_given(services: ServiceRegistry) -> 
     ids=["same", "topics", "filter", "others"],
 )
 def test_an_update_lifts_the_block(bus: TypedEventBus, properties: dict[str, Any]) -> None:
-    """Scenario 64; 157.4.6: whatever is updated. What was published meanwhile is not delivered."""
+    """Scenario 64; 157.4.6: whatever property is updated. Events published meanwhile are not delivered."""
     failing = Failing(ValueError("no"))
     registration = untyped(bus, failing, "a")
     publish(bus, range(FAILURES + 2))
@@ -186,7 +187,7 @@ def test_registering_it_again_is_a_new_beginning(bus: TypedEventBus) -> None:
     assert blocked(bus, registration) is None
 
 
-def test_what_waits_for_a_handler_that_is_blocked_is_dropped_and_counted(
+def test_pending_events_of_a_blocked_handler_are_dropped_and_counted(
     bus: TypedEventBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 65: the state is there to be seen."""
@@ -197,8 +198,7 @@ def test_what_waits_for_a_handler_that_is_blocked_is_dropped_and_counted(
         raise ValueError("no")
 
     registration = untyped(bus, handle, "a")
-    for number in range(FAILURES + 15):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(FAILURES + 15))
     gate.wait()
     found = state_of(bus, registration)
     assert (found.waiting, found.failures, found.dropped, found.blocked) == (FAILURES + 14, 0, 0, None)
@@ -290,8 +290,7 @@ def test_a_handler_that_does_not_return_is_blocked_and_that_is_logged(
     untyped(bus, other, "a")
     unhandled(bus, left)
     began = time.monotonic()
-    for number in range(20):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(20))
     assert until_blocked(bus, registration) == f"it took more than {SOON:g} s for one event"
     assert time.monotonic() - began >= SOON
     publish(bus, [20])
@@ -351,7 +350,7 @@ def test_the_limit_of_a_handler_may_be_changed_by_an_update(bus: TypedEventBus) 
 
 
 @pytest.mark.parametrize("timeout", [-1, "1", float("nan"), float("inf"), True, [1]], ids=repr)
-def test_what_is_no_time_makes_a_handler_ignored(
+def test_a_handler_with_an_invalid_timeout_is_ignored(
     bus: TypedEventBus, caplog: pytest.LogCaptureFixture, timeout: Any
 ) -> None:
     registration = untyped(bus, Recorder(), "a", timeout=timeout)
@@ -389,8 +388,7 @@ def test_many_handlers_that_hang_hold_up_no_other(services: ServiceRegistry) -> 
         registrations = [untyped(services, each, "a", timeout=SOON, ranking=1) for each in hanging]
         other = Recorder()
         untyped(services, other, "a")
-        for number in range(10):
-            bus.deliver_untyped("a", {"n": number})
+        count(bus, range(10))
         for registration in registrations:
             until_blocked(bus, registration)
         flush(bus)
@@ -421,8 +419,7 @@ def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(
 
     registration = untyped(bus, hang, "a", timeout=SOON)
     untyped(bus, handle, "a")
-    for number in range(5):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(5))
     until_blocked(bus, registration)
     eventually(lambda: log == [0, "cancelled"], "it is cancelled")
     publish(bus, [5])
@@ -448,8 +445,7 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_gets_no_more_events(b
                 continue
 
     registration = untyped(bus, hang, "a", timeout=SOON)
-    for number in range(5):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(5))
     until_blocked(bus, registration)
     opened.set()
     publish(bus, [5])
@@ -489,7 +485,7 @@ def test_a_coroutine_that_something_it_awaits_cancels_has_failed(bus: TypedEvent
 
 
 def test_a_coroutine_that_holds_up_its_loop_is_blocked_and_others_there_are_not(bus: TypedEventBus) -> None:
-    """Those that wait for the loop are not to blame."""
+    """Handlers that wait for the loop are not at fault."""
     hanging, other = Hanging(), Recorder()
 
     async def hold_up(topic: str, event: Any) -> None:
@@ -558,7 +554,7 @@ def test_a_coroutine_whose_loop_was_closed_is_blocked_until_it_is_updated(
 
 
 def test_of_a_loop_that_ends_in_the_middle_no_handler_is_called_any_more(bus: TypedEventBus) -> None:
-    """What is in its hands then is lost, and what waits, too."""
+    """The event in progress is lost, and so are the pending ones."""
     log: list[Any] = []
 
     async def handle(event: dict[str, Any]) -> None:
@@ -567,13 +563,12 @@ def test_of_a_loop_that_ends_in_the_middle_no_handler_is_called_any_more(bus: Ty
 
     async def main() -> ServiceRegistration:
         registration = untyped(bus, handle, "a")
-        for number in range(3):
-            bus.deliver_untyped("a", {"n": number})
+        count(bus, range(3))
         while not log:  # noqa: ASYNC110  # one round of the loop at a time
             await asyncio.sleep(0)
         return registration
 
-    registration = asyncio.run(main())  # which cancels what is left
+    registration = asyncio.run(main())  # cancels the remaining tasks
     assert until_blocked(bus, registration) == "the event loop it ran on is closed"
     assert log == [0]
     # this one is closed as it is
@@ -610,7 +605,7 @@ def test_flushing_waits_for_ever_for_one_that_may_hang_for_ever(bus: TypedEventB
     flushing.result(PATIENCE)
 
 
-def test_flushing_does_not_wait_for_what_is_published_later(bus: TypedEventBus) -> None:
+def test_flushing_does_not_wait_for_events_that_are_published_later(bus: TypedEventBus) -> None:
     gate = Hanging()
     untyped(bus, gate, "a")
     flushing = bus.flush()
@@ -661,8 +656,7 @@ def test_closing_waits_for_a_handler_that_hangs_until_it_is_blocked(services: Se
     hanging, other = Hanging(), Recorder()
     untyped(services, hanging, "a", timeout=SOON)
     untyped(services, other, "a")
-    for number in range(3):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(3))
     bus.close(PATIENCE)
     assert other.of("n") == [0, 1, 2]
     assert hanging.of("n") == [0]
@@ -674,8 +668,7 @@ def test_closing_waits_for_one_that_may_hang_for_ever_no_longer_than_it_is_told_
     bus = TypedEventBus(services)
     hanging = Hanging()
     untyped(services, hanging, "a", timeout=0)
-    for number in range(3):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(3))
     hanging.wait()
     began = time.monotonic()
     bus.close(SOON)

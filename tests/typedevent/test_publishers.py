@@ -101,7 +101,7 @@ def test_a_closed_publisher_delivers_nothing_and_says_so(bus: TypedEventBus, rec
     with pytest.raises(ClosedError), publisher:
         pass
     flush(bus)
-    assert received.of("id") == [1]  # what was published before that is delivered
+    assert received.of("id") == [1]  # events published before are delivered
 
 
 def test_a_closed_publisher_refuses_no_event_as_well(bus: TypedEventBus) -> None:
@@ -115,7 +115,7 @@ def test_a_closed_publisher_refuses_no_event_as_well(bus: TypedEventBus) -> None
         publisher.deliver_untyped(None)  # type: ignore[arg-type]
 
 
-def test_an_open_publisher_refuses_no_event_and_what_is_none(bus: TypedEventBus, received: Recorder) -> None:
+def test_an_open_publisher_refuses_none_and_objects_that_are_no_events(bus: TypedEventBus, received: Recorder) -> None:
     """Scenario 21; 157.9.6.2, 157.9.6.3."""
     publisher = bus.create_publisher("a")
     for call in (lambda: publisher.deliver(None), lambda: publisher.deliver_untyped(None)):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Publishing (157.3): what is taken and what is refused, where it goes, and in which order it arrives."""
+"""Publishing (157.3): which events are accepted, which handlers they reach, and in which order."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from tests.typedevent.conftest import (
     Item,
     Order,
     Recorder,
+    count,
     eventually,
     flush,
     in_threads,
+    send_to,
     typed,
     unhandled,
     untyped,
@@ -49,7 +51,7 @@ class Outer:
 
 
 class Watcher:
-    """All that may see an event: a handler of everything, one of what is unhandled, and a monitor."""
+    """All observers of an event: a handler, a handler of unhandled events, and a monitor."""
 
     def __init__(self, bus: TypedEventBus) -> None:
         self.handler, self.unhandled = Recorder(), Recorder()
@@ -60,7 +62,7 @@ class Watcher:
         bus.monitor.monitor_events().subscribe(self.monitored.append)
 
     def saw_nothing(self) -> bool:
-        """Whether what is published now is the first that any of them sees."""
+        """Return whether an event published now is the first that each of them sees."""
         self._bus.deliver_untyped("seen/last", {"x": 1})
         self._bus.deliver_untyped("last", {"x": 1})
         flush(self._bus)
@@ -72,10 +74,10 @@ class Watcher:
         )
 
 
-# --- what is refused
+# --- refused events
 
 
-def test_no_event_is_refused_in_the_caller_and_nobody_is_notified(bus: TypedEventBus) -> None:
+def test_none_is_refused_in_the_caller_and_no_handler_is_notified(bus: TypedEventBus) -> None:
     """Scenario 1; 157.5.1."""
     watcher = Watcher(bus)
     for call in (
@@ -92,7 +94,7 @@ def test_no_event_is_refused_in_the_caller_and_nobody_is_notified(bus: TypedEven
 
 
 @pytest.mark.parametrize("topic", INVALID_TOPICS, ids=ascii)
-def test_a_topic_that_breaks_the_grammar_is_refused_in_the_caller_and_nobody_is_notified(
+def test_a_topic_that_breaks_the_grammar_is_refused_in_the_caller_and_no_handler_is_notified(
     bus: TypedEventBus, topic: str
 ) -> None:
     """Scenario 2; 157.3.1, 157.5.1."""
@@ -151,9 +153,7 @@ def test_topics_are_case_sensitive(bus: TypedEventBus) -> None:
     """157.3.1."""
     received = Recorder()
     untyped(bus, received, "Foo/bar")
-    for topic in ("foo/bar", "Foo/Bar", "FOO/BAR", "Foo/bar"):
-        bus.deliver_untyped(topic, {"x": 1})
-    flush(bus)
+    send_to(bus, ("foo/bar", "Foo/Bar", "FOO/BAR", "Foo/bar"), {"x": 1})
     assert received.topics == ["Foo/bar"]
 
 
@@ -220,7 +220,7 @@ def test_without_topic_an_event_goes_to_the_one_of_its_class_name(bus: TypedEven
     assert topic_of(Outer.Inner) == received.topics[1]
 
 
-def test_of_a_name_that_no_topic_can_have_none_is_made_and_nobody_is_notified(bus: TypedEventBus) -> None:
+def test_a_class_name_that_is_no_topic_is_refused_and_no_handler_is_notified(bus: TypedEventBus) -> None:
     """Scenario 5: not dropped without a word."""
 
     @dataclass
@@ -295,8 +295,8 @@ def test_a_mapping_is_published_untyped_by_deliver_too(bus: TypedEventBus) -> No
     assert received.data == [{"x": {"y": [1, 2]}}] * 2
 
 
-def test_an_untyped_event_arrives_equal_to_what_was_sent_and_is_a_copy_of_it(bus: TypedEventBus) -> None:
-    """Scenario 14; 157.2.4.2: what its source does to it after that, nobody sees."""
+def test_an_untyped_event_arrives_as_an_equal_copy(bus: TypedEventBus) -> None:
+    """Scenario 14; 157.2.4.2: later changes of the source are not visible."""
     received = Recorder()
     untyped(bus, received, "a")
     source: dict[str, Any] = {"text": "é", "n": None, "nested": {"list": [1, {"deep": 2.5}], "bytes": b"\0"}, "": True}
@@ -367,8 +367,7 @@ def test_a_handler_that_raises_is_no_concern_of_the_publisher_nor_of_other_handl
     untyped(bus, before, "a", ranking=2)
     untyped(bus, Failing(ValueError("no")), "a", ranking=1)
     untyped(bus, after, "a")
-    for number in range(3):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(3))
     flush(bus)
     assert before.of("n") == after.of("n") == [0, 1, 2]
 
@@ -475,8 +474,7 @@ def test_a_slow_handler_holds_up_no_other(bus: TypedEventBus) -> None:
     for each in slow:
         untyped(bus, each, "a")
     registration = untyped(bus, fast, "a")
-    for number in range(200):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(200))
     eventually(lambda: len(fast.events) == 200, "the fast one has all")
     assert [each.of("n") for each in slow] == [[0]] * 3
     late = Recorder()
@@ -494,7 +492,7 @@ def test_a_slow_handler_holds_up_no_other(bus: TypedEventBus) -> None:
 
 
 def test_a_mapping_that_raises_while_it_is_copied_is_refused(bus: TypedEventBus) -> None:
-    """157.5.1: publishing raises nothing but argument errors, and those of what is closed or not permitted."""
+    """157.5.1: publishing raises only argument errors, and errors of closed buses and missing permissions."""
 
     class Broken(Mapping[str, Any]):
         def __getitem__(self, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Past events for new handlers (157.4.7): which, in what order, and without a seam to those that follow."""
+"""Past events for new handlers (157.4.7): which, in what order, and without a gap to the events that follow."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_of_several_topics_the_newest_of_all_are_replayed_in_time_order(bus: Typ
     assert registered(bus, "+", 3).events == ["a 5", "b 6", "a 7"]
 
 
-def test_never_more_than_asked_for_precede_what_is_new(bus: TypedEventBus) -> None:
+def test_never_more_past_events_than_asked_for_precede_new_ones(bus: TypedEventBus) -> None:
     """157.4.7: the only guarantee."""
     publish(bus, *(f"a {n}" for n in range(50)))
     for history in (1, 7, 49, 50, 51):
@@ -238,7 +238,7 @@ def test_every_kind_of_handler_gets_past_events(bus: TypedEventBus) -> None:
 
 
 def test_a_replay_does_not_make_events_unhandled_once_more(bus: TypedEventBus) -> None:
-    """Scenario 74: neither those that were handled, nor those that were not."""
+    """Scenario 74: neither handled events nor unhandled ones."""
     unhandled: list[int] = []
     bus.on_unhandled(handler=lambda event: unhandled.append(event["n"]))
     first = registered(bus, "a", 0)
@@ -273,7 +273,7 @@ def test_an_update_replays_nothing_once_more(bus: TypedEventBus) -> None:
     assert handler.events == ["a 3", "b 4"]
 
 
-def test_a_handler_that_is_unblocked_goes_on_with_what_is_new() -> None:
+def test_an_unblocked_handler_goes_on_with_new_events() -> None:
     """157.4.6: its update lifts the block, and replays nothing."""
     tolerance = Tolerance(failures=1)
     with TypedEventBus(ServiceRegistry(), history=EVERYTHING, tolerance=tolerance) as bus:
@@ -318,7 +318,7 @@ def telltale(act: Callable[[], object]) -> Telltale:
     return value
 
 
-def test_what_is_published_during_a_replay_comes_after_it(bus: TypedEventBus) -> None:
+def test_events_published_during_a_replay_come_after_it(bus: TypedEventBus) -> None:
     """Scenario 73; 157.4.7: delivery is delayed until all of the history is."""
     live = iter(["a 10", "b 11", "c 12"])
     value = telltale(lambda: publish(bus, *itertools.islice(live, 1), seen="yes"))

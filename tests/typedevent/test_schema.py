@@ -398,7 +398,7 @@ class Tagged:
     tags: Tags
 
 
-def test_a_root_model_is_what_is_in_it() -> None:
+def test_a_root_model_stands_for_its_content() -> None:
     assert to_map(Tagged(Tags(["a"]))) == {"tags": ["a"]}
     assert to_map(Attributes({"a": 1})) == {"a": 1}
     for event in (Tags(["a"]), RootModel[int](5)):
@@ -495,7 +495,7 @@ def test_generic_classes_have_the_types_they_are_given() -> None:
         *(list[int], int | None, None, Any, "Model", 5, [], T, functools.partial, type(threading.Lock())),
     ],
 )
-def test_what_is_no_schema(type_: Any) -> None:
+def test_types_that_are_no_schemas(type_: Any) -> None:
     assert schema_of(type_) is None
 
 
@@ -627,7 +627,7 @@ def test_there_is_no_limit_to_depth() -> None:
         assert depth == 100_000
 
 
-def test_what_is_there_twice_is_no_cycle_and_copied_once() -> None:
+def test_a_part_that_occurs_twice_is_no_cycle_and_copied_once() -> None:
     shared: Any = [1]
     event = Nested([shared, {"a": shared}, Nested(shared)])
     copy = to_map(event)["value"]
@@ -805,23 +805,3 @@ def test_an_untyped_event_is_a_tree() -> None:
     data["a"][0]["b"] = data["a"]
     with pytest.raises(InvalidEventError, match=r"^an event must be a tree: a\[0\].b is a part of itself$"):
         checked_copy(data)
-
-
-# --- threads
-
-
-def test_threads_find_out_about_the_same_classes_at_once() -> None:
-    classes = [make_dataclass(f"Class{number}", [("a", int), ("b", "list[str]")]) for number in range(200)]
-    barrier = threading.Barrier(8)
-    found: list[Any] = []
-
-    def look() -> None:
-        barrier.wait()
-        found.append([(annotations_of(each), to_map(each(1, ["x"]))) for each in classes])
-
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[({"a": int, "b": list[str]}, {"a": 1, "b": ["x"]})] * 200] * 8

@@ -33,6 +33,7 @@ from tests.typedevent.conftest import (
     logged,
     named,
     send,
+    send_to,
     state_of,
     typed,
     unhandled,
@@ -511,7 +512,7 @@ def test_unions_options_and_collections_may_be_types_if_there_are_topics(
 
 
 def test_an_event_of_one_class_is_converted_to_another_one_by_the_names_of_its_fields(bus: TypedEventBus) -> None:
-    """Scenario 31; 157.4.1: values are converted, too; what is missing keeps its default."""
+    """Scenario 31; 157.4.1: values are converted, too; missing fields keep their defaults."""
     invoices, orders = Recorder(), Recorder()
     typed(bus, invoices, "a", type=Invoice)
     typed(bus, orders, "a", type=Order)
@@ -622,7 +623,7 @@ class Stubborn:
 def test_a_constructor_may_raise_anything_and_no_handler_gets_anything_else_instead(
     bus: TypedEventBus, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """Neither the one that made it, nor those that waited for it on other threads."""
+    """Neither the handler that converted it, nor handlers that waited for it on other threads."""
     handlers = [Recorder() for _ in range(4)]
     for each in handlers:
 
@@ -686,9 +687,7 @@ def test_a_service_with_two_interfaces_is_called_by_each_of_them(bus: TypedEvent
     assert both.typed == [Order(1)]
     assert both.untyped == [{"id": "1"}]
     registration.update({"event.topics": "b", "event.filter": "(id=2)"})
-    for topic in ("a", "b"):
-        bus.deliver_untyped(topic, {"id": "2"})
-    flush(bus)
+    send_to(bus, ("a", "b"), {"id": "2"})
     assert (len(both.typed), len(both.untyped)) == (2, 2)
     registration.unregister()
     assert bus.get_dto().handlers == ()

@@ -20,6 +20,7 @@ from tests.typedevent.conftest import (
     ignored,
     named,
     send,
+    send_to,
     state_of,
     typed,
     unhandled,
@@ -31,7 +32,7 @@ class Left(Recorder, UnhandledEventHandler):
     pass
 
 
-def test_an_event_that_nobody_is_there_for_goes_to_all_unhandled_handlers(bus: TypedEventBus) -> None:
+def test_an_event_without_a_handler_goes_to_all_unhandled_handlers(bus: TypedEventBus) -> None:
     """Scenario 56; 157.4.4: topic and data in map form."""
     handlers = [Left() for _ in range(3)]
     received: list[Any] = []
@@ -50,7 +51,7 @@ def test_an_event_that_nobody_is_there_for_goes_to_all_unhandled_handlers(bus: T
     assert received == [expected] * 2
 
 
-def test_an_event_that_somebody_got_is_not_unhandled(bus: TypedEventBus) -> None:
+def test_an_event_that_a_handler_received_is_not_unhandled(bus: TypedEventBus) -> None:
     """Scenario 57; 157.4.4: whether typed, untyped, by a pattern or with a filter."""
     left = Left()
     unhandled(bus, left)
@@ -84,9 +85,7 @@ def test_without_topics_all_unhandled_events_arrive(bus: TypedEventBus) -> None:
     left = Left()
     registration = unhandled(bus, left)
     topics = ["a", "a/b", "x/y/z", "-"]
-    for topic in topics:
-        bus.deliver_untyped(topic, {})
-    flush(bus)
+    send_to(bus, topics, {})
     assert left.topics == topics
     found = state_of(bus, registration)
     assert (found.kind, found.topics) == ("UnhandledEventHandler", ("*",))
@@ -100,9 +99,7 @@ def test_a_handler_of_unhandled_events_that_asks_for_history_is_ignored(
     left, other = Left(), Left()
     registration = unhandled(bus, left, "a", history=history)
     unhandled(bus, other)
-    for topic in ("a", "b"):
-        bus.deliver_untyped(topic, {})
-    flush(bus)
+    send_to(bus, ("a", "b"), {})
     assert left.events == []
     assert other.topics == ["a", "b"]
     assert handler_of(bus, registration) is None
@@ -158,7 +155,7 @@ def test_whether_an_event_is_unhandled_follows_who_comes_and_goes(bus: TypedEven
 
 
 def test_an_unhandled_event_may_be_published_elsewhere(bus: TypedEventBus) -> None:
-    """To a topic that nobody handles either, it must not be for ever."""
+    """To a topic without a handler: it comes back once, not for ever."""
     left: list[str] = []
 
     def handle(topic: str, event: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from tests.typedevent.conftest import (
     Gate,
     Order,
     Recorder,
+    count,
     eventually,
     flush,
     handler_of,
@@ -27,6 +28,7 @@ from tests.typedevent.conftest import (
     logged,
     named,
     send,
+    send_to,
     state_of,
     typed,
     unhandled,
@@ -69,9 +71,7 @@ def test_exactly_the_topics_that_are_listed_arrive(bus: TypedEventBus) -> None:
     """Scenario 39; 157.4.2."""
     handler = Handler()
     untyped(bus, handler, ["foo", "foo/bar"])
-    for topic in ("foo", "bar", "foo/baz", "foo/bar", "foo/bar/baz", "foobar", "Foo", "fo"):
-        bus.deliver_untyped(topic, {})
-    flush(bus)
+    send_to(bus, ("foo", "bar", "foo/baz", "foo/bar", "foo/bar/baz", "foobar", "Foo", "fo"), {})
     assert handler.topics == ["foo", "foo/bar"]
 
 
@@ -92,9 +92,7 @@ def test_topics_may_be_in_any_collection(bus: TypedEventBus, topics: Any) -> Non
     """157.4.8: String+."""
     handler = Handler()
     untyped(bus, handler, topics)
-    for topic in ("foo", "bar", "baz"):
-        bus.deliver_untyped(topic, {})
-    flush(bus)
+    send_to(bus, ("foo", "bar", "baz"), {})
     assert handler.topics == ["foo", "bar"]
 
 
@@ -102,14 +100,12 @@ def test_a_single_text_is_a_list_of_one_topic(bus: TypedEventBus) -> None:
     """Scenario 40: not of its letters."""
     handler = Handler()
     untyped(bus, handler, "foo")
-    for topic in ("foo", "f", "o"):
-        bus.deliver_untyped(topic, {})
-    flush(bus)
+    send_to(bus, ("foo", "f", "o"), {})
     assert handler.topics == ["foo"]
 
 
 @pytest.mark.parametrize("topics", [5, b"foo", {"foo": 1}, [], [5], [None], [["foo"]], object(), ["foo", None]])
-def test_what_are_no_topics_makes_the_handler_ignored(
+def test_a_handler_with_invalid_topics_is_ignored(
     bus: TypedEventBus, caplog: pytest.LogCaptureFixture, topics: Any
 ) -> None:
     """157.4.9."""
@@ -126,9 +122,7 @@ def test_event_type_is_not_for_untyped_handlers(bus: TypedEventBus, caplog: pyte
     handler, left = Handler(), Recorder()
     untyped(bus, handler, "a", type=Order)
     unhandled(bus, left, "b", type="no.such.Class")
-    for topic in ("a", "b"):
-        bus.deliver_untyped(topic, {"id": "1"})
-    flush(bus)
+    send_to(bus, ("a", "b"), {"id": "1"})
     assert handler.data == left.data == [{"id": "1"}]
     assert logged(caplog, "event.type is not for an UntypedEventHandler", "Handler")
     assert logged(caplog, "event.type is not for an UnhandledEventHandler", "Recorder")
@@ -187,8 +181,7 @@ def test_objects_of_all_kinds_are_handlers(bus: TypedEventBus, make: type[Duck])
     """157.4.2."""
     handler = make()
     registration = untyped(bus, handler, "a")
-    for number in range(20):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(20))
     flush(bus)
     assert handler.events == [{"n": number} for number in range(20)]
     found = state_of(bus, registration)
@@ -219,13 +212,12 @@ def test_functions_of_all_kinds_are_handlers(bus: TypedEventBus) -> None:
         lambda topic, *events: received["h"].append(topic),  # the event alone, as without the rest
     ):
         untyped(bus, each, "x")
-    for number in range(20):
-        bus.deliver_untyped("x", {"n": number})
+    count(bus, range(20), "x")
     flush(bus)
     assert received == {name: [{"n": number} for number in range(20)] for name in "abcdefgh"}
 
 
-def test_what_a_handler_returns_is_awaited_before_it_gets_the_next_event(bus: TypedEventBus) -> None:
+def test_an_awaitable_result_of_a_handler_is_awaited_before_the_next_event(bus: TypedEventBus) -> None:
     """From whatever function."""
     log: list[str] = []
 
@@ -235,15 +227,12 @@ def test_what_a_handler_returns_is_awaited_before_it_gets_the_next_event(bus: Ty
         log.append(f"end {number}")
 
     untyped(bus, lambda event: work(event["n"]), "a")
-    for number in range(3):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(3))
     flush(bus)
     assert log == [f"{what} {number}" for number in range(3) for what in ("begin", "end")]
 
 
-def test_what_a_handler_returns_beside_that_does_not_matter(
-    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_results_of_a_handler_are_ignored(bus: TypedEventBus, caplog: pytest.LogCaptureFixture) -> None:
     received: list[Any] = []
     for value in (5, [1], "text", object(), iter(())):
 
@@ -271,13 +260,13 @@ def test_what_a_handler_returns_beside_that_does_not_matter(
         type("NoMethod", (), {"notify_unhandled": lambda self, topic, event: None})(),
         type("Attribute", (), {"notify": 5, "notify_untyped": 5})(),
         type("Generator", (), dict.fromkeys(("notify", "notify_untyped"), lambda self, topic, event: (yield)))(),
-        # without a signature, as some functions of C are: nobody knows what it takes
+        # without a signature, as some functions of C are: its parameters are unknown
         type("NoSignature", (), {"__signature__": 5, "__call__": lambda *_: None})(),
     ],
     ids=[*("nothing", "three", "keyword", "int", "str", "object", "class", "generator", "method", "attribute")]
     + ["generator method", "signature"],
 )
-def test_what_cannot_be_called_with_topic_and_event_is_ignored_and_logged(
+def test_an_object_that_cannot_be_called_with_topic_and_event_is_ignored_and_logged(
     bus: TypedEventBus, caplog: pytest.LogCaptureFixture, handler: Any
 ) -> None:
     for registration in (untyped(bus, handler, "a"), typed(bus, handler, "a", type=Order)):
@@ -291,7 +280,7 @@ async def agen(event: Any) -> Any:
 
 
 def test_async_generators_are_no_handlers(bus: TypedEventBus) -> None:
-    """Calling one does nothing; without this nobody would be told."""
+    """Calling one does nothing; without the error the mistake would stay hidden."""
     with pytest.raises(ArgumentError, match="generator"):
         bus.on("a", handler=agen)
 
@@ -348,8 +337,7 @@ def test_a_coroutine_gets_one_event_at_a_time_in_order(bus: TypedEventBus) -> No
         log.append(("end", event["n"]))
 
     untyped(bus, handle, "a")
-    for number in range(50):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(50))
     flush(bus)
     assert log == [(what, number) for number in range(50) for what in ("begin", "end")]
 
@@ -368,8 +356,7 @@ def test_coroutines_do_not_wait_for_each_other(bus: TypedEventBus) -> None:
 
     untyped(bus, wait, "a")
     untyped(bus, handle, "a")
-    for number in range(100):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(100))
     eventually(lambda: len(fast) == 100, "the other one has all")
     opened.set()
     flush(bus)
@@ -378,7 +365,7 @@ def test_coroutines_do_not_wait_for_each_other(bus: TypedEventBus) -> None:
 # --- coming and going
 
 
-def test_a_handler_gets_what_is_published_after_it_was_registered_and_before_it_was_unregistered(
+def test_a_handler_gets_the_events_published_while_it_is_registered(
     bus: TypedEventBus,
 ) -> None:
     """157.4."""
@@ -394,25 +381,24 @@ def test_a_handler_gets_what_is_published_after_it_was_registered_and_before_it_
     assert handler.of("n") == [*range(1, 300, 3)]
 
 
-def test_what_waits_for_a_handler_when_it_is_unregistered_is_not_delivered(bus: TypedEventBus) -> None:
+def test_pending_events_of_an_unregistered_handler_are_not_delivered(bus: TypedEventBus) -> None:
     """OSGi core 5.4: who has unregistered a service need not expect calls of it, but for the one in progress."""
     gate, other = Gate(), Recorder()
     registration = untyped(bus, gate, "a")
     untyped(bus, other, "a")
-    for number in range(100):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(100))
     gate.wait()
     lane = bus._dispatcher.handlers()[0][1].lane
     registration.unregister()
     bus.deliver_untyped("a", {"n": 100})
     gate.opened.set()
     flush(bus)
-    eventually(lambda: not lane.is_scheduled, "nobody will come any more")
+    eventually(lambda: not lane.is_scheduled, "no thread will come any more")
     assert gate.of("n") == [0]
     assert other.of("n") == [*range(101)]
 
 
-def test_what_waits_for_a_coroutine_when_it_is_unregistered_is_not_delivered(bus: TypedEventBus) -> None:
+def test_pending_events_of_an_unregistered_coroutine_are_not_delivered(bus: TypedEventBus) -> None:
     received: list[Any] = []
     entered, opened = threading.Event(), threading.Event()
 
@@ -423,13 +409,12 @@ def test_what_waits_for_a_coroutine_when_it_is_unregistered_is_not_delivered(bus
             await asyncio.sleep(0.005)
 
     registration = untyped(bus, handle, "a")
-    for number in range(100):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(100))
     assert entered.wait(10)
     lane = bus._dispatcher.handlers()[0][1].lane
     registration.unregister()
     opened.set()
-    eventually(lambda: not lane.is_scheduled, "nobody will come any more")
+    eventually(lambda: not lane.is_scheduled, "no thread will come any more")
     assert received == [0]
 
 
@@ -444,8 +429,7 @@ def test_a_handler_may_unregister_itself(bus: TypedEventBus) -> None:
     once = Once()
     registration = untyped(bus, once, "a")
     untyped(bus, other, "a")
-    for number in range(50):
-        bus.deliver_untyped("a", {"n": number})
+    count(bus, range(50))
     flush(bus)
     send(bus, "a", {"n": 50})
     assert once.of("n") == [0]
