@@ -155,7 +155,7 @@ def test_a_permission_makes_an_empty_collection_for_its_kind() -> None:
 @pytest.mark.parametrize("odd", [None, "a", object(), TopicPermissionCollection()])
 def test_a_collection_takes_nothing_but_permissions(odd: Any) -> None:
     collection = TopicPermissionCollection()
-    with pytest.raises(ArgumentError, match="TopicPermission is needed"):
+    with pytest.raises(ArgumentError, match="permission must be a TopicPermission"):
         collection.add(odd)
     with pytest.raises(ArgumentError):
         TopicPermissionCollection([TopicPermission("a", "publish"), odd])
