@@ -100,19 +100,17 @@ class Dispatcher(Generic[H, R]):
             for reference in self.services.find(name):
                 self._add((reference, name))
 
-    def close(self) -> list[H]:
-        """Forget all handlers, add no more, and return the forgotten ones."""
+    def close(self) -> None:
+        """Forget all handlers and add no more."""
         for watch in self._watches:
             watch.remove()
         if self._stop_watching is not None:
             self._stop_watching()
         with self.lock:
             self.is_closed = True
-            left = [*self._handlers.values()]
             self._handlers.clear()
             self._trie = TopicTrie()
             self.forget()
-        return left
 
     def handlers(self) -> list[tuple[str, H]]:
         """Return all handlers with their interfaces."""

@@ -96,10 +96,9 @@ class TopicPermissionCollection:
     """Several permissions, which may imply another one together. Thread safe."""
 
     def __init__(self, permissions: Iterable[TopicPermission] = ()) -> None:
-        given = [*permissions]
-        for permission in given:
-            self._check(permission)
-        self._permissions = dict.fromkeys(given)  # only grows, and is copied before it is iterated
+        self._permissions: dict[TopicPermission, None] = {}  # only grows, and is copied before it is iterated
+        for permission in permissions:
+            self.add(permission)
 
     def add(self, permission: TopicPermission) -> None:
         """Add a permission; adding it again does nothing.
@@ -107,13 +106,8 @@ class TopicPermissionCollection:
         Raises:
             ArgumentError: ``permission`` is no TopicPermission.
         """
-        self._check(permission)
+        check_instance("permission", permission, TopicPermission)
         self._permissions[permission] = None
-
-    @staticmethod
-    def _check(permission: Any) -> None:
-        if not isinstance(permission, TopicPermission):
-            raise ArgumentError(f"a TopicPermission is needed, not {type(permission).__name__}")
 
     def implies(self, permission: object) -> bool:
         """Return whether these permissions imply ``permission``; its actions may come from several of them."""
@@ -132,15 +126,6 @@ class TopicPermissionCollection:
 
     def __len__(self) -> int:
         return len(self._permissions)
-
-
-class _Listener:
-    """A function called after changes; a function added twice has two of these."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.call = call
 
 
 def check_principal(principal: Any) -> Principal:
@@ -175,7 +160,8 @@ class TopicPolicy:
     def __init__(self, grants: Mapping[Principal, Iterable[TopicPermission]] | None = None) -> None:
         self._lock = threading.Lock()  # guards changes of the following two, which are replaced as a whole
         self._grants: dict[Principal, TopicPermissionCollection] = {}
-        self._listeners: tuple[_Listener, ...] = ()
+        #: by an object for each call of on_change: a function may be added twice
+        self._listeners: dict[object, Callable[[], object]] = {}
         for principal, permissions in check_mapping("grants", {} if grants is None else grants).items():
             self.grant(principal, *permissions)
 
@@ -239,20 +225,20 @@ class TopicPolicy:
         """
         if not callable(listener):
             raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
-        added = _Listener(listener)
+        key = object()
 
         def remove() -> None:
             with self._lock:
-                self._listeners = tuple(each for each in self._listeners if each is not added)
+                self._listeners = {each: call for each, call in self._listeners.items() if each is not key}
 
         with self._lock:
-            self._listeners += (added,)
+            self._listeners = {**self._listeners, key: listener}
         return remove
 
     def _notify(self) -> None:
-        for each in self._listeners:
-            if each in self._listeners:  # an earlier listener may have removed it
+        for key, call in self._listeners.items():
+            if key in self._listeners:  # an earlier listener may have removed it
                 try:
-                    each.call()
+                    call()
                 except Exception:
                     logger.exception("topic policy: a listener failed")

@@ -40,7 +40,7 @@ from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.posting import PostedQueue
 from messaging.eventadmin.receiver import AdminHandler
-from messaging.eventadmin.sending import asend, send
+from messaging.eventadmin.sending import asend, fetch_functions, receive_in_time
 from messaging.eventadmin.terms import AdminTerms, read_terms
 from messaging.reprs import tolerant
 from messaging.safelog import SafeLog
@@ -224,7 +224,23 @@ class EventAdmin(EventService):
         """
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
         route = self._route_of(event, principal)
-        send(route.handlers_for(event), event, seconds, route.may_be_coroutines)
+        handlers = route.handlers_for(event)
+        failed = fetch_functions(handlers) if route.may_be_coroutines else None
+        interrupt: BaseException | None = None
+        for handler in handlers:
+            if not handler.is_active:
+                continue
+            try:
+                if failed and handler in failed:
+                    handler.fail(event, failed[handler])
+                elif seconds:
+                    receive_in_time(handler, event, seconds)
+                else:
+                    handler.receive(event)
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
 
     async def asend_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
         """Publish as :meth:`send_event` does, for event loops: functions are called on other threads.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.coroutines import running_loop
@@ -21,37 +21,11 @@ if TYPE_CHECKING:
     from messaging.eventadmin.event import Event
     from messaging.eventadmin.receiver import AdminHandler
 
-_NONE_FAILED: Final[Mapping[AdminHandler, Exception]] = {}
-
 #: tasks of handlers that did not return in time, until they end: event loops hold their tasks weakly
 _overdue: Final[set[asyncio.Task[None]]] = set()
 
 
-def send(handlers: list[AdminHandler], event: Event, seconds: float, may_be_coroutines: bool) -> None:
-    """Deliver ``event`` to each handler; see ``EventAdmin.send_event`` for limit and errors."""
-    failed = _fetch_all(handlers) if may_be_coroutines else _NONE_FAILED
-    interrupt: BaseException | None = None
-    for handler in handlers:
-        if not handler.is_active:
-            continue
-        try:
-            if handler in failed:
-                handler.fail(event, failed[handler])
-            elif not seconds:
-                handler.receive(event)
-            else:
-                limit = handler.terms.timeout or seconds
-                done = Flag()
-                _receive_elsewhere(handler, event, limit, running_loop(), done.set)
-                if not done.wait(limit):
-                    handler.stalled(limit)
-        except (KeyboardInterrupt, SystemExit) as error:
-            interrupt = interrupt or error
-    if interrupt is not None:
-        raise interrupt
-
-
-def _fetch_all(handlers: list[AdminHandler]) -> dict[AdminHandler, Exception]:
+def fetch_functions(handlers: list[AdminHandler]) -> dict[AdminHandler, Exception]:
     """Find out which handlers are coroutine functions, and refuse those of the event loop that runs here.
 
     Returns:
@@ -69,6 +43,18 @@ def _fetch_all(handlers: list[AdminHandler]) -> dict[AdminHandler, Exception]:
         if handler.function.runs_on(here):
             raise ArgumentError(f"{handler.name} runs on the event loop that would wait for it: use asend_event()")
     return failed
+
+
+def receive_in_time(handler: AdminHandler, event: Event, seconds: float) -> None:
+    """Deliver ``event`` on another thread, and block the handler if it does not return within ``seconds``.
+
+    The handler's own timeout takes precedence, unless it is 0.
+    """
+    limit = handler.terms.timeout or seconds
+    done = Flag()
+    _receive_elsewhere(handler, event, limit, running_loop(), done.set)
+    if not done.wait(limit):
+        handler.stalled(limit)
 
 
 async def asend(handlers: list[AdminHandler], event: Event, seconds: float) -> None:

@@ -194,17 +194,13 @@ def comparison(name: str, operator: str, value: str) -> Match:
         return number is not None and bool(compare(item, number))
 
     def quick_test(operand: Any) -> _Test:
-        return _never if operand is None else _COMPARING[operator](operand)
+        return (lambda _: False) if operand is None else (lambda item: compare(item, operand))
 
-    quick: _Quick = {int: quick_test(as_int), float: quick_test(as_float), bool: _COMPARING["="](truth)}
+    quick: _Quick = {int: quick_test(as_int), float: quick_test(as_float), bool: lambda item: item is truth}
     if approximate:
         return _operation(name, quick, test)
     quick[str] = quick_test(value)
     return _AT_ONCE[operator](name, value, nan if as_int is None else as_int, _operation(name, quick, test))
-
-
-def _never(_: Any) -> bool:
-    return False
 
 
 # --- the most frequent types, str and int, compared without a further call: hence three functions of the same shape
@@ -259,13 +255,6 @@ def _beginning(name: str, initial: str, otherwise: Match) -> Match:
 
 
 _AT_ONCE: Final = {"=": _equal, ">=": _at_least, "<=": _at_most}
-#: by operator: makes the comparison of an operand with values of its own type
-_COMPARING: Final[Mapping[str, Callable[[Any], _Test]]] = {
-    "=": lambda operand: lambda value: value == operand,
-    "~=": lambda operand: lambda value: value == operand,
-    ">=": lambda operand: lambda value: value >= operand,
-    "<=": lambda operand: lambda value: value <= operand,
-}
 
 
 def _text(value: Any) -> str | None:

@@ -82,6 +82,11 @@ def test_a_permission_needs_a_name() -> None:
         ("*", "subscribe", "x/y", "subscribe", True),
         ("*", "publish", "x/y", "subscribe", False),
         ("x/y", "publish", "x/y/z", "publish", False),
+        ("x/y", "publish", "x/Y", "publish", False),
+        ("a/b/*", "publish", "a/b/c/d", "publish", True),
+        ("a/b/*", "publish", "a/b/c/*", "publish", True),
+        ("a/b/*", "publish", "a/bc", "publish", False),
+        ("a/b/*", "publish", "a/*", "publish", False),
         ("x/y/*", "publish", "x/y", "publish", False),
         ("a/b/*", BOTH, "a/b/c", "publish", True),
         ("a/b/*", BOTH, "a/b/c", "subscribe", True),
@@ -95,7 +100,7 @@ def test_a_permission_needs_a_name() -> None:
     ],
 )
 def test_what_a_permission_implies(mine: str, my_actions: str, theirs: str, their_actions: str, expected: bool) -> None:
-    """Scenarios 85 and 87, 50 of Event Admin; 157.9.2.7, RFC 97 6.7.4."""
+    """Scenarios 85 and 87, 50 of Event Admin; 157.9.2.7, RFC 97 5.4.1, 6.7.4."""
     permission, other = TopicPermission(mine, my_actions), TopicPermission(theirs, their_actions)
     assert permission.implies(other) is expected
     assert permission.implies(permission)
@@ -137,6 +142,7 @@ def test_permissions_are_immutable_and_can_be_copied() -> None:
 def test_a_collection_implies_what_its_permissions_imply_action_by_action(
     permissions: list[TopicPermission], other: TopicPermission
 ) -> None:
+    """Scenario 50 of Event Admin; RFC 97 6.7.6: the actions may come from several permissions."""
     expected = all(any(each.implies(one) for each in permissions) for one in actions_of(other))
     assert TopicPermissionCollection(permissions).implies(other) is expected
 
@@ -155,7 +161,7 @@ def test_a_permission_makes_an_empty_collection_for_its_kind() -> None:
 @pytest.mark.parametrize("odd", [None, "a", object(), TopicPermissionCollection()])
 def test_a_collection_takes_nothing_but_permissions(odd: Any) -> None:
     collection = TopicPermissionCollection()
-    with pytest.raises(ArgumentError, match="TopicPermission is needed"):
+    with pytest.raises(ArgumentError, match="permission must be a TopicPermission"):
         collection.add(odd)
     with pytest.raises(ArgumentError):
         TopicPermissionCollection([TopicPermission("a", "publish"), odd])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError, PermissionDeniedError
-from messaging.eventadmin import Event, EventAdmin, TopicPermission, TopicPermissionCollection, TopicPolicy
+from messaging.eventadmin import Event, EventAdmin, TopicPermission, TopicPolicy
 from messaging.services import ServiceRegistry
 from tests.eventadmin.conftest import Gate, Hub, Recorder, dto, flush, handle, logged, record
 from tests.threads import in_background, in_threads
@@ -21,51 +21,6 @@ PUBLISH, SUBSCRIBE, BOTH = "publish", "subscribe", "publish,subscribe"
 
 def may(actions: str, *topics: str) -> list[TopicPermission]:
     return [TopicPermission(topic, actions) for topic in topics]
-
-
-# --- permissions
-
-
-@pytest.mark.parametrize(
-    ("mine", "other", "expected"),
-    [
-        (("a/b/*", PUBLISH), ("a/b/c", PUBLISH), True),
-        (("a/b/*", PUBLISH), ("a/b/c/d", PUBLISH), True),
-        (("a/b/*", PUBLISH), ("a/b/c/*", PUBLISH), True),
-        (("a/b/*", PUBLISH), ("x/y/z", PUBLISH), False),
-        (("a/b/*", PUBLISH), ("a/b", PUBLISH), False),
-        (("a/b/*", PUBLISH), ("a/bc", PUBLISH), False),
-        (("a/b/*", PUBLISH), ("a/*", PUBLISH), False),
-        (("x/y/*", PUBLISH), ("x/y/z", PUBLISH), True),
-        (("*", SUBSCRIBE), ("x/y", SUBSCRIBE), True),
-        (("*", PUBLISH), ("x/y", SUBSCRIBE), False),
-        (("*", SUBSCRIBE), ("x/y", PUBLISH), False),
-        (("x/y", PUBLISH), ("x/y/z", PUBLISH), False),
-        (("x/y", PUBLISH), ("x/Y", PUBLISH), False),
-        (("x/y", BOTH), ("x/y", PUBLISH), True),
-        (("x/y", BOTH), ("x/y", SUBSCRIBE), True),
-        (("x/y", PUBLISH), ("x/y", BOTH), False),
-        (("x/y", SUBSCRIBE), ("x/y", BOTH), False),
-    ],
-)
-def test_what_a_permission_implies(mine: tuple[str, str], other: tuple[str, str], expected: bool) -> None:
-    """Scenario 50; RFC 97 5.4.1, 6.7.4."""
-    assert TopicPermission(*mine).implies(TopicPermission(*other)) is expected
-    collection = TopicPermission(*mine).new_permission_collection()
-    collection.add(TopicPermission(*mine))
-    assert collection.implies(TopicPermission(*other)) is expected
-
-
-def test_a_permission_implies_nothing_but_permissions() -> None:
-    for other in (None, "a/b", 5, object()):
-        assert not TopicPermission("*", BOTH).implies(other)
-
-
-def test_both_actions_may_come_from_two_permissions() -> None:
-    """Scenario 50; RFC 97 6.7.6: together they imply each, and both."""
-    collection = TopicPermissionCollection([*may(PUBLISH, "a/*"), *may(SUBSCRIBE, "*")])
-    assert collection.implies(TopicPermission("a/b", BOTH))
-    assert not collection.implies(TopicPermission("b", BOTH))
 
 
 # --- publishing
