@@ -22,7 +22,7 @@ from messaging.dispatch import (
     read_principal,
     when_all_done,
 )
-from messaging.errors import ArgumentError, NullEventError
+from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.safelog import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
 from messaging.typedevent.maps import to_map
@@ -108,7 +108,7 @@ class Tap:
     def _map_of(self, event: PublishedEvent) -> dict[str, Any] | None:
         try:
             return to_map(event.data)  # not event.as_map(), which handlers share
-        except Exception as error:  # noqa: BLE001  # a property of the event may raise anything
+        except InvalidEventError as error:
             logger.error(
                 "%s: an event on %r is hidden from a monitor's observer: %s",
                 self._monitor.dispatcher.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -127,10 +128,9 @@ def _parameter_of(class_: type[Any]) -> Any:
             parameters = getattr(origin, "__parameters__", ())
             found = bound(_parameter_of(origin), dict(zip(parameters, arguments, strict=False)))
         if found is not None and not isinstance(found, (type, TypeVar)):  # it may contain names
-            try:
-                found = _evaluated(found, {**vars(sys.modules.get(class_.__module__, typing)), class_.__name__: class_})
-            except Exception:  # noqa: BLE001  # evaluating an annotation may raise anything
-                found = None
+            raw, found = found, None
+            with contextlib.suppress(Exception):  # evaluating an annotation may raise anything
+                found = _evaluated(raw, {**vars(sys.modules.get(class_.__module__, typing)), class_.__name__: class_})
         if found is not None:
             return found
     return None
