@@ -44,10 +44,6 @@ class HandlerFunction:
 
     A prototype's service is made with the first event, and released when the handler is removed. A coroutine function
     runs on the event loop of the registering thread, or else on one that all of those share.
-
-    Args:
-        reference: the service.
-        services: its registry.
     """
 
     __slots__ = ("_loop", "_making", "_reference", "_services", "current", "is_coroutine", "is_released")

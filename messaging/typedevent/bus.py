@@ -211,7 +211,7 @@ class TypedEventBus(EventService):
         self._history = History(history_capacity)
         self._publishing = self.lifecycle.publishing
         self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
-            f"the typed event bus {self.name!r}",
+            f"typed event bus {self.name!r}",
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
             make=self._make,
