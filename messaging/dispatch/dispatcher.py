@@ -33,6 +33,7 @@ logger = SafeLog(__name__)
 
 H = TypeVar("H", bound="DispatchHandler[Any]")
 R = TypeVar("R")
+T = TypeVar("T")
 
 #: maximum number of remembered routes
 _ROUTES: Final = 65_536
@@ -130,11 +131,7 @@ class Dispatcher(Generic[H, R]):
         reference, name = key
         while True:
             properties = reference.properties
-            try:
-                handler = self._make(reference, name, properties)
-            except Exception as error:  # noqa: BLE001  # a factory of the application may raise anything
-                handler = None
-                self._complain(reference, error)
+            handler = self._attempt(reference, self._make, reference, name, properties)
             with self.lock:
                 if self.is_closed or key in self._handlers or not self.services.is_registered(reference):
                     return
@@ -156,11 +153,7 @@ class Dispatcher(Generic[H, R]):
             handler = self._handlers.get(key)
             if handler is None:
                 return
-            try:
-                change = self._change(handler, properties)
-            except Exception as error:  # noqa: BLE001  # code of the application, as in _add
-                change = None
-                self._complain(reference, error)
+            change = self._attempt(reference, self._change, handler, properties)
             if change is None:
                 self._remove(key)
                 return
@@ -177,8 +170,13 @@ class Dispatcher(Generic[H, R]):
                 self._displace(handler, [each for each in before if each not in handler.topics])
             return
 
-    def _complain(self, reference: ServiceReference, error: Exception) -> None:
-        logger.error("%s: the handler %r is ignored: %s", self.name, reference, error)
+    def _attempt(self, reference: ServiceReference, call: Callable[..., T], *arguments: Any) -> T | None:
+        """Return the result of ``call``; if it raises, log that the handler is ignored and return ``None``."""
+        try:
+            return call(*arguments)
+        except Exception as error:  # noqa: BLE001  # a factory of the application may raise anything
+            logger.error("%s: the handler %r is ignored: %s", self.name, reference, error)
+            return None
 
     def _remove(self, key: _Key) -> None:
         with self.lock:

@@ -127,7 +127,7 @@ class DispatchHandler(abc.ABC, Generic[E]):
         lane = self.lane
         self.failures += 1
         self.failures_in_a_row += 1
-        logger.error("%s failed on %s", self.name, self.describe(event), exc_info=error)
+        logger.error("handler %s failed on %s", self.name, self.describe(event), exc_info=error)
         allowed = self.tolerance.failures
         if allowed and self.failures_in_a_row >= allowed:
             self.block(lane, f"it failed on {self.failures_in_a_row} events in a row")
@@ -180,25 +180,16 @@ class LaneHandler(DispatchHandler[E]):
 
     def new_lane(self, *, is_held: bool = False) -> Lane:
         """Return a lane for it; one that is held delivers nothing before it is released."""
+        options: dict[str, Any] = {
+            "timeout": self.timeout,
+            "stalled": lambda: self._stalled(lane),
+            "is_held": is_held,
+        }
+        lane: Lane
         if self._loop is None:
-            lane: Lane = ThreadLane(
-                self.receive,
-                self._pool,
-                self.name,
-                timeout=self.timeout,
-                stalled=lambda: self._stalled(lane),
-                is_held=is_held,
-            )
+            lane = ThreadLane(self.receive, self._pool, self.name, **options)
         else:
-            lane = LoopLane(
-                self._receive_async,
-                self._loop,
-                self._pool,
-                self.name,
-                timeout=self.timeout,
-                stalled=lambda: self._stalled(lane),
-                is_held=is_held,
-            )
+            lane = LoopLane(self._receive_async, self._loop, self._pool, self.name, **options)
         return lane
 
     def removed(self) -> None:

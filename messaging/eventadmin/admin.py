@@ -147,9 +147,9 @@ class EventAdmin(EventService):
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
         self._context = DeliveryContext(self)
         self._publishing = self.lifecycle.publishing
-        self._queue = PostedQueue(self.lifecycle.pool, f"the event admin {self.name!r}")
+        self._queue = PostedQueue(self.lifecycle.pool, f"event admin {self.name!r}")
         self._dispatcher: Dispatcher[AdminHandler, TopicRoute] = Dispatcher(
-            f"the event admin {self.name!r}",
+            f"event admin {self.name!r}",
             self.services,
             (EventHandler,),
             make=self._make,

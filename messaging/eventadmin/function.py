@@ -44,10 +44,6 @@ class HandlerFunction:
 
     A prototype's service is made with the first event, and released when the handler is removed. A coroutine function
     runs on the event loop of the registering thread, or else on one that all of those share.
-
-    Args:
-        reference: the service.
-        services: its registry.
     """
 
     __slots__ = ("_loop", "_making", "_reference", "_services", "current", "is_coroutine", "is_released")
@@ -101,17 +97,17 @@ class HandlerFunction:
                 return None
         return function
 
-    def _get(self) -> Callable[[Event], Any] | None:
+    def _get(self) -> Any:
         service = None if self.is_released else self._services.get(self._reference)
         if service is None:
             return None
-        function: Any = getattr(service, "handle_event", service)
+        function = getattr(service, "handle_event", service)
         if not callable(function):
             raise ArgumentError(f"a {type(service).__name__} is neither a function nor has handle_event()")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ArgumentError(f"{name_of(function)} is a generator function: calling it would run nothing")
         self.is_coroutine = is_coroutine(function)
-        return function  # type: ignore[no-any-return]
+        return function
 
     def runs_on(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Return whether it is a coroutine function that runs on ``loop``."""

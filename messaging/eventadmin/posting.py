@@ -18,12 +18,7 @@ PostedItem: TypeAlias = "tuple[Inbox, int, Event, bool]"
 
 
 class PostedQueue(ThreadLane):
-    """The posted events of all ordered handlers: each event goes to all of its handlers before the next one does.
-
-    Args:
-        pool: its threads deliver.
-        name: name in the log.
-    """
+    """The posted events of all ordered handlers: each event goes to all of its handlers before the next one does."""
 
     def __init__(self, pool: Pool, name: str) -> None:
         super().__init__(self._deliver, pool, name, timeout=0, stalled=self._pass_over)
@@ -126,21 +121,15 @@ class Inbox:
         return self.lane
 
     def _new_lane(self, name: str) -> Lane:
-        lane: Lane = ThreadLane(
-            self._receive_unordered,
-            self._pool,
-            name,
-            timeout=self.timeout,
-            stalled=lambda: self._lane_stalled(lane),
-        )
+        def stalled() -> None:
+            self.stalled(lane.timeout)
+            self._dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
+
+        lane: Lane = ThreadLane(self._receive_unordered, self._pool, name, timeout=self.timeout, stalled=stalled)
         return lane
 
     def _receive_unordered(self, item: tuple[Event, bool]) -> None:
         self.receive(*item, self.timeout)
-
-    def _lane_stalled(self, lane: Lane) -> None:
-        self.stalled(lane.timeout)
-        self._dropped_before += lane.close()  # an earlier lane: the present one was closed by blocking the handler
 
     def discard(self) -> int:
         """Drop the events that wait; return how many. The queue passes over them when their turn comes."""

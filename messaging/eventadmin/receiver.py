@@ -27,17 +27,7 @@ logger = SafeLog(__name__)
 
 
 class AdminHandler(DispatchHandler[Event]):
-    """A handler of an EventAdmin.
-
-    Args:
-        reference: its service.
-        terms: what it asks for.
-        context: its events are delivered in it.
-        dispatcher: of its EventAdmin.
-        queue: of all posted events.
-        pool: its threads deliver.
-        tolerance: when it is blocked.
-    """
+    """A handler of an EventAdmin; delivers its events in ``context``."""
 
     terms: AdminTerms
 

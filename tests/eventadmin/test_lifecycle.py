@@ -137,7 +137,7 @@ def test_a_closed_admin_takes_no_events(services: ServiceRegistry, admins: Admin
     recorder = record(services)
     admin.close()
     call = getattr(admin, publish)
-    with pytest.raises(ClosedError, match="the event admin 'mine' is closed"):
+    with pytest.raises(ClosedError, match="event admin 'mine' is closed"):
         asyncio.run(call(Event("a"))) if publish == "asend_event" else call(Event("a"))
     assert recorder.events == []
     assert admin.get_dto().handlers == ()

@@ -10,6 +10,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,21 +358,15 @@ def test_events_are_posted_while_handlers_come_and_go(hub: Hub, delivery: str) -
 # --- handlers of all kinds
 
 
-class Callable_:  # noqa: N801
+class Appending:
+    """Appends events to ``events``, with methods of all kinds."""
+
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
 
-
-class AsyncCallable(Callable_):
-    async def __call__(self, event: Event) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.events.append(event)
-
-
-class Method(Callable_):
     def with_prefix(self, prefix: str, event: Event) -> None:
         assert prefix == "p"
         self(event)
@@ -384,30 +379,27 @@ class Method(Callable_):
         return self.later(event)
 
 
-def kinds() -> Iterator[tuple[str, Callable[[Method], Any]]]:
-    yield "handle_event", lambda method: recorder_of(method, Recorder())
-    yield "async handle_event", lambda method: recorder_of(method, AsyncRecorder())
-    yield "function", lambda method: lambda event: method(event)
-    yield "bound method", lambda method: method.__call__
-    yield "object", lambda method: method
-    yield "partial", lambda method: functools.partial(method.with_prefix, "p")
-    yield "coroutine method", lambda method: method.later
-    yield "coroutine partial", lambda method: functools.partial(Method.later, method)
-    yield "coroutine object", lambda method: shared(AsyncCallable(), method)
-    yield "function that returns an awaitable", lambda method: method.awaitable
-    yield "lambda that returns an awaitable", lambda method: lambda event: method.later(event)
+class AsyncCallable:
+    def __init__(self, to: Appending) -> None:
+        self._to = to
+
+    async def __call__(self, event: Event) -> None:
+        await self._to.later(event)
 
 
-def recorder_of(method: Method, recorder: Recorder) -> Any:
-    return shared(recorder, method)
-
-
-def shared(one: Any, other: Any) -> Any:
-    one.events = other.events
-    return one
-
-
-KINDS = dict(kinds())
+KINDS: dict[str, Callable[[Appending], Any]] = {
+    "handle_event": lambda to: SimpleNamespace(handle_event=to),
+    "async handle_event": lambda to: SimpleNamespace(handle_event=to.later),
+    "function": lambda to: lambda event: to(event),
+    "bound method": lambda to: to.__call__,
+    "object": lambda to: to,
+    "partial": lambda to: functools.partial(to.with_prefix, "p"),
+    "coroutine method": lambda to: to.later,
+    "coroutine partial": lambda to: functools.partial(Appending.later, to),
+    "coroutine object": AsyncCallable,
+    "function that returns an awaitable": lambda to: to.awaitable,
+    "lambda that returns an awaitable": lambda to: lambda event: to.later(event),
+}
 
 
 @pytest.mark.parametrize("publish", ["post", "send", "asend"])
@@ -417,8 +409,8 @@ def test_handlers_may_be_anything_that_can_be_called(
     hub: Hub, loop: asyncio.AbstractEventLoop, kind: str, where: str, publish: str
 ) -> None:
     """RFC 97 4.1.1 [2]: programming them is simple. They are called with one event after the other."""
-    method = Method()
-    handler = KINDS[kind](method)
+    target = Appending()
+    handler = KINDS[kind](target)
     register = functools.partial(handle, hub.services, handler)
     if where == "on a loop":
         on(loop, register)
@@ -433,7 +425,7 @@ def test_handlers_may_be_anything_that_can_be_called(
         else:
             asyncio.run_coroutine_threadsafe(hub.admin.asend_event(event), loop).result(PATIENCE)
     hub.flush()
-    assert method.events == events
+    assert target.events == events
 
 
 def test_coroutine_functions_run_on_the_loop_they_were_registered_on(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
