@@ -269,7 +269,7 @@ class Dispatcher(Generic[H, R]):
         return answer
 
     def check(self, principal: Principal, action: str, topic: str) -> None:
-        """Refuse what a principal may not do.
+        """Refuse an action that a principal may not take.
 
         Raises:
             PermissionDeniedError: ``principal`` may not take ``action`` on ``topic``.
@@ -286,7 +286,7 @@ class Dispatcher(Generic[H, R]):
     # --- waiting
 
     def refuse_closed(self) -> None:
-        """Refuse what a closed bus would deliver to no handler.
+        """Refuse to publish to a closed bus.
 
         Raises:
             ClosedError: the bus is closed.

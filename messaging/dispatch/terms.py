@@ -1,4 +1,4 @@
-"""The terms of a handler: what its service properties ask for (157.4.8, RFC 97 5.1.2)."""
+"""The terms of a handler, read from its service properties (157.4.8, RFC 97 5.1.2)."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class EventAdmin(EventService):
         await asend(self._route_of(event, principal).handlers_for(event), event, seconds)
 
     def _route_of(self, event: Event, principal: Principal) -> TopicRoute:
-        """Return the present receivers of ``event``, after checking all that ``post_event`` says."""
+        """Return the route of ``event``; raises the errors of :meth:`post_event`."""
         if event is None:
             raise NullEventError("an event is needed, not None")
         if not isinstance(event, Event):

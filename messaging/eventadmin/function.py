@@ -114,7 +114,7 @@ class HandlerFunction:
         return bool(self.is_coroutine) and self.loop is loop
 
     def renew_loop(self) -> None:
-        """Replace an event loop that was closed by the one that runs here."""
+        """Replace a closed event loop with the one that runs here."""
         if self._loop is not None and self._loop.is_closed():
             self._loop = running_loop()
 

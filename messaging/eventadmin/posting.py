@@ -57,7 +57,7 @@ class Inbox:
         pool: its threads deliver.
         receive: delivers an event to the handler: called with the event, whether a log event caused it, and the seconds
             that the handler may take.
-        stalled: called with the seconds when the handler has not returned by then.
+        stalled: called with the seconds if the handler has not returned after them.
     """
 
     def __init__(
