@@ -296,30 +296,6 @@ def test_a_minimum_is_never_discarded_in_favour_of_other_topics(make_bus: Make) 
     assert recorded(bus) == ["rare 2", "rare 3", "busy/5 47", "busy/6 48", "busy/0 49"]
 
 
-def test_at_capacity_the_oldest_event_goes_that_is_not_guaranteed(make_bus: Make) -> None:
-    bus = make_bus(
-        4, history={"a": RangePolicy.at_least(1), "b": RangePolicy.at_least(1), "*": RangePolicy.unlimited()}
-    )
-    publish(bus, "a 1", "b 2", "c 3", "a 4")
-    for event, left in (
-        ("c 5", ["b 2", "c 3", "a 4", "c 5"]),  # of a there is a newer one
-        ("c 6", ["b 2", "a 4", "c 5", "c 6"]),
-        ("b 7", ["a 4", "c 5", "c 6", "b 7"]),
-        ("b 8", ["a 4", "c 6", "b 7", "b 8"]),
-        ("d 9", ["a 4", "b 7", "b 8", "d 9"]),
-        ("d 10", ["a 4", "b 8", "d 9", "d 10"]),
-        ("d 11", ["a 4", "b 8", "d 10", "d 11"]),
-    ):
-        publish(bus, event)
-        assert recorded(bus) == left
-
-
-def test_without_a_limit_only_maxima_count(make_bus: Make) -> None:
-    bus = make_bus(-1, history={"*": RangePolicy.unlimited(), "a": RangePolicy.at_most(1)})
-    publish(bus, *(f"t{n % 13} {n}" for n in range(2_000)), "a 1", "a 2")
-    assert bus.get_dto().recorded == 2_001
-
-
 # --- changing policies while there is something (157.6.2.2)
 
 
