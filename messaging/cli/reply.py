@@ -27,7 +27,7 @@ from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.execution import Flag, workers
 from messaging.model import MAX_PREFETCH, Features, Message, MessageContext, as_text, check_pattern, check_printable
-from messaging.receiving.runners import HandlerExhaustedError
+from messaging.receiving import HandlerExhaustedError
 
 logger = logging.getLogger(__name__)
 

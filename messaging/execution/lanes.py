@@ -249,6 +249,10 @@ class Lane(abc.ABC):
         """Items that were dropped because the lane was full, or replaced by newer ones."""
         return self._room.dropped
 
+    def items(self) -> list[Any]:
+        """Return the queued items, and the barriers among them; a snapshot."""
+        return [*self._items.copy()]
+
     def has_room(self) -> bool:
         """Return whether an item may be put; waits for room where the calling thread may wait."""
         return len(self._items) < self._room.limit or self._room.wait()

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from messaging.execution.lanes import Lane, LoopLane, ThreadLane
-from messaging.execution.pool import Pool
+from messaging.execution import Lane, LoopLane, Pool, ThreadLane
 from tests.core.fake import PATIENCE, until
 
 T = TypeVar("T")

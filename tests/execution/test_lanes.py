@@ -20,11 +20,9 @@ from typing import Any
 
 import pytest
 
+from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
 from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
-from messaging.execution import workers
-from messaging.execution.lanes import Lane, LoopLane, ThreadLane
-from messaging.execution.pool import Pool
 from tests.core.fake import PATIENCE, until
 from tests.core.test_outbox import run_script
 from tests.execution.lane_stress import Loop, Stress
