@@ -98,7 +98,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
         "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
     },
     "ListenerRegistration": {"deliver"},
-    "MessagePublisher": {"check", "check_like", "check_payload", "override", "publish_checked", "refresh"},
+    "MessagePublisher": {"check", "check_like", "check_payload", "outbox", "override", "publish_checked", "refresh"},
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_requests"},
     "Promise": {"forsake", "listen", "reject", "resolve"},

@@ -11,8 +11,6 @@ below. Applications do not import from it: the event services export what applic
 ``awaiting``        awaiting the results of handlers, and their names for people
 ``dispatcher``      the handlers of one bus: added, changed and removed with their registrations, found by topic
 ``service``         opening and closing of an event service
-``lanes``           asynchronous delivery in order: a lane for each receiver
-``pool``            the threads that deliver, shared by all lanes of a bus
 ==================  ================================================================================================
 """
 
@@ -45,8 +43,3 @@ from messaging.dispatch.topics import TopicTrie as TopicTrie
 from messaging.dispatch.topics import check_topic as check_topic
 from messaging.dispatch.topics import is_topic as is_topic
 from messaging.dispatch.topics import parse_filter as parse_filter
-from messaging.execution import LIMIT as LIMIT
-from messaging.execution import Lane as Lane
-from messaging.execution import LoopLane as LoopLane
-from messaging.execution import Pool as Pool
-from messaging.execution import ThreadLane as ThreadLane

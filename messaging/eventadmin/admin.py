@@ -45,8 +45,9 @@ from messaging.services import ServiceRegistry, as_filter, default_registry
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Lane, Principal
+    from messaging.dispatch import Principal
     from messaging.eventadmin.posting import PostedItem
+    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference
 
 logger = SafeLog(__name__)

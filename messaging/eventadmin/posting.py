@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from messaging.dispatch import ThreadLane
+from messaging.execution import ThreadLane
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Lane, Pool
     from messaging.eventadmin.event import Event
+    from messaging.execution import Lane, Pool
 
 #: a posted event for one handler: its inbox, the era of the inbox when the event was posted, the event, and whether it
 #: was posted while a log event was handled

@@ -18,9 +18,10 @@ from messaging.execution import running_loop
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, Lane, Pool, Tolerance
+    from messaging.dispatch import Dispatcher, Tolerance
     from messaging.eventadmin.posting import PostedQueue
     from messaging.eventadmin.terms import AdminTerms
+    from messaging.execution import Lane, Pool
     from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)

@@ -170,7 +170,7 @@ class _Room:
             is_first, self._is_overflowing = not self._is_overflowing, True
         if is_first:
             logger.error(
-                "receiver '%s' is %d events behind: dropping new events until it has caught up",
+                "%s is %d events behind: dropping new events until it has caught up",
                 self._lane.name, len(self._lane),
             )  # fmt: skip
         return False

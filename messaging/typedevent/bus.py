@@ -26,7 +26,6 @@ from messaging.dispatch import (
     EventService,
     HandlerDTO,
     Lifecycle,
-    LoopLane,
     Principal,
     Tolerance,
     TopicPermission,
@@ -35,7 +34,7 @@ from messaging.dispatch import (
     dto_of,
 )
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
-from messaging.execution import running_loop
+from messaging.execution import LoopLane, running_loop
 from messaging.services import ServiceRegistration, ServiceRegistry, Version, default_registry
 from messaging.text import tolerant
 from messaging.typedevent.constants import TypedEventConstants as Names

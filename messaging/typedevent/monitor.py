@@ -12,18 +12,9 @@ import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import (
-    LIMIT,
-    Pool,
-    ThreadLane,
-    TopicPermission,
-    check_topic,
-    parse_filter,
-    read_principal,
-    when_all_done,
-)
+from messaging.dispatch import TopicPermission, check_topic, parse_filter, read_principal, when_all_done
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
-from messaging.execution import workers
+from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
 from messaging.typedevent.maps import to_map

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from messaging.typedevent.receivers import UNHANDLED
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Lane
+    from messaging.execution import Lane
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import RangePolicy
     from messaging.typedevent.monitor import Tap

@@ -528,7 +528,7 @@ def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(hub: Hub, bus: Typ
 
     hub.services.register(UntypedEventHandler, slow, {"event.topics": "*"})
     for lane in bus.lifecycle.lanes():
-        lane._limit = 5
+        lane._room.limit = 5
     sent: list[int] = []
 
     def send() -> None:

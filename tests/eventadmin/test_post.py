@@ -653,7 +653,7 @@ def test_a_loop_may_be_closed_before_a_coroutine_begins_on_it(hub: Hub) -> None:
 
 def test_flooding_makes_whoever_posts_wait(hub: Hub) -> None:
     """Scenario 42; RFC 97 8.1.2: an implementation MAY limit the rate. Nothing is lost, and all is in order."""
-    hub.admin._queue._limit = 10
+    hub.admin._queue._room.limit = 10
     gate = Gate()
     hub.handle(gate)
     posted: list[int] = []
@@ -681,7 +681,7 @@ def test_what_finds_no_room_is_counted_and_logged(hub: Hub, delivery: str, monke
     gate = Gate()
     registration = hub.handle(gate, delivery=delivery)
     lane = hub.admin.lifecycle.lanes()[-1]  # of the handler, or the only one
-    lane._limit = 10
+    lane._room.limit = 10
     hub.post(0)
     gate.wait()
     hub.post(*range(1, 20))
@@ -689,12 +689,12 @@ def test_what_finds_no_room_is_counted_and_logged(hub: Hub, delivery: str, monke
     hub.flush()
     assert gate.numbers == [*range(11)]
     assert hub.dto(registration).dropped == 9  # type: ignore[union-attr]
-    assert len(hub.logged("does not keep up", level=logging.ERROR)) == 1
+    assert len(hub.logged("events behind: dropping", level=logging.ERROR)) == 1
 
 
 def test_event_loops_and_handlers_do_not_wait_for_room(hub: Hub) -> None:
     """Scenario 42: they would wait for themselves."""
-    hub.admin._queue._limit = 10
+    hub.admin._queue._room.limit = 10
 
     def flood(event: Event) -> None:
         hub.post(*range(60))

@@ -11,8 +11,9 @@
 Imports the columns and the errors of :mod:`adapters.spark`, and nothing of the readers and writers.
 """
 
-from __future__ import annotations
+from __future__ import annotations as annotations
 
-from adapters.spark.journal.journal import Journal, Meta, Source, leave_mark
-
-__all__ = ["Journal", "Meta", "Source", "leave_mark"]
+from adapters.spark.journal.journal import Journal as Journal
+from adapters.spark.journal.journal import Meta as Meta
+from adapters.spark.journal.journal import Source as Source
+from adapters.spark.journal.journal import leave_mark as leave_mark

@@ -10,10 +10,8 @@
 Needs neither Spark nor the extra ``spark``, and imports nothing else of :mod:`adapters.spark`.
 """
 
-from __future__ import annotations
+from __future__ import annotations as annotations
 
-from adapters.spark.recorder.event_publisher import RecorderDTO
-from adapters.spark.recorder.event_recorder import EventRecorder
-from adapters.spark.recorder.recorded_event import RecordedEvent
-
-__all__ = ["EventRecorder", "RecordedEvent", "RecorderDTO"]
+from adapters.spark.recorder.event_publisher import RecorderDTO as RecorderDTO
+from adapters.spark.recorder.event_recorder import EventRecorder as EventRecorder
+from adapters.spark.recorder.recorded_event import RecordedEvent as RecordedEvent
