@@ -369,8 +369,8 @@ class Messaging:
     def _service_event(self, event: ServiceEvent) -> None:
         gone = event.kind is ServiceEventKind.UNREGISTERING and event.reference is self._subscription_reference
         if gone and self._closing is None:
-            for subscription in self._connection.subscriptions.copy():
-                self._connection.engine.call(self._connection.end_subscription, subscription)
+            for subscription in self._connection.subscriptions.snapshot():
+                self._connection.engine.call(self._connection.subscriptions.end, subscription)
 
     def _connected(self) -> None:
         """The broker may do less than the protocol: announce what is left. On the loop."""
@@ -911,7 +911,7 @@ class Messaging:
                 if self._closing is None:  # a signal handler that closes may have come in between
                     self._closing = started
             closing = self._closing
-        for subscription in self._connection.subscriptions.copy():
+        for subscription in self._connection.subscriptions.snapshot():
             subscription.stop()  # now, rather than when the loop comes to it
         return closing
 

@@ -190,7 +190,7 @@ class MessageServiceRuntime:
             features=tuple(sorted(adapter.announced)),
             subscriptions=tuple(
                 self._subscription(each)
-                for each in connection.subscriptions.copy()
+                for each in connection.subscriptions.snapshot()
                 if isinstance(each, Subscription) and each.is_listed and not each.dismissed
             ),
             reply_to_subscriptions=self._handlers(),

@@ -140,7 +140,7 @@ def held(m: Messaging) -> dict[str, int]:
         "early": sum(len(inbox.early) for inbox in inboxes),
         "streams": len(m._replies._streams),
         "in hand": sum(len(route._exchanges) for route in m.whiteboard._routes.values()),
-        "departures": len(connection._departures),
+        "departures": len(connection.endings.tasks),
         "outbox": connection.outbox.pending,
         "in flight": len([*connection.outbox._outstanding()]),
     }

@@ -264,7 +264,7 @@ class MessagePublisher:
                 )
             self._will_taken = True
         try:
-            self._connection.set_will(will)
+            self._connection.last_will.set(will)
         except BaseException:  # an interrupt, too
             self._will_taken = False
             raise

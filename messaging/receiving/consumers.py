@@ -215,7 +215,7 @@ def remove(connection: Connection, channel: str, *subscriptions: Subscription) -
         return gone
 
     async def end() -> None:
-        await asyncio.gather(*map(connection.remove, subscriptions))
+        await asyncio.gather(*map(connection.subscriptions.remove, subscriptions))
 
     return connection.engine.run(end(), what)
 

@@ -108,10 +108,10 @@ class MessageSubscription:
             if observed is not None and observed.source == subscription.source:
                 observed.heir = subscription
             try:
-                self._connection.engine.call(self._connection.start_subscription, subscription)
+                self._connection.engine.call(self._connection.subscriptions.start, subscription)
                 return subscription
             except BaseException:  # an interrupt: there is no stream to close
-                self._connection.engine.call(self._connection.end_subscription, subscription)
+                self._connection.engine.call(self._connection.subscriptions.end, subscription)
                 raise
 
         return MessageStream(self._connection, open_subscription)
@@ -171,7 +171,7 @@ class MessageSubscription:
         registration.closed.listen(lambda: self._handlers.pop(registration, None))
         try:
             self._handlers[registration] = None
-            self._connection.engine.call(self._connection.start_subscription, subscription)
+            self._connection.engine.call(self._connection.subscriptions.start, subscription)
             return registration
         except BaseException:  # an interrupt: nobody has the registration
             registration.close()
@@ -196,7 +196,7 @@ class MessageSubscription:
             )
 
     def _refuse_closed(self) -> None:
-        if self._connection.state == "closed" or self._connection.closing:
+        if self._connection.state == "closed" or self._connection.endings.is_closing:
             raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
 
     def check(self, channel: str, extensions: Mapping[str, Any]) -> SubscriptionSpec:

@@ -190,8 +190,8 @@ class Subscription(Subscribed):
             connection.engine.loop,
             options.buffer_size,
             lambda: self.counters.delivered,
-            lambda: connection.crowded(self),
-            lambda: connection.relieved(self),
+            lambda: connection.reading.suspend(self),
+            lambda: connection.reading.resume(self),
         )
         self._admitting = False
         #: taken in advance, and not begun when the consumer stopped
@@ -209,7 +209,7 @@ class Subscription(Subscribed):
             self._put_back,
             self._has_ended,
             self._is_requeued,
-            lambda counts: connection.hand_on(self, counts),
+            lambda counts: connection.subscriptions.hand_on(self, counts),
         )
         self.consumer: Consumer = _NOBODY
         #: no default acknowledgement: what the direct callbacks leave undecided is the consumer's to decide
@@ -339,7 +339,7 @@ class Subscription(Subscribed):
         self.leaving = True
         self._end(error)
         if self.handle is not None:
-            self._connection.depart(self)
+            self._connection.endings.end(self)
 
     def stop(self) -> Promise[None] | None:
         """Have the consumer take no more; see ``Consumer.stop``. From any thread."""
@@ -682,11 +682,11 @@ class Subscription(Subscribed):
     def _request_flush(self) -> None:
         try:
             self._flush_requested = True
-            self._connection.request_flush(self)
+            self._connection.verdicts.request_flush(self)
         except BaseException:
             # an interrupt, and whether it was requested is not known: it is, at the latest with the next verdict
             self._flush_requested = False
-            self._connection.request_flush(self)
+            self._connection.verdicts.request_flush(self)
             raise
 
     # --- verdicts, on the loop

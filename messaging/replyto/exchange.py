@@ -402,7 +402,7 @@ class Exchange:
     def log(self, error: BaseException) -> None:
         """Log what a handler raised."""
         connection = self._replies.connection
-        if isinstance(error, ClosedError) and (connection.closing or connection.state == "closed"):
+        if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
             logger.info("a reply on %r came too late: the instance is closed", self.reply_to)
         else:
             logger.error("the handler of %r failed", self.request._context._channel, exc_info=error)

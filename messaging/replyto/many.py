@@ -98,7 +98,7 @@ class ReplySubscription(Subscription):
         """Subscribe, and send the request then. On the loop."""
         self._watch(self._patience)
         self.ready.listen(self.send)
-        self._connection.start_subscription(self)
+        self._connection.subscriptions.start(self)
 
     def send(self) -> None:
         """Send the request: replies can arrive. On the loop."""
@@ -202,7 +202,7 @@ class ReplySubscription(Subscription):
         self._connection.subscriptions.discard(self)
         self._end(None)
         if self.handle is not None:
-            self._connection.depart(self)
+            self._connection.endings.end(self)
 
     # --- time
 

@@ -249,7 +249,7 @@ class Inbox(Subscribed):
         self._requests.connection.subscriptions.discard(self)
         self._end(error)
         if self.handle is not None:
-            self._requests.connection.depart(self)
+            self._requests.connection.endings.end(self)
 
     def stop(self) -> None:
         """Nothing is in progress here."""
@@ -330,7 +330,7 @@ class Requests:
         if not inbox.is_started:
             inbox.is_started = True
             inbox.ready.listen(lambda: self._publish_early(inbox))
-            self.connection.start_subscription(inbox)
+            self.connection.subscriptions.start(inbox)
 
     def _spec(self, pattern: str) -> SubscriptionSpec:
         adapter = self.connection.adapter
@@ -400,7 +400,7 @@ class Requests:
     def refuse_closed(self) -> None:
         """Refuse requests of an instance that is closed; raises ``ClosedError``. From any thread."""
         connection = self.connection
-        if connection.closing or connection.states.is_closed:
+        if connection.endings.is_closing or connection.states.is_closed:
             raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
 
     def _claim(self, request: Request) -> bool:
@@ -554,7 +554,7 @@ class Requests:
         inbox = request.inbox
         if inbox is not None and not inbox.pending and self._given.get(inbox.reply_to) is inbox:
             del self._given[inbox.reply_to]
-            self.connection.end_subscription(inbox)
+            self.connection.subscriptions.end(inbox)
 
     def unmatched(self, incoming: Incoming, correlation_id: str | None) -> None:
         """A message on a reply channel that nobody waits for."""

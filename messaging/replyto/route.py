@@ -244,7 +244,7 @@ class Route:
         if exchange.has_begun:
             workers().submit(exchange.give_back)
             return
-        is_closing = self.is_stopping and self._replies.connection.closing
+        is_closing = self.is_stopping and self._replies.connection.endings.is_closing
         best = None if is_closing else self._best(exchange.request)
         if best is not None:
             best[1].submit(exchange)

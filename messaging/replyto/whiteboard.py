@@ -116,7 +116,7 @@ class ReplyToWhiteboard:
 
     def _complain(self, level: int, reference: ServiceReference, what: str) -> None:
         """Log what is wrong with a handler; once, though it is looked at again whenever another one comes or goes."""
-        if (reference.id, what) not in self._complaints and not self._connection.closing:
+        if (reference.id, what) not in self._complaints and not self._connection.endings.is_closing:
             if len(self._complaints) >= _COMPLAINTS:
                 self._complaints.clear()
             self._complaints.add((reference.id, what))
@@ -149,7 +149,7 @@ class ReplyToWhiteboard:
     # --- bindings, on the loop
 
     def _apply(self, version: int, wanted: Sequence[Wanted]) -> None:
-        if version < self._version or self._connection.closing or self._connection.state == "closed":
+        if version < self._version or self._connection.endings.is_closing or self._connection.state == "closed":
             return
         self._version = version
         runners: dict[ServiceReference, Binding] = {}
@@ -189,7 +189,7 @@ class ReplyToWhiteboard:
     def _end(self, keys: Sequence[tuple[str, str]]) -> None:
         for route in [self._remove(key) for key in keys]:
             route.stop()  # at once: what its handlers give back is not to be dispatched again
-            self._connection.end_subscription(route.subscription)
+            self._connection.subscriptions.end(route.subscription)
 
     def _remove(self, key: tuple[str, str]) -> Route:
         route = self._routes.pop(key)
@@ -234,7 +234,7 @@ class ReplyToWhiteboard:
         for other in route.rivals:
             other.rivals.append(route)
         self._routes[key] = route
-        self._connection.start_subscription(subscription)
+        self._connection.subscriptions.start(subscription)
 
     def route(self, key: tuple[str, str]) -> Route | None:
         """Return the route that takes the requests of a channel now."""
@@ -242,7 +242,7 @@ class ReplyToWhiteboard:
 
     def failed(self, route: Route, error: MessagingError) -> None:
         """The broker ended the subscription of ``route``, or refused it: try again, later and later."""
-        if self._routes.get(route.key) is not route or self._connection.closing:
+        if self._routes.get(route.key) is not route or self._connection.endings.is_closing:
             return
         logger.error(
             "%s: no requests are taken on %r for %g s: %s",
@@ -251,7 +251,7 @@ class ReplyToWhiteboard:
         self._connection.engine.loop.call_later(route.retry_after, self._retry, route)
 
     def _retry(self, route: Route) -> None:
-        if self._routes.get(route.key) is route and not self._connection.closing:
+        if self._routes.get(route.key) is route and not self._connection.endings.is_closing:
             self._remove(route.key)
             self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
             self._tell_served()

@@ -35,9 +35,9 @@ def refuse(message: Message) -> None:
 def drop(m: Messaging) -> None:
     """Lose the connection of ``m``, and wait for the next one."""
     connection = m._connection
-    subscriptions, before = connection.subscriptions.copy(), connection._generation
+    subscriptions, before = connection.subscriptions.snapshot(), connection._epoch.number
     on_loop(m._adapter.broker.disconnect, m.name)  # type: ignore[attr-defined]
-    until(lambda: connection._generation > before and connection.state == "connected")
+    until(lambda: connection._epoch.number > before and connection.state == "connected")
     until(lambda: all(each.handle is not None for each in subscriptions))
 
 
@@ -141,10 +141,10 @@ def test_an_attempt_counts_as_one_even_if_other_verdicts_are_on_their_way(connec
 
     def on_next(message: Message) -> None:
         on_loop(setattr, m._connection, "_signalled", True)
-        m._connection.engine.call(m._connection.flush_verdicts)
+        m._connection.engine.call(m._connection.verdicts.flush)
         block = threading.Event()
         m._connection.engine.call(block.wait, PATIENCE)  # so that the flush is behind the verdict, before the rest
-        m._connection.engine.call(m._connection.flush_verdicts)
+        m._connection.engine.call(m._connection.verdicts.flush)
         threading.Timer(0.05, block.set).start()
         raise RefusedError
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from messaging import Message
-from messaging.connection import Connection
+from messaging.connection.backoff import delays
 from messaging.errors import (
     AuthenticationError,
     ClosedError,
@@ -264,15 +264,13 @@ def test_a_loss_within_open_is_a_loss(broker: FakeBroker, connect: Connect) -> N
     assert m.publish("a", b"1").result(PATIENCE) is None
 
 
-def test_delays_between_attempts_grow_and_stay_within_their_bounds(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker, reconnect_min=0.5, reconnect_max=4.0)
-    delays = [*itertools.islice(m._connection._delays(), 200)]
-    assert 0 <= delays[0] <= 0.5
-    assert all(0.5 <= delay <= 4.0 for delay in delays[1:])
-    assert max(delays) > 2.0
-    assert len(set(delays)) > 20  # jitter
-    other = connect(FakeBroker(), reconnect_min=3.0, reconnect_max=1.0)
-    assert all(delay <= 3.0 for delay in itertools.islice(other._connection._delays(), 50))
+def test_delays_between_attempts_grow_and_stay_within_their_bounds() -> None:
+    found = [*itertools.islice(delays(0.5, 4.0), 200)]
+    assert 0 <= found[0] <= 0.5
+    assert all(0.5 <= delay <= 4.0 for delay in found[1:])
+    assert max(found) > 2.0
+    assert len(set(found)) > 20  # jitter
+    assert all(delay <= 3.0 for delay in itertools.islice(delays(3.0, 1.0), 50))
 
 
 @pytest.mark.parametrize("stable", [-1.0, 3600.0])
@@ -280,14 +278,14 @@ def test_a_connection_that_ends_as_soon_as_it_is_made_is_no_reason_to_hurry(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, stable: float
 ) -> None:
     monkeypatch.setattr("messaging.connection.connection._STABLE_SECONDS", stable)
-    m = connect(broker)
+    connect(broker)
     begun: list[Iterator[float]] = []
 
-    def delays(connection: Connection = m._connection) -> Iterator[float]:
-        begun.append(Connection._delays(connection))
+    def counted(shortest: float, longest: float) -> Iterator[float]:
+        begun.append(delays(shortest, longest))
         return begun[-1]
 
-    monkeypatch.setattr(m._connection, "_delays", delays)
+    monkeypatch.setattr("messaging.connection.connection.delays", counted)
     for count in range(2, 12):
         broker.lose()
         broker.wait_open(count)

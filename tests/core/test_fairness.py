@@ -310,12 +310,12 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each wait before connecting, the how manieth of its series it was. They take no time."""
     taken: list[int] = []
 
-    def series(_: object) -> Iterator[float]:
+    def series(*_: object) -> Iterator[float]:
         for number in itertools.count():
             taken.append(number)
             yield 0.0
 
-    monkeypatch.setattr(connection_module.Connection, "_delays", series)
+    monkeypatch.setattr(connection_module, "delays", series)
     return taken
 
 

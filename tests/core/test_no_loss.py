@@ -225,7 +225,7 @@ def test_a_will_that_arrives_after_the_outbox_closed_is_settled(
     original = engine().call
 
     def call(function: Callable[..., object], *args: Any) -> None:
-        if function == connection._register_will:
+        if function == connection.last_will._register:
             on_loop(connection.outbox.close)
         original(function, *args)
 
@@ -250,7 +250,7 @@ def test_a_pause_holds_what_is_buffered_before_the_loop_heard_of_it(
     try:
         stream.pause()
         slow.go(10)
-        until(lambda: not push._busy.locked(), "the observer at rest")  # type: ignore[attr-defined]
+        until(lambda: not push._serial._busy.locked(), "the observer at rest")  # type: ignore[attr-defined]
         assert slow.seen == numbered(1)
     finally:
         let_go.set()
@@ -342,7 +342,7 @@ def test_a_verdict_after_the_end_does_not_reach_a_closed_adapter(
     m.close()
     calls = acknowledged_leads_to(monkeypatch, lambda *_: None)
     slow.go()
-    until(lambda: not push._busy.locked(), "the observer at rest")  # type: ignore[attr-defined]
+    until(lambda: not push._serial._busy.locked(), "the observer at rest")  # type: ignore[attr-defined]
     settle_loop()
     assert calls == []
 

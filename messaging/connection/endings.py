@@ -1,0 +1,120 @@
+"""The end of subscriptions: consumers are stopped, messages released, the broker is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any
+
+from messaging.errors import ConnectionLostError, MessagingError
+from messaging.execution import of_library
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+    from messaging.connection.epoch import Epoch
+    from messaging.connection.state import ConnectionStates
+    from messaging.connection.subscribed import Subscribed
+    from messaging.execution import Engine
+
+logger = SafeLog(__name__)
+
+
+class Endings:
+    """Ends subscriptions, each once. On the engine loop.
+
+    Args:
+        engine: runs the tasks.
+        adapter: unsubscribes.
+        epoch, states: of the connection.
+        active: the subscriptions that have not ended.
+
+    Attributes:
+        is_closing: the whole instance is being closed, so that a session keeps its subscriptions.
+        tasks: of subscriptions that are not unsubscribed at the broker yet.
+    """
+
+    def __init__(
+        self, engine: Engine, adapter: Adapter, epoch: Epoch, states: ConnectionStates, active: Set[Subscribed]
+    ) -> None:
+        self._engine = engine
+        self._adapter = adapter
+        self._settings = adapter.settings
+        self._epoch = epoch
+        self._states = states
+        self._active = active
+        self.is_closing = False
+        self.tasks: dict[Subscribed, asyncio.Task[Any]] = {}
+        self._warned_of_end = False
+
+    def end(self, subscription: Subscribed) -> asyncio.Task[Any]:
+        """Release the messages of a subscription and unsubscribe it; return the task, which may run already."""
+        ending = self.tasks.get(subscription)
+        if ending is None:
+            ending = self.tasks[subscription] = self._engine.spawn(self._end(subscription))
+            ending.add_done_callback(lambda _: self.tasks.pop(subscription, None))
+        return ending
+
+    async def _end(self, subscription: Subscribed) -> None:
+        failed = subscription.ended
+        if not failed:
+            await self.stop_consumer(subscription)
+        if not self._states.is_closed:  # else the adapter is closed too
+            await self._await_heir(subscription)
+            subscription.flush()
+            await subscription.release(self._settings.close_timeout)
+        handle, subscription.handle = subscription.handle, None
+        kept = self._adapter.keeps_session and subscription.is_lasting
+        if handle is None:
+            pass
+        elif kept and subscription.is_kept and not self.is_closing:
+            self._adapter.detach(handle)
+        elif failed or not (kept and self.is_closing):
+            self._warn_of_end(subscription, kept=kept)
+            heir = subscription.heir
+            if heir is not None and heir.handle is not None and not self._adapter.can_reject:
+                self._adapter.bequeath(handle, heir.handle)
+            await self.unsubscribe(handle)
+        subscription.complete()
+        subscription.heir = None  # which may have one as well, and so on
+
+    def _warn_of_end(self, subscription: Subscribed, *, kept: bool) -> None:
+        """Say once that a session from which the last stream is unsubscribed keeps nothing."""
+        if not kept or self._warned_of_end or not subscription.is_stream or subscription.heir is not None:
+            return
+        if any(each.is_stream for each in self._active):
+            return
+        self._warned_of_end = True
+        logger.warning(
+            "%s: the subscription to %r has ended with its stream, so the broker keeps no messages for this session; "
+            "subscribe with keep_subscription=True to leave it there, or close the instance rather than the stream",
+            self._adapter.name, subscription.spec.channel,
+        )  # fmt: skip
+
+    async def _await_heir(self, subscription: Subscribed) -> None:
+        """Wait for the subscription that was made in place of this one, before its messages are released."""
+        heir = subscription.heir
+        if heir is None or subscription.handle is None or not self._epoch.is_usable:
+            return
+        with contextlib.suppress(TimeoutError, MessagingError):
+            async with asyncio.timeout(self._settings.close_timeout):
+                await heir.ready
+
+    async def stop_consumer(self, subscription: Subscribed) -> None:
+        """Let the consumer finish the message in progress; one that hangs must not keep the broker waiting."""
+        stopped = subscription.stop()
+        if stopped is not None and not stopped.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped, self._settings.close_timeout)
+
+    async def unsubscribe(self, handle: Any) -> None:
+        """Have the adapter unsubscribe; whatever goes wrong is logged."""
+        try:
+            async with asyncio.timeout(self._settings.close_timeout):
+                await of_library(self._adapter.unsubscribe(handle))
+        except (ConnectionLostError, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            logger.info("%s could not tell the broker of an unsubscription: %s", self._adapter.name, reason)
+        except Exception:
+            logger.exception("the adapter of %s failed to unsubscribe", self._adapter.name)

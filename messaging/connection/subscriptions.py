@@ -1,0 +1,216 @@
+"""The subscriptions of one connection: subscribing, resubscribing, ending.
+
+Everything runs on the engine loop unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.connection.endings import Endings
+from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
+from messaging.execution import of_library
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+    from messaging.connection.epoch import Epoch
+    from messaging.connection.state import ConnectionStates
+    from messaging.connection.subscribed import Source, Subscribed
+    from messaging.execution import Engine
+
+logger = SafeLog(__name__)
+
+#: subscriptions opened at the same time after a reconnect
+_RESUBSCRIBE_AT_ONCE: Final = 32
+#: sources whose delivery counts wait for the next subscription; the oldest are dropped first
+_LEFT_COUNTS: Final = 256
+
+
+class Subscriptions:
+    """The subscriptions of one connection. Iterating yields the active ones.
+
+    Args:
+        engine: runs the tasks.
+        adapter: subscribes and unsubscribes.
+        epoch: of the connection.
+        states: of the connection.
+        cause: returns the error that ended the connection, if there is one.
+
+    Attributes:
+        endings: the subscriptions that are being ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        adapter: Adapter,
+        epoch: Epoch,
+        states: ConnectionStates,
+        cause: Callable[[], MessagingError | None],
+    ) -> None:
+        self._engine = engine
+        self._adapter = adapter
+        self._settings = adapter.settings
+        self._epoch = epoch
+        self._states = states
+        self._cause = cause
+        self._active: set[Subscribed] = set()
+        self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
+        #: delivery counts of messages that ended subscriptions have rejected, by source
+        self._left_counts: dict[Source, dict[object, int]] = {}
+        self.endings = Endings(engine, adapter, epoch, states, self._active)
+
+    def __iter__(self) -> Iterator[Subscribed]:
+        return iter(self.snapshot())
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def snapshot(self) -> set[Subscribed]:
+        """Return the active subscriptions. From any thread."""
+        return self._active.copy()
+
+    def discard(self, subscription: Subscribed) -> None:
+        """Forget a subscription that has failed."""
+        self._active.discard(subscription)
+
+    # --- connecting
+
+    async def restore(self, resumed: bool) -> set[asyncio.Task[Any]]:
+        """Subscribe again after a reconnect, for at most the connect timeout.
+
+        Args:
+            resumed: the broker kept the session, and the subscriptions with it.
+
+        Returns:
+            The tasks of subscriptions that are not confirmed yet.
+        """
+        for subscription in self._active:
+            subscription.reconnected(resumed)
+            if not resumed:
+                subscription.handle = None
+        gate = asyncio.Semaphore(_RESUBSCRIBE_AT_ONCE)
+
+        async def open_one(subscription: Subscribed) -> None:
+            async with gate:
+                await self._subscribe(subscription)
+
+        opening = [self._engine.spawn(open_one(each)) for each in self._active if each.handle is None]
+        if not opening:
+            return set()
+        _, pending = await asyncio.wait(opening, timeout=self._settings.connect_timeout)
+        return pending
+
+    def connection_lost(self) -> None:
+        """Tell the active subscriptions that the connection is lost."""
+        for subscription in self._active:
+            subscription.lost()
+
+    async def end_all(self, timeout: float) -> None:
+        """End every subscription, for at most ``timeout`` seconds."""
+        ending = [self._engine.spawn(self.remove(each)) for each in self._active | self.endings.tasks.keys()]
+        if ending:
+            await asyncio.wait(ending, timeout=max(0.0, timeout))
+
+    def complete_all(self) -> None:
+        """Complete the subscriptions that are left, and cancel those being opened."""
+        for subscription in [*self._active]:
+            subscription.complete()
+        self._active.clear()
+        for task in self._opening.values():
+            if task is not None:
+                task.cancel()
+
+    def fail_all(self, error: MessagingError) -> None:
+        """Fail every subscription with ``error``."""
+        for subscription in [*self._active]:
+            subscription.fail(error)
+
+    def forsake(self, error: MessagingError) -> None:
+        """End every subscription in a forked child, without touching the parent's connection."""
+        for subscription in self._active:
+            subscription.ended = True
+            subscription.ready.forsake(error)
+        self._active.clear()
+
+    def start(self, subscription: Subscribed) -> None:
+        """Subscribe in a task of its own."""
+        self._engine.spawn(self.add(subscription))
+
+    async def add(self, subscription: Subscribed) -> None:
+        """Subscribe now or, while there is no connection, after the next one."""
+        if self._states.is_closed or self.endings.is_closing:
+            subscription.fail(
+                (None if self.endings.is_closing else self._cause()) or ClosedError(f"{self._adapter.name!r} is closed")
+            )
+            return
+        self._active.add(subscription)
+        subscription.take_over(self._left_counts.pop(subscription.source, {}))
+        if self._epoch.is_usable:
+            await self._subscribe(subscription)
+
+    async def _subscribe(self, subscription: Subscribed) -> None:
+        if subscription in self._opening or subscription not in self._active:
+            return
+        self._opening[subscription] = asyncio.current_task()
+        try:
+            await self._subscribe_once_or_again(subscription)
+        except MessagingError as error:
+            self._active.discard(subscription)
+            subscription.fail(error)
+        except Exception as error:
+            logger.exception("the adapter of %s failed to subscribe", self._adapter.name)
+            self._active.discard(subscription)
+            failure = SubscriptionRefusedError(f"subscribing to {subscription.spec.channel!r} failed")
+            failure.__cause__ = error
+            subscription.fail(failure)
+        finally:
+            del self._opening[subscription]
+
+    async def _subscribe_once_or_again(self, subscription: Subscribed) -> None:
+        """Subscribe; again, if there was another connection before the adapter had an answer from the last one."""
+        while subscription in self._active:
+            number = self._epoch.number
+            try:
+                handle = await of_library(self._adapter.subscribe(subscription.spec, subscription))
+            except ConnectionLostError:
+                if number == self._epoch.number:
+                    return  # the next connection subscribes
+                continue
+            if subscription in self._active and number == self._epoch.number:
+                subscription.handle = handle
+                if subscription.paused:
+                    self._adapter.pause(handle)
+                subscription.ready.resolve(None)
+                return
+            await self.endings.unsubscribe(handle)
+
+    def end(self, subscription: Subscribed) -> None:
+        """:meth:`remove` in a task of its own."""
+        self._engine.spawn(self.remove(subscription))
+
+    async def remove(self, subscription: Subscribed) -> None:
+        """Let the consumer finish the message in progress, unsubscribe, and complete.
+
+        Concurrent callers wait for the same end. When the instance closes, a broker that keeps its session keeps
+        its subscriptions.
+        """
+        self._active.discard(subscription)
+        subscription.leaving = True
+        if subscription.ended:  # it failed, and takes leave without its consumer
+            await self.endings.stop_consumer(subscription)
+        await asyncio.shield(self.endings.end(subscription))
+
+    def hand_on(self, subscription: Subscribed, counts: Mapping[object, int]) -> None:
+        """Have the other subscriptions to the same source, or the next one, go on with these delivery counts."""
+        source = subscription.source
+        heirs = [each for each in self._active if each is not subscription and each.source == source]
+        for heir in heirs:
+            heir.take_over(counts)
+        if not heirs and counts:
+            self._left_counts.setdefault(source, {}).update(counts)
+            if len(self._left_counts) > _LEFT_COUNTS:
+                self._left_counts.pop(next(iter(self._left_counts)))
