@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -84,3 +85,17 @@ def test_every_dependency_declares_its_lowest_version() -> None:
     wanted = [Requirement(line) for group in groups for line in group]
     without = [each.name for each in wanted if each.name != "rx-messaging" and ">=" not in str(each.specifier)]
     assert without == []
+
+
+def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    modules = {each.removeprefix("messaging.") for each in House().modules}
+    paths = page[page.index("## The paths") :]
+    named = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)", paths))
+    assert named - modules == set()
+    floors = {
+        room: int(floor)
+        for floor, rooms in re.findall(r"^\| (\d) \| (.+?) \|", page, re.M)
+        for room in re.findall(r"`(\w+)`", rooms)
+    }
+    assert floors == House().floors()
