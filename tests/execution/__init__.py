@@ -1,0 +1,1 @@
+"""How anything runs: engine, promises, deadlines."""
