@@ -77,9 +77,7 @@ if TYPE_CHECKING:
     from messaging.receiving.handler import HandlerRegistration
     from messaging.receiving.service import MessageSubscription
     from messaging.receiving.stream import MessageStream
-    from messaging.replyto.many import ReplyToManyPublisher
-    from messaging.replyto.publisher import ReplyToPublisher
-    from messaging.replyto.whiteboard import ReplyToWhiteboard
+    from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
     from messaging.runtime import MessageServiceRuntime, MessagingRuntimeDTO
 
 #: where the names of this package are that are imported on first use: importing it is quick, and a program that only
@@ -105,9 +103,9 @@ _MODULES: Final = {
     "MessagingRuntimeDTO": "messaging.runtime",
     "Promise": "messaging.execution",
     "ReceivedMessage": "messaging.model",
-    "ReplyToManyPublisher": "messaging.replyto.many",
-    "ReplyToPublisher": "messaging.replyto.publisher",
-    "ReplyToWhiteboard": "messaging.replyto.whiteboard",
+    "ReplyToManyPublisher": "messaging.replyto",
+    "ReplyToPublisher": "messaging.replyto",
+    "ReplyToWhiteboard": "messaging.replyto",
     "connect": "messaging.instance",
 }
 

@@ -55,23 +55,23 @@ from messaging.model import (
 from messaging.model.settings import URL_VARIABLE, Settings, load_settings
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageHandler, MessageSubscription, in_observer
-from messaging.replyto.exchange import Replies
-from messaging.replyto.handlers import (
+from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
     EXTENSIONS,
     REPLY_CHANNEL,
     TARGET,
+    Replies,
+    ReplyRegistration,
+    ReplyToManyPublisher,
     ReplyToManySubscriptionHandler,
+    ReplyToPublisher,
     ReplyToSingleSubscriptionHandler,
+    ReplyToWhiteboard,
+    Requests,
+    TypedHandler,
+    channel_list,
 )
-from messaging.replyto.many import ReplyToManyPublisher
-from messaging.replyto.publisher import ReplyToPublisher
-from messaging.replyto.registration import ReplyRegistration
-from messaging.replyto.requests import Requests
-from messaging.replyto.typed import TypedHandler
-from messaging.replyto.wanted import channel_list
-from messaging.replyto.whiteboard import ReplyToWhiteboard
 from messaging.runtime import MessageServiceRuntime
 from messaging.services import (
     SERVICE_RANKING,
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
         SubscribeKeywords,
     )
     from messaging.receiving import Acknowledge, HandlerOnInvalid, HandlerRegistration, MessageStream, OnInvalid
-    from messaging.replyto.requests import Request
+    from messaging.replyto import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
@@ -257,7 +257,7 @@ class Messaging:
         self._requests = Requests(connection, self.publisher)
         self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
         self.reply_to_many = ReplyToManyPublisher(connection, services, self.publisher, self.reply_to, self._requests)
-        self._replies = Replies(connection, self.publisher, self._requests)
+        self._replies = Replies(connection, self.publisher, self._requests.inboxes)
         self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
         self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
         self._features = self._adapter.announced
@@ -921,7 +921,7 @@ class Messaging:
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
         error = ClosedError(f"{self.name!r} is of the parent of this process")
-        self._requests.forsake()
+        self._requests.abandon()
         self.subscription.forsake(error)
         self._connection.forsake(error)
         self._unregister()

@@ -23,9 +23,10 @@ from messaging import DeadlineError, Message, Messaging, ReplyError, RequestCanc
 from messaging.execution import engine
 from messaging.publishing import Publication
 from messaging.receiving import MessageStream
-from messaging.replyto.exchange import Exchange
-from messaging.replyto.many import ReplySubscription
-from messaging.replyto.requests import Inbox, Request
+from messaging.replyto import Request
+from messaging.replyto.inboxes import Inbox
+from messaging.replyto.reply_stream import ReplySubscription
+from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
 from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.core.fake import on_loop, settle_loop
@@ -38,7 +39,7 @@ CONCURRENCY: Final = 100
 #: of two hundred requests
 MIXTURE: Final = {"stream": 1, "given": 1, "early": 1, "cancel": 3, "timeout": 4, "fault": 20, "answer": 170}
 #: what is made for a request; of these, no more objects are there afterwards
-MADE: Final = (Request, Publication, Inbox, Exchange, ReplySubscription, MessageStream)
+MADE: Final = (Request, Publication, Inbox, ServedRequest, ReplySubscription, MessageStream)
 #: how many of anything may come and go while it is counted
 LEEWAY: Final = 5
 
@@ -132,15 +133,16 @@ def objects() -> dict[str, int]:
 def held(m: Messaging) -> dict[str, int]:
     """What an instance holds for requests that are under way: nothing, if none is. On the loop."""
     connection, requests = m._connection, m._requests
-    inboxes = [*requests._given.values(), *([requests.own] if requests.own is not None else [])]
+    own, given = requests.inboxes.own, requests.inboxes.given
+    inboxes = [*given.values(), *([own] if own is not None else [])]
     return {
         "open": len(requests.open),
-        "given": len(requests._given),
+        "given": len(given),
         "waiting": sum(len(inbox.pending) for inbox in inboxes),
         "early": sum(len(inbox.early) for inbox in inboxes),
-        "streams": len(m._replies._streams),
-        "in hand": sum(len(route._exchanges) for route in m.whiteboard._routes.values()),
-        "departures": len(connection.endings.tasks),
+        "streams": len(m._replies.streams),
+        "in hand": sum(len(route.in_hand) for route in m.whiteboard.routes),
+        "departures": len(connection._departures),
         "outbox": connection.outbox.pending,
         "in flight": len([*connection.outbox._outstanding()]),
     }

@@ -8,8 +8,8 @@
         {TARGET: "(osgi.messaging.name=orders)", CHANNEL: "orders/new"},
     )
 
-A handler is an object with the method of its interface, or a function in its place; either may be a coroutine
-function. It runs on a worker thread or, as a coroutine, on the event loop it was registered on.
+A handler is an object with the method of its interface, or a function in its place. A plain function runs on a worker
+thread, a coroutine function on the event loop that it was registered on.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from messaging.model import Message, MessageContextBuilder
 
-#: LDAP filter that the properties of a whiteboard must match; without it, any whiteboard will do
+#: LDAP filter that the properties of a whiteboard must match; without it, every whiteboard does
 TARGET: Final = "osgi.messaging.replyToSubscription.target"
 #: channel or channels of the requests; patterns, where the instance announces ``wildcards``
 CHANNEL: Final = "osgi.messaging.replyToSubscription.channel"
-#: only requests that name this reply channel
+#: the reply channel that requests have to name; without it, every request is taken
 REPLY_CHANNEL: Final = "osgi.messaging.replyToSubscription.replyChannel"
-#: how many requests the handler works on at the same time; not in the RFC
+#: maximum number of requests the handler works on at a time; not in the RFC
 CONCURRENCY: Final = "osgi.messaging.replyToSubscription.concurrency"
 #: extensions of the subscription to each channel, such as ``{"queue": "workers"}``; not in the RFC
 EXTENSIONS: Final = "osgi.messaging.replyToSubscription.extensions"
 
 
 class ReplyToSubscriptionHandler(Protocol):
-    """Handle requests and answer nothing (RFC 5.7.4).
+    """Handles requests without answering them (RFC 5.7.4).
 
-    Its exception goes to the requester, if the request names a reply channel. A request that names one goes to a
-    handler that answers instead, if the whiteboard has one that is meant.
+    Its exception goes to the requester, if the request names a reply channel. A request that names a reply channel goes
+    to a handler that answers instead, if it means one.
     """
 
     def handle_response(self, request_message: Message) -> object:
@@ -47,7 +47,7 @@ class ReplyToSingleSubscriptionHandler(Protocol):
     """Answers a request with one message (RFC 5.7.4)."""
 
     def handle_response(self, request_message: Message, response_builder: MessageContextBuilder) -> Any:
-        """Make the reply.
+        """Return the reply.
 
         Args:
             request_message: the request.
@@ -63,7 +63,7 @@ class ReplyToManySubscriptionHandler(Protocol):
     """Answers a request with any number of messages (RFC 5.7.5)."""
 
     def handle_responses(self, request_message: Message, response_builder: MessageContextBuilder) -> Any:
-        """Make the replies.
+        """Return the replies.
 
         Args:
             request_message: the request.
@@ -71,7 +71,7 @@ class ReplyToManySubscriptionHandler(Protocol):
 
         Returns:
             The replies: an ``Observable`` of messages, an iterable (a generator, say), or an async iterable. Once
-            nobody wants them any more, an observable is disposed of, a generator closed after its next item, and an
-            async one where it waits.
+            the requester wants no more, an observable is disposed of, a generator is closed after its next item, and
+            an async generator where it waits.
         """
         ...

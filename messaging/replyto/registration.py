@@ -1,4 +1,4 @@
-"""The registration of a handler that ``Messaging.reply`` made: it can be waited for, and ended."""
+"""The registration that ``Messaging.reply`` returns: it can be awaited, and ended."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ReplyRegistration(ServiceRegistration):
     __slots__ = ("_registration", "ready")
 
     def __init__(self, registration: ServiceRegistration, ready: Promise[None]) -> None:
-        # not that of the base: the registry knows ``registration``, and everything is asked of that
+        # the base is not initialized: the registry knows ``registration``, which answers everything
         self._registration = registration
         self.ready = ready
-        ready._looked_at = True  # the whiteboard logs a subscription that fails, and tries it again
+        ready._looked_at = True  # the whiteboard logs a subscription that fails, and tries again
 
     @property
     def reference(self) -> ServiceReference:

@@ -1,4 +1,4 @@
-"""Request handlers as runners call them: what is called, and how replies are sent (RFC 5.7.4)."""
+"""Request handlers as runners call them: the function of a handler, and how its replies are sent (RFC 5.7.4)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 from reactivex import Observable
 
 from messaging.execution import is_coroutine
-from messaging.model import Message
+from messaging.model import Message, MessageContextBuilder
 from messaging.receiving import Handler
 from messaging.replyto import streaming
-from messaging.replyto.exchange import Content
+from messaging.replyto.served_request import Content
 
 if TYPE_CHECKING:
-    from messaging.replyto.exchange import Exchange
+    from messaging.replyto.served_request import ServedRequest
 
 PLAIN: Final = "plain"
 SINGLE: Final = "single"
 MANY: Final = "many"
 
-#: requests that one handler works on at a time, by whether it is a coroutine function; its properties may say otherwise
+#: requests that one handler works on at a time, by whether it is a coroutine function, unless its properties set them
 CONCURRENCY: Final = {False: 8, True: 64}
 
 
@@ -42,10 +42,10 @@ class RequestHandler(Handler):
         self.kind = kind
         self.takes_builder = kind != PLAIN and not getattr(service, "makes_content", False)
 
-    def start(self, task: Exchange) -> Any:
+    def start(self, task: ServedRequest) -> Any:
         """See ``Handler.start``."""
         if self.takes_builder:
-            return self.call(task.request, task.builder())
+            return self.call(task.request, _builder(task))
         return self.call(task.request)
 
     def needs_loop(self, found: Any) -> bool:
@@ -58,7 +58,7 @@ class RequestHandler(Handler):
         """See ``Handler.outlives_call``."""
         return self.kind == MANY and isinstance(found, Observable)
 
-    def send(self, task: Exchange, found: Any) -> None:
+    def send(self, task: ServedRequest, found: Any) -> None:
         """Send the replies of a function. See ``Handler.send``."""
         if self.kind == PLAIN:
             task.done()
@@ -67,7 +67,7 @@ class RequestHandler(Handler):
         else:
             task.reply(streaming.checked(found))
 
-    async def send_async(self, task: Exchange, found: Any) -> None:
+    async def send_async(self, task: ServedRequest, found: Any) -> None:
         """Send the replies of a coroutine function. See ``Handler.send_async``."""
         if self.kind == PLAIN:
             task.done()
@@ -77,7 +77,17 @@ class RequestHandler(Handler):
             reply = streaming.checked(found)
             await streaming.with_room(lambda: task.reply(reply))
 
-    async def fail_async(self, task: Exchange, error: BaseException) -> None:
-        """Report what a handler raised to the requester. See ``Handler.fail_async``."""
+    async def fail_async(self, task: ServedRequest, error: BaseException) -> None:
+        """Report the exception of a handler to the requester. See ``Handler.fail_async``."""
         task.log(error)
         await streaming.with_room(lambda: task.fault(error))
+
+
+def _builder(task: ServedRequest) -> MessageContextBuilder:
+    """Return a builder of replies: channel and correlation id are set (RFC 5.7.3)."""
+    builder = MessageContextBuilder()
+    if task.reply_to is not None:
+        builder.channel(task.reply_to)
+    if task.correlation_id is not None:
+        builder.correlation_id(task.correlation_id)
+    return builder

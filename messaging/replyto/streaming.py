@@ -1,13 +1,15 @@
 """Sends the replies of a handler that has many: from iterators, async iterators and observables (RFC 5.7.5).
 
-So many of them may be sent and not confirmed; beyond that the handler waits, or what it emits does. Once nobody wants
-them any more, an iterator is closed after its next item, an async one where it waits, an observable disposed of.
+At most 64 replies of a request are unconfirmed at a time. Beyond that the handler waits; of an observable, its replies
+do. Once the requester wants no more, an iterator is closed after its next item, an async iterator where it waits, and
+an observable is disposed of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import threading
 from collections import deque
@@ -19,33 +21,33 @@ from reactivex import Observable
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.execution import Waiters, mailbox, may_block, workers
 from messaging.model import Message
-from messaging.replyto.exchange import Content
+from messaging.replyto.served_request import Content
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.publishing import Publication
-    from messaging.replyto.exchange import Exchange
+    from messaging.replyto.served_request import ServedRequest
 
 logger = SafeLog(__name__)
 
 T = TypeVar("T")
 
-#: rather than an item
+#: returned instead of an item: the stream was stopped
 _STOPPED: Final = object()
 
-#: replies of one request that may wait to be confirmed
+#: replies of one request that may be unconfirmed at a time
 _AHEAD: Final = 64
-#: replies that an observable may emit ahead of those, where the thread that emits must not wait
+#: further replies that an observable may emit where the emitting thread must not wait
 _BUFFER: Final = 1024
-#: pause of a coroutine that finds no room for its reply, seconds
+#: pause of a coroutine before it sends again to a full outbox, seconds
 _NO_ROOM: Final = 0.01
 
 
 def checked(found: Any) -> Message | Content:
-    """What a handler returned, if it is a reply.
+    """Return the result of a handler, if it is a reply.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it is no reply.
     """
     if isinstance(found, (Message, Content)):
         return found
@@ -53,7 +55,7 @@ def checked(found: Any) -> Message | Content:
 
 
 async def with_room(send: Callable[[], T]) -> T:
-    """Call ``send``; again, as long as the outbox is full."""
+    """Call ``send`` until the outbox has room."""
     while True:
         try:
             return send()
@@ -61,37 +63,37 @@ async def with_room(send: Callable[[], T]) -> T:
             await asyncio.sleep(_NO_ROOM)
 
 
-def send_all(exchange: Exchange, found: Any) -> None:
-    """Send what a handler returned: an observable, an iterator, or anything that can be iterated. On a thread."""
+def send_all(request: ServedRequest, found: Any) -> None:
+    """Send the replies that a handler returned: an observable, an iterator, or an iterable. On a thread."""
     if isinstance(found, Observable):
-        _Forwarder(exchange).follow(found)
+        _Forwarder(request).follow(found)
         return
     iterator = iter(found)
-    exchange.begin()
+    request.begin()
     window: deque[Publication] = deque()
     try:
         for message in iterator:
-            publication = exchange.item(checked(message))
+            publication = request.item(checked(message))
             if publication is None:
                 break
             window.append(publication)
             if not _goes_on(window):
                 break
         else:
-            exchange.end()
+            request.end()
             return
     finally:
         close = getattr(iterator, "close", None)
         if callable(close):
             close()
-    exchange.conclude()
+    request.conclude()
 
 
 def _goes_on(window: deque[Publication]) -> bool:
-    """Look at outcomes, and wait for one if too many are open; whether more replies are wanted.
+    """Retrieve the outcomes of replies, waiting for the first if too many are open; return whether more are wanted.
 
     Raises:
-        MessagingError: one of them failed otherwise.
+        MessagingError: a reply failed for another reason than that the requester is gone.
     """
     while window and (len(window) >= _AHEAD or window[0].done()):
         error = window.popleft().exception()
@@ -102,19 +104,19 @@ def _goes_on(window: deque[Publication]) -> bool:
     return True
 
 
-async def send_all_async(exchange: Exchange, found: Any) -> None:
-    """The same on an event loop; what has to be awaited, or iterated asynchronously, is."""
+async def send_all_async(request: ServedRequest, found: Any) -> None:
+    """Send as :func:`send_all`, on an event loop: async iterables too."""
     if isinstance(found, Observable):
-        await _follow(exchange, found)
+        await _follow(request, found)
         return
-    await _AsyncSender(exchange).send(found)
+    await _AsyncSender(request).send(found)
 
 
-async def _follow(exchange: Exchange, observable: Observable[Any]) -> None:
-    """Send what an observable emits, until it is over or this task is cancelled."""
+async def _follow(request: ServedRequest, observable: Observable[Any]) -> None:
+    """Send the replies of an observable, until it is over or this task is cancelled."""
     over = asyncio.Event()
     box = mailbox(asyncio.get_running_loop())
-    forwarder = _Forwarder(exchange, lambda: box.post(over.set))
+    forwarder = _Forwarder(request, lambda: box.post(over.set))
     forwarder.follow(observable)
     try:
         await over.wait()
@@ -124,17 +126,17 @@ async def _follow(exchange: Exchange, observable: Observable[Any]) -> None:
 
 
 class _AsyncSender:
-    """Sends what is iterated on an event loop, in one task."""
+    """Sends the replies of an iterable on an event loop, in one task."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, request: ServedRequest) -> None:
+        self._request = request
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        #: the task waits for the next item, and may be cancelled; on the loop
+        #: whether the task waits for the next item, and may be cancelled; on the loop
         self._is_waiting = False
 
     def _stop(self) -> None:
-        """No more are wanted. On a worker."""
+        """Stop the iteration: no more replies are wanted. On a worker."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the iterator with it
             self._loop.call_soon_threadsafe(self._wake)
 
@@ -144,22 +146,22 @@ class _AsyncSender:
             self._task.cancel()
 
     async def send(self, found: Any) -> None:
-        exchange = self._exchange
+        request = self._request
         is_async = hasattr(found, "__aiter__")
         iterator = aiter(found) if is_async else iter(found)
-        exchange.begin(self._stop)
+        request.begin(self._stop)
         window: deque[Publication] = deque()
         try:
-            while not exchange.is_stopped:
+            while not request.is_stopped:
                 try:
                     message = await self._next(iterator) if is_async else next(iterator)
                 except (StopAsyncIteration, StopIteration):
-                    await with_room(exchange.end)
+                    await with_room(request.end)
                     return
                 if message is _STOPPED:
                     break
                 reply = checked(message)
-                publication = await with_room(lambda reply=reply: exchange.item(reply))  # type: ignore[misc]
+                publication = await with_room(functools.partial(request.item, reply))
                 if publication is None:
                     break
                 window.append(publication)
@@ -174,7 +176,7 @@ class _AsyncSender:
                 closing = close()
                 if inspect.isawaitable(closing):
                     await closing
-        await with_room(exchange.conclude)
+        await with_room(request.conclude)
 
     async def _next(self, iterator: Any) -> Any:
         self._is_waiting = True
@@ -182,7 +184,7 @@ class _AsyncSender:
             return await anext(iterator)
         except asyncio.CancelledError:
             if self._is_waiting or self._task is None:
-                raise  # somebody else's
+                raise  # cancelled by other code
             self._task.uncancel()
             return _STOPPED
         finally:
@@ -190,19 +192,23 @@ class _AsyncSender:
 
 
 class _Forwarder:
-    """Sends what an observable emits.
+    """Sends the replies of an observable.
 
-    It may emit on any thread, one that runs an event loop, say. So what it emits waits in a queue, which is sent from
-    worker threads. Where it may, an emitting thread waits for room; elsewhere the stream fails if there is none.
+    An observable may emit on any thread, also on one that runs an event loop. Its replies wait in a queue, which worker
+    threads send. An emitting thread waits for room in the queue if it may block; otherwise the stream fails when the
+    queue is full.
+
+    Args:
+        request: the request.
+        ended: called when the stream is over, on a worker.
     """
 
-    def __init__(self, exchange: Exchange, ended: Callable[[], object] | None = None) -> None:
-        """``ended`` is called when it is over, on a worker."""
-        self._exchange = exchange
+    def __init__(self, request: ServedRequest, ended: Callable[[], object] | None = None) -> None:
+        self._request = request
         self._ended = ended
-        #: the thread that subscribes, as long as it does
+        #: the thread that subscribes to the observable, as long as it does
         self._following: int | None = None
-        #: threads that emit, and wait for room
+        #: emitting threads that wait for room
         self._blocked = Waiters()
         self._lock = threading.RLock()  # guards all below
         self._queue: deque[Callable[[], bool]] = deque()
@@ -213,12 +219,12 @@ class _Forwarder:
         self._window: deque[Publication] = deque()
 
     def follow(self, observable: Observable[Any]) -> None:
-        """Subscribe; returns at once, unless it emits at once.
+        """Subscribe to ``observable``. Returns at once, unless the observable emits at once.
 
         Raises:
-            Exception: what subscribing raises.
+            Exception: subscribing raised it.
         """
-        self._exchange.begin(self._stopped)
+        self._request.begin(self._stopped)
         self._following = threading.get_ident()
         try:
             disposable = observable.subscribe(self._next, self._failed, self._completed)
@@ -232,11 +238,11 @@ class _Forwarder:
         if is_over:
             disposable.dispose()
 
-    # --- from the observable, and from the exchange
+    # --- from the observable, and from the request
 
     def _next(self, message: Any) -> None:
         if self._is_over and self._following == threading.get_ident():
-            raise _EnoughError  # there is nothing to dispose of yet
+            raise _EnoughError  # there is no subscription to dispose of yet
         self._put(lambda: self._send(message), wait=True)
 
     def _failed(self, error: Exception) -> None:
@@ -247,11 +253,11 @@ class _Forwarder:
 
     def _completed(self) -> None:
         def complete() -> bool:
-            self._exchange.end()
+            self._request.end()
             self._finish()
             return True
 
-        self._exchange.is_ending = True
+        self._request.is_ending = True
         self._put(complete)
 
     def _stopped(self) -> None:
@@ -270,7 +276,7 @@ class _Forwarder:
             if wait and len(self._queue) >= _BUFFER:
                 overflow = StreamOverflowError(f"{_BUFFER} replies wait to be sent, and their emitter cannot wait")
                 self._queue.clear()
-                step = lambda: _raise(overflow)  # noqa: E731
+                step = functools.partial(_raise, overflow)
             if self._is_over:
                 return
             self._queue.append(step)
@@ -292,13 +298,13 @@ class _Forwarder:
             try:
                 if not step():
                     self._finish()
-                    self._exchange.conclude()
-            except BaseException as error:  # noqa: BLE001  # whatever it came to is its requester's to know
+                    self._request.conclude()
+            except BaseException as error:  # noqa: BLE001  # it is reported to the requester
                 self._finish()
-                self._exchange.failed(error)
+                self._request.failed(error)
 
     def _send(self, message: Any) -> bool:
-        publication = self._exchange.item(checked(message))
+        publication = self._request.item(checked(message))
         if publication is None:
             return False
         self._window.append(publication)
@@ -319,7 +325,7 @@ class _Forwarder:
             self._ended()
 
     def abandon(self) -> None:
-        """Send no more, and leave it to others to say why."""
+        """Send no more replies; the caller reports the reason."""
         self._ended = None
         self._finish()
 

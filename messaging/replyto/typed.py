@@ -1,4 +1,4 @@
-"""Functions as request handlers: the payload is decoded for them, and what they return is encoded (the short way)."""
+"""Functions as request handlers: the argument is decoded from the request, the result is encoded as the reply."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from messaging.errors import ArgumentError
 from messaging.execution import is_coroutine
 from messaging.model import Message
 from messaging.receiving import NOT_ANNOTATED, MessageParameter, evaluated, is_awaitable, parameter_of
-from messaging.replyto.exchange import Content
+from messaging.replyto.served_request import Content
 
 
 class TypedHandler:
-    """Wraps a function of one parameter: what its annotation says, decoded from the request.
+    """Wraps a function of one parameter, which is decoded from the request by the annotation of the parameter.
 
-    Annotated with ``Message`` it gets the request itself; without annotation, what the content type yields; without a
-    parameter, nothing. What it returns is encoded by its type (``str`` as text, objects as JSON, bytes as they are), or
-    by ``content_type``; a ``Message`` is sent as it is. A generator function, sync or async, answers with many replies;
-    so does one whose return annotation is an iterator or an ``Observable``, or with ``many``.
+    A parameter annotated with ``Message`` is the request itself; without annotation, it is decoded by the content type.
+    A function without a parameter gets nothing. The result is encoded by its type (``str`` as text, objects as JSON,
+    bytes as they are), or by ``content_type``; a ``Message`` is sent as it is. A generator function, sync or async,
+    answers with many replies; so does one whose return annotation is an iterator or an ``Observable``, or with
+    ``many``.
 
     Raises:
-        ArgumentError: not callable with at most one argument, or annotated with what pydantic cannot validate.
+        ArgumentError: not callable with at most one argument, or the annotation is a type that pydantic cannot
+            validate.
     """
 
-    #: what it returns is content, not a message: it needs no builder
+    #: its result is content, not a message: it needs no builder
     makes_content = True
 
     def __init__(
@@ -75,7 +77,7 @@ class TypedHandler:
         return self._content(found)
 
     def handle_responses(self, request: Message) -> Any:
-        """Answer with many."""
+        """Answer with many replies."""
         found = self.function(*self._arguments(request))
         if isinstance(found, reactivex.Observable):
             return found.pipe(operators.map(self._content))
@@ -116,7 +118,7 @@ def _returns_many(function: Callable[..., Any]) -> bool:
         return False
     try:
         returned = evaluated(function, "return", annotation)
-    except Exception:  # noqa: BLE001  # then it does not say
+    except Exception:  # noqa: BLE001  # an annotation that cannot be evaluated says nothing
         return False
     origin = getattr(returned, "__origin__", returned)
     return isinstance(origin, type) and issubclass(

@@ -28,7 +28,7 @@ import messaging
 from messaging import ConnectionLostError, Messaging, OutcomeUnknownError
 from messaging.execution import engine
 from messaging.model.envelope import unwrap
-from messaging.replyto.requests import Request
+from messaging.replyto import Request
 from messaging.runtime import MessagingRuntimeDTO, RequestsDTO
 from messaging.services import ServiceRegistry
 from tests.amqp.conftest import foreign_channel
@@ -572,9 +572,9 @@ def test_a_handler_stops_that_says_only_late_where_to_tell_it(
 ) -> None:
     """What says so is behind more replies than the broker sends without an answer."""
     m, responder = place.connect(), place.connect()
-    requests = responder._requests
-    begin, inboxes = requests._start_own, []
-    monkeypatch.setattr(requests, "_start_own", inboxes.append)  # it cannot be told before it has subscribed
+    requests = responder._requests.inboxes
+    begin, inboxes = requests.start, []
+    monkeypatch.setattr(requests, "start", inboxes.append)  # it cannot be told before it has subscribed
     endless = Endless(form, responder, place.channel)
     stream = m.request_many(place.channel, sys.maxsize)
     received = threading.Semaphore(0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from messaging import Messaging
-from messaging.replyto.route import Route
+from messaging.replyto.request_route import RequestRoute
 from tests.conformance.backends import Backend, MemoryBackend
 from tests.conformance.helpers import eventually
 
@@ -26,14 +26,14 @@ def backend(caplog: pytest.LogCaptureFixture) -> Iterator[Backend]:
     assert not died
 
 
-def routes(m: Messaging) -> list[Route]:
+def routes(m: Messaging) -> list[RequestRoute]:
     """The channels that requests are taken on."""
-    return [*m.whiteboard._routes.values()]
+    return [*m.whiteboard.routes]
 
 
 def in_hand(m: Messaging) -> int:
     """Requests that handlers have, or that wait for them."""
-    return sum(len(route._exchanges) for route in routes(m))
+    return sum(len(route.in_hand) for route in routes(m))
 
 
 def nothing_left(m: Messaging) -> None:
@@ -41,13 +41,14 @@ def nothing_left(m: Messaging) -> None:
 
     def is_idle() -> bool:
         requests, replies = m._requests, m._replies
-        inboxes = [*requests._given.values(), *([requests.own] if requests.own is not None else [])]
+        own, given = requests.inboxes.own, requests.inboxes.given
+        inboxes = [*given.values(), *([own] if own is not None else [])]
         return (
             m._connection.outbox.pending == 0
             and not requests.open
-            and not requests._given
+            and not given
             and not any(inbox.pending or inbox.early for inbox in inboxes)
-            and not replies._streams
+            and not replies.streams
             and in_hand(m) == 0
         )
 

@@ -33,7 +33,7 @@ from messaging.replyto import (
     ReplyToManySubscriptionHandler,
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
-    copies,
+    request_copies,
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from tests.conformance.backends import Backend
@@ -164,7 +164,7 @@ def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_onc
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
-    monkeypatch.setattr(copies, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
+    monkeypatch.setattr(request_copies, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
     m = backend.connect()
     calls: list[bytes] = []
 
@@ -329,7 +329,7 @@ def test_what_waits_is_told_when_the_requester_goes(backend: Backend, form: str)
         ended.clear()
         stream = m.request_many("c")
         assert stream.receive(PATIENCE).payload == b"first"
-        eventually(lambda: bool(responder._replies._streams), "the stream can be cancelled")
+        eventually(lambda: len(responder._replies.streams), "the stream can be cancelled")
         stream.close()
         assert ended.wait(PATIENCE)
         nothing_left(responder)
@@ -365,11 +365,11 @@ def test_a_stop_that_comes_before_there_is_anything_to_stop(backend: Backend) ->
     inbox = Inbox(m.request_many("c", timeout=30))
     assert begun.wait(PATIENCE)
     registration.unregister()
-    eventually(lambda: any(each.is_stopped for each in route._exchanges), "told to stop")
+    eventually(lambda: any(each.is_stopped for each in route.in_hand), "told to stop")
     going.set()
     error = inbox.wait_error()
     assert isinstance(error, ReplyError)
-    eventually(lambda: not route._exchanges, "nothing is left")
+    eventually(lambda: not route.in_hand, "nothing is left")
 
 
 @pytest.mark.parametrize("form", ["awaitable", "promise", "observable"])
@@ -397,7 +397,7 @@ def test_concurrency_counts_what_goes_on_after_a_function_returned(backend: Back
     responder.reply("c", lambda: make(), many=form == "observable", concurrency=1)
     promises = [m.request("c") for _ in range(20)]
     (route,) = routes(responder)
-    eventually(lambda: len(route._exchanges) > 1 or promises[-1].done(), "several wait")
+    eventually(lambda: len(route.in_hand) > 1 or promises[-1].done(), "several wait")
     assert all(runner._active <= 1 for _, runner in route.bindings if isinstance(runner, ThreadRunner))
     for promise in promises:
         promise.result(PATIENCE)
@@ -527,7 +527,7 @@ def test_requests_that_nobody_began_go_back_to_their_queue(backend: Backend) -> 
     second.reply("c", lambda payload: payload, queue="q", dead_letter_channel="dead")
     with m.subscribe("dead") as dead:
         registration.unregister()
-        eventually(lambda: len(route._exchanges) == 1, "what waits is let go")
+        eventually(lambda: len(route.in_hand) == 1, "what waits is let go")
         gate.open.set()
         assert [promise.result(PATIENCE).payload for promise in promises] == [b"%d" % n for n in range(5)]
         assert dead.counters.received == 0
@@ -760,7 +760,7 @@ def test_what_waits_from_a_subscription_that_failed_is_not_handled_after_its_han
     gate.open.set()
     assert promises[0].result(PATIENCE).payload == b"0"
     assert gate.begun == [b"0"]
-    eventually(lambda: not route._exchanges, "nothing is left")
+    eventually(lambda: not route.in_hand, "nothing is left")
 
 
 def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: Backend) -> None:
@@ -768,7 +768,7 @@ def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: B
     source: Subject[str] = Subject()
     responder.reply("c", lambda: source, many=True)
     inbox = Inbox(y.request_many("c", correlation_id="1", timeout=30))
-    eventually(lambda: "1" in responder._replies._streams, "the first can be cancelled")
+    eventually(lambda: "1" in responder._replies.streams, "the first can be cancelled")
     stream = x.request_many("c", correlation_id="1", timeout=30)
     eventually(lambda: len(source.observers) == 2, "both are handled")
     source.on_next("first")

@@ -21,7 +21,7 @@ from messaging.replyto import (
     REPLY_CHANNEL,
     TARGET,
     ReplyToSingleSubscriptionHandler,
-    marks,
+    markers,
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration, ServiceRegistry
 from tests.conformance.helpers import PATIENCE, eventually
@@ -161,8 +161,8 @@ class WhiteboardMachine(RuleBasedStateMachine):
         return (
             sorted(route.channel for route in routes(self.m)) == sorted(channel for channel, _ in wanted)
             and all(route.subscription.handle is not None for route in routes(self.m))
-            and not connection.endings.tasks
-            and len(connection.subscriptions) - (self.m._requests.own is not None) == len(wanted)
+            and not connection._departures
+            and len(connection.subscriptions) - (self.m._requests.inboxes.own is not None) == len(wanted)
         )
 
     @invariant()
@@ -189,7 +189,7 @@ TestWhiteboardAgainstModel.settings = settings(max_examples=30, stateful_step_co
 
 
 @given(
-    st.sampled_from([marks.MANY, marks.START, marks.ITEM, marks.END, marks.CANCEL, marks.FAULT]),
+    st.sampled_from([markers.MANY, markers.START, markers.ITEM, markers.END, markers.CANCEL, markers.FAULT]),
     st.none() | st.integers(0, 10**18 - 1),
     st.text(max_size=20),
     st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4),
@@ -197,19 +197,19 @@ TestWhiteboardAgainstModel.settings = settings(max_examples=30, stateful_step_co
 def test_marks_are_read_as_written_and_leave_other_headers_alone(
     kind: str, number: int | None, error: str, others: dict[str, str]
 ) -> None:
-    mark = marks.Mark(kind, number, error)
+    mark = markers.Marker(kind, number, error)
     headers = {**others, **mark.headers()}
     incoming = Incoming(b"", "c", extensions=MappingProxyType({"headers": headers, "qos": "1"}))
-    assert marks.read(incoming) == mark
-    rest = {name: value for name, value in others.items() if name not in {marks.REPLY, marks.NUMBER, marks.ERROR}}
+    assert markers.read(incoming) == mark
+    rest = {name: value for name, value in others.items() if name not in {markers.REPLY, markers.NUMBER, markers.ERROR}}
     assert incoming.extensions == ({"headers": rest, "qos": "1"} if rest else {"qos": "1"})
-    assert marks.read(incoming) is None
+    assert markers.read(incoming) is None
 
 
-@given(st.dictionaries(st.sampled_from([marks.REPLY, marks.NUMBER, marks.ERROR, "k"]), st.text(max_size=30)))
+@given(st.dictionaries(st.sampled_from([markers.REPLY, markers.NUMBER, markers.ERROR, "k"]), st.text(max_size=30)))
 def test_any_headers_can_be_read(headers: dict[str, str]) -> None:
     """Scenario 43 [I]: whatever strangers send."""
     incoming = Incoming(b"", "c", extensions=MappingProxyType({"headers": headers}))
-    mark = marks.read(incoming)
-    assert (mark is None) == (marks.REPLY not in headers)
+    mark = markers.read(incoming)
+    assert (mark is None) == (markers.REPLY not in headers)
     assert mark is None or mark.number is None or mark.number >= 0

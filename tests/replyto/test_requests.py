@@ -19,7 +19,7 @@ from messaging import (
     RequestCancelledError,
     SubscriptionRefusedError,
 )
-from messaging.replyto import marks
+from messaging.replyto import markers
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import PATIENCE, Inbox, eventually
 from tests.replyto.conftest import nothing_left
@@ -63,7 +63,7 @@ def test_a_broken_inbox_is_replaced(backend: Backend) -> None:
     m, link = backend.connect_severable()
     m.reply("c", lambda: b"here")
     m.request("c").result(PATIENCE)
-    broken = m._requests.own
+    broken = m._requests.inboxes.own
     assert broken is not None
     pending = m.request("nobody", qos="0")
     m._connection.engine.call(broken.fail, SubscriptionRefusedError("for the test"))
@@ -84,7 +84,7 @@ def test_an_inbox_that_ends_while_requests_are_made_loses_none(backend: Backend)
 
     def break_inboxes() -> None:
         while not over.wait(0.002):
-            own = m._requests.own
+            own = m._requests.inboxes.own
             if own is not None:
                 m._connection.engine.call(own.fail, SubscriptionRefusedError("for the test"))
 
@@ -140,7 +140,7 @@ def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend)
 
     responder.reply("many", count)
     waiting = x.request("nobody", qos="0", reply_to="shared", timeout=30)
-    eventually(lambda: "shared" in x._requests._given, "the reply channel is subscribed to")
+    eventually(lambda: "shared" in x._requests.inboxes.given, "the reply channel is subscribed to")
     inbox = Inbox(y.request_many("many", reply_to="shared"))
     inbox.wait_completed()
     assert len(inbox.payloads) == 200
@@ -148,7 +148,7 @@ def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend)
     assert isinstance(waiting.exception(PATIENCE), RequestCancelledError)
 
 
-@pytest.mark.parametrize("kind", [marks.START, marks.ITEM, marks.END, "nonsense"])
+@pytest.mark.parametrize("kind", [markers.START, markers.ITEM, markers.END, "nonsense"])
 def test_marks_of_streams_do_not_answer_a_single_request(backend: Backend, kind: str) -> None:
     m, responder = backend.connect(), backend.connect()
 
@@ -157,7 +157,7 @@ def test_marks_of_streams_do_not_answer_a_single_request(backend: Backend, kind:
         assert context.reply_to_channel is not None
         responder.publish(
             context.reply_to_channel, b"wrong", correlation_id=context.correlation_id,
-            headers=marks.Mark(kind).headers(),
+            headers=markers.Marker(kind).headers(),
         ).result(PATIENCE)  # fmt: skip
         return "right"
 
@@ -181,7 +181,7 @@ def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(backend: B
     m = backend.connect()
     m.reply("c", lambda: b"here")
     m.request("c").result(PATIENCE)
-    own = m._requests.own
+    own = m._requests.inboxes.own
     assert own is not None
     assert m.request("c", reply_to=own.reply_to).result(PATIENCE).payload == b"here"
     assert m.request("c").result(PATIENCE).payload == b"here"
@@ -190,7 +190,7 @@ def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(backend: B
 
 
 def test_a_handler_of_many_answers_a_single_request_with_its_first_item(backend: Backend) -> None:
-    """And plainly: the requester need not know of marks. The rest is not made."""
+    """And plainly: the requester need not know of markers. The rest is not made."""
     m, responder = backend.connect(), backend.connect()
     made: list[int] = []
 

@@ -31,8 +31,7 @@ from messaging import (
     ReplyError,
     WouldBlockError,
 )
-from messaging.replyto import CHANNEL, ReplyToSingleSubscriptionHandler
-from messaging.replyto.registration import ReplyRegistration
+from messaging.replyto import CHANNEL, ReplyRegistration, ReplyToSingleSubscriptionHandler
 from messaging.services import ServiceRegistration, ServiceRegistry
 
 logger = logging.getLogger(__name__)

@@ -14,16 +14,20 @@ if TYPE_CHECKING:
     from messaging.replyto.serving import RequestHandler
     from messaging.services import ServiceReference
 
-#: keys of an example in the RFC, which its table does not have
+#: keys of an example in the RFC that its table does not have
 _MISTAKEN: Final = ("osgi.messaging.replyTo.channel", "messaging.name")
 
 
 def channel_list(value: object, what: str) -> tuple[str, ...]:
-    """Return the channels that ``value``, a str or an iterable of them, names: each once, in order.
+    """Return the channels that ``value`` names, each once, in order.
+
+    Args:
+        value: a str, or an iterable of them.
+        what: the name of ``value`` in errors.
 
     Raises:
-        ArgumentError: it is neither, or names no channel. ``what`` is what the error calls it.
-        InvalidChannelError: one of them is malformed.
+        ArgumentError: ``value`` is neither, or names no channel.
+        InvalidChannelError: a channel is malformed.
     """
     if isinstance(value, str):
         several: tuple[object, ...] = (value,)
@@ -37,8 +41,8 @@ def channel_list(value: object, what: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The properties of a handler, checked."""
+class HandlerTerms:
+    """The properties of a request handler, checked."""
 
     channels: tuple[str, ...]
     reply_channel: str | None
@@ -47,12 +51,12 @@ class Terms:
 
 
 def mistaken_key(properties: Mapping[str, Any]) -> str | None:
-    """Return a key of the RFC's example that its table does not have, if it is among the properties."""
+    """Return the key among ``properties`` that the RFC's example has and its table does not, or ``None``."""
     return next((key for key in _MISTAKEN if key in properties), None)
 
 
-def read_terms(properties: Mapping[str, Any]) -> Terms:
-    """Check the properties of a handler.
+def read_terms(properties: Mapping[str, Any]) -> HandlerTerms:
+    """Check the properties of a request handler, and return them.
 
     Raises:
         ArgumentError: a channel is missing, or a value has the wrong type or range.
@@ -74,16 +78,16 @@ def read_terms(properties: Mapping[str, Any]) -> Terms:
     extensions = properties.get(handlers.EXTENSIONS)
     if extensions is not None and not isinstance(extensions, Mapping):
         raise ArgumentError(f"{handlers.EXTENSIONS} must be a mapping, not {type(extensions).__name__}")
-    return Terms(several, reply_channel, concurrency, dict(extensions or {}))
+    return HandlerTerms(several, reply_channel, concurrency, dict(extensions or {}))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A handler of the registry, and its terms."""
+class RegisteredHandler:
+    """A request handler of the service registry, and its terms."""
 
     reference: ServiceReference
     handler: RequestHandler
-    terms: Terms
+    terms: HandlerTerms
     ranking: int
     #: whether the handler answers its requests
     answers: bool = field(init=False)
@@ -98,14 +102,14 @@ class Wanted:
 
     @property
     def reply_channel(self) -> str | None:
-        """The reply channel that requests have to name; ``None`` if any will do."""
+        """The reply channel that requests have to name; ``None`` for any."""
         return self.terms.reply_channel
 
     @property
     def queue(self) -> str | None:
-        """The queue that the requests come from, if they come from a queue."""
+        """The queue that the requests come from; ``None`` without one."""
         return self.terms.extensions.get(Features.EXTENSION_QUEUE)
 
     def preference(self, named: str | None) -> tuple[bool, int, int]:
-        """Sort key for requests that name this reply channel, or none: the preferred handler first."""
+        """Return the sort key for requests that name the reply channel ``named``, or none: the preferred first."""
         return named is not None and not self.answers, *self.order

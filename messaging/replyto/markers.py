@@ -1,16 +1,17 @@
-"""What travels beside a reply, unseen by users: user headers that say what it is.
+"""Markers: user headers that travel beside a request or reply, and are hidden from users.
 
 =====================  =============================================================================================
 header                 value
 =====================  =============================================================================================
 ``rx-reply``           in a request: ``many`` if more than one reply is wanted. In a reply: ``item`` for one of many,
-                       ``end`` behind the last of them, ``error`` if the handler failed; ``start`` before the first, and
-                       its reply channel takes ``cancel``, with the same correlation id, from who wants no more
-``rx-number``          in an ``item``: its number, from 0; in an ``end`` or ``error``: how many items there were
+                       ``end`` behind the last of them, ``error`` if the handler failed. ``start`` comes before the
+                       first of many: its reply channel takes ``cancel``, with the same correlation id, from a
+                       requester that wants no more
+``rx-number``          in an ``item``: its number, from 0; in an ``end`` or ``error``: the number of items
 ``rx-error``           in an ``error``: the name of the exception; the payload is its text (``text/plain``)
 =====================  =============================================================================================
 
-A single reply that went well has none of them, and a requester takes replies without any: so handlers and requesters of
+A single reply without an error has no marker, and a requester takes replies without any. So handlers and requesters of
 other programs need not know them.
 """
 
@@ -41,12 +42,12 @@ _OWN: Final = frozenset({REPLY, NUMBER, ERROR})
 _HEADERS: Final = Features.EXTENSION_HEADERS
 
 
-class Mark(NamedTuple):
-    """What a reply says about itself.
+class Marker(NamedTuple):
+    """The markers of one message.
 
     Attributes:
-        kind: ``start``, ``item``, ``end`` or ``error``.
-        number: see the module; ``None`` if it says none, or nonsense.
+        kind: ``many``, ``start``, ``item``, ``end``, ``cancel`` or ``error``.
+        number: see the module; ``None`` if it is missing or malformed.
         error: name of the exception.
     """
 
@@ -55,7 +56,7 @@ class Mark(NamedTuple):
     error: str = ""
 
     def headers(self) -> dict[str, str]:
-        """As user headers."""
+        """Return the marker as user headers."""
         found = {REPLY: self.kind}
         if self.number is not None:
             found[NUMBER] = str(self.number)
@@ -64,10 +65,10 @@ class Mark(NamedTuple):
         return found
 
 
-def read(incoming: Incoming) -> Mark | None:
-    """The mark of a message that was received, which loses it; ``None`` if it has none.
+def read(incoming: Incoming) -> Marker | None:
+    """Remove the marker from a received message and return it; ``None`` if it has none.
 
-    Before anybody else has seen the message: its extensions are replaced.
+    Call it before any other code has seen the message: its extensions are replaced.
     """
     headers: Mapping[str, Any] | None = incoming._extensions.get(_HEADERS)
     if headers is None or (kind := headers.get(REPLY)) is None:
@@ -80,7 +81,7 @@ def read(incoming: Incoming) -> Mark | None:
         del extensions[Features.EXTENSION_HEADERS]
     incoming._extensions = MappingProxyType(extensions)
     number = as_text(headers.get(NUMBER, ""))
-    return Mark(
+    return Marker(
         as_text(kind),
         int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None,
         as_text(headers.get(ERROR, "")),

@@ -30,20 +30,19 @@ T = TypeVar("T")
 _EXPECTED: Final = 4096
 #: how long a copy is expected, seconds
 _PATIENCE: Final = 60.0
-#: how long a copy is expected that may not exist, seconds
+#: how long a copy that may not exist is expected, seconds
 _UNCERTAIN: Final = 1.0
 
 
-class Holder(Protocol):
-    """A subscription that a copy arrived on."""
+class CopyReceiver(Protocol):
+    """A subscription that a copy of a request arrived on."""
 
     def settle(self, request: Message, verdict: Verdict) -> None:
         """Pass a verdict on a copy to the broker."""
-        ...
 
 
-class Claim:
-    """A request that was given to a handler, and the copies of it that arrived since.
+class SharedVerdict:
+    """The verdict on a request, which its copies share.
 
     Args:
         origin: the subscription that the request arrived on.
@@ -51,25 +50,25 @@ class Claim:
 
     __slots__ = ("_copies", "origin", "verdict")
 
-    def __init__(self, origin: Holder | None = None) -> None:
+    def __init__(self, origin: CopyReceiver | None = None) -> None:
         self.origin = origin
-        #: verdict on the request; ``None`` while it is handled
+        #: ``None`` while the request is being handled
         self.verdict: Verdict | None = None
-        self._copies: list[tuple[Holder, Message]] = []
+        self._copies: list[tuple[CopyReceiver, Message]] = []
 
-    def add(self, holder: Holder, copy: Message) -> None:
-        """Have a copy share the verdict on the request."""
+    def add(self, receiver: CopyReceiver, copy: Message) -> None:
+        """Settle a copy with the verdict on the request, now or once there is one."""
         if self.verdict is None:
-            self._copies.append((holder, copy))
+            self._copies.append((receiver, copy))
         else:
-            holder.settle(copy, self.verdict)
+            receiver.settle(copy, self.verdict)
 
     def settle(self, verdict: Verdict) -> None:
-        """Pass the verdict on the request to its copies."""
+        """Settle the copies with the verdict on the request."""
         self.verdict = verdict
         copies, self._copies = self._copies, []
-        for holder, copy in copies:
-            holder.settle(copy, verdict)
+        for receiver, copy in copies:
+            receiver.settle(copy, verdict)
 
 
 class _Queues(Generic[T]):
@@ -88,7 +87,7 @@ class _Queues(Generic[T]):
         self.count += 1
 
     def pop(self, identity: int) -> T | None:
-        """Take out the oldest item; ``None`` if there is none."""
+        """Remove and return the oldest item; ``None`` if there is none."""
         items = self.by_identity.get(identity)
         if items is None:
             return None
@@ -102,39 +101,39 @@ class _Queues(Generic[T]):
 class ExpectedCopies:
     """The copies that are expected on one subscription."""
 
-    __slots__ = ("_claims", "_early", "_full_at")
+    __slots__ = ("_early", "_expected", "_full_at")
 
     def __init__(self) -> None:
-        #: since when and for how many seconds each copy is expected, and the request that it is a copy of
-        self._claims: _Queues[tuple[float, float, Claim]] = _Queues()
-        #: when copies arrived that were settled before their request was given to a handler
+        #: since when and for how many seconds each copy is expected, and the verdict that it shares
+        self._expected: _Queues[tuple[float, float, SharedVerdict]] = _Queues()
+        #: arrival times of copies that were settled before their request was given to a handler
         self._early: _Queues[float] = _Queues()
         #: when the subscription was full last, monotonic seconds
         self._full_at = -inf
 
-    def expect(self, identity: int, claim: Claim, *, is_uncertain: bool = False) -> None:
-        """Expect one more copy of the request behind ``claim``, unless it has arrived already.
+    def expect(self, identity: int, shared: SharedVerdict, *, is_uncertain: bool = False) -> None:
+        """Expect one more copy of a request, unless it has arrived already.
 
         Args:
             identity: see :func:`identity_of`.
-            claim: the request.
+            shared: the verdict on the request.
             is_uncertain: there may be no copy.
         """
         now = time.monotonic()
         while (arrived := self._early.pop(identity)) is not None:
             if arrived + _PATIENCE > now:
                 return
-        self._claims.add(identity, (now, _UNCERTAIN if is_uncertain else _PATIENCE, claim))
+        self._expected.add(identity, (now, _UNCERTAIN if is_uncertain else _PATIENCE, shared))
 
-    def take(self, identity: int) -> Claim | None:
-        """Return the request that an arriving one is a copy of, and expect the copy no longer; ``None`` if it is none.
+    def take(self, identity: int) -> SharedVerdict | None:
+        """Return the verdict that an arriving copy shares, and expect it no longer; ``None`` if it is no copy.
 
-        A request that is to be handled again is not returned: the copy may be handled in its place.
+        The verdict on a request that is to be handled again is not returned: the copy may be handled in its place.
         """
-        while (expected := self._claims.pop(identity)) is not None:
-            since, patience, claim = expected
-            if max(since, self._full_at) + patience > time.monotonic() and claim.verdict is not Verdict.REFUSE:
-                return claim
+        while (expected := self._expected.pop(identity)) is not None:
+            since, patience, shared = expected
+            if max(since, self._full_at) + patience > time.monotonic() and shared.verdict is not Verdict.REFUSE:
+                return shared
         return None
 
     def arrived_early(self, identity: int) -> None:
@@ -145,15 +144,15 @@ class ExpectedCopies:
         """Note that the subscription was full until now: copies may have waited at the broker."""
         self._full_at = time.monotonic()
 
-    def doubt(self, origin: Holder) -> None:
-        """Learn that ``origin`` ends: copies of its requests that have not arrived by now may never arrive."""
-        for waiting in self._claims.by_identity.values():
-            for index, (since, patience, claim) in enumerate(waiting):
-                if claim.origin is origin:
-                    waiting[index] = since, min(patience, _UNCERTAIN), claim
+    def doubt(self, origin: CopyReceiver) -> None:
+        """Expect the copies of requests from ``origin`` only for a second more: ``origin`` ends, they may not come."""
+        for waiting in self._expected.by_identity.values():
+            for index, (since, patience, shared) in enumerate(waiting):
+                if shared.origin is origin:
+                    waiting[index] = since, min(patience, _UNCERTAIN), shared
 
 
 def identity_of(request: Message) -> int:
-    """Return a hash of the content that all copies of a request share: 64 bits that others cannot predict."""
+    """Return a hash of the content that all copies of a request share: 64 bits that a client cannot predict."""
     context = request._context
     return hash((context._channel, context._reply_to_channel, context._correlation_id, request._payload))

@@ -1,0 +1,238 @@
+"""Where the replies of an instance go, with which context, and which streams of them can be cancelled (RFC 5.7.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.errors import InvalidChannelError
+from messaging.model import Features, MessageContext, channels
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter, ReplyRoute, SubscriptionSpec
+    from messaging.connection import Connection
+    from messaging.model import PublishOptions
+    from messaging.publishing import MessagePublisher, Publication
+    from messaging.replyto.inboxes import Inbox, Inboxes
+    from messaging.replyto.markers import Marker
+
+#: contexts of replies that are kept
+_CONTEXTS: Final = 1024
+NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Replies:
+    """Addresses and publishes the replies of one instance. From any thread, unless a method says otherwise."""
+
+    def __init__(self, connection: Connection, publisher: MessagePublisher, inboxes: Inboxes) -> None:
+        self.connection = connection
+        self.adapter: Adapter = connection.adapter
+        #: streams of replies that requesters may cancel
+        self.streams = ReplyStreams(connection, inboxes)
+        self._publisher = publisher
+        self.best_qos = self.adapter.default_qos
+        self._allowed = self._matchers(connection.settings.reply_channels)
+        #: subscriptions to requests: no reply goes to their channels
+        self._served: tuple[SubscriptionSpec, ...] = ()
+        self._routes: dict[str, tuple[ReplyRoute, ...]] = {}
+        self._contexts: dict[tuple[Any, ...], tuple[MessageContext, PublishOptions]] = {}
+        self._options: dict[tuple[Any, ...], PublishOptions] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Forget the checked contexts: the features that the adapter announces have changed."""
+        self.best_qos = self.adapter.acknowledging_qos or self.adapter.default_qos
+        self._contexts.clear()
+        self._options.clear()
+        self._routes.clear()
+
+    @staticmethod
+    def _matchers(patterns: str | None) -> tuple[Callable[[str], bool], ...] | None:
+        if patterns is None:
+            return None
+        return tuple(channels.matcher(channels.check_pattern(each.strip())) for each in patterns.split(","))
+
+    def is_allowed(self, channel: str) -> bool:
+        """Return whether replies may go to a channel that a request names."""
+        if channel in self._routes:
+            return True
+        if self._allowed is not None:
+            if not any(matches(channel) for matches in self._allowed):
+                return False
+        elif channel.startswith("$"):
+            return False
+        return not self._is_served(channel, None)
+
+    # --- routes
+
+    def serve(self, specs: Sequence[SubscriptionSpec]) -> None:
+        """Set the subscriptions to requests: no reply goes to their channels from now on. On the loop."""
+        self._served = tuple(specs)
+        # not cleared: a thread that has looked at the earlier channels may enter its route only now
+        self._routes = {}
+
+    def _is_served(self, channel: str, extension: str | None) -> bool:
+        reaches = self.adapter.reaches
+        return any(reaches(spec, channel, extension) for spec in self._served)
+
+    def refuse_served(self, channel: str, extension: str | None) -> None:
+        """Refuse a channel of a reply that handlers of this instance take requests from.
+
+        Raises:
+            InvalidChannelError: the reply would be their next request, and so on.
+        """
+        if self._is_served(channel, extension):
+            shown = repr(channel) if extension is None else f"{channel!r} with the extension {extension!r}"
+            raise InvalidChannelError(
+                f"a reply to {shown} is not sent: request handlers of {self.adapter.name!r} take requests from there; "
+                f"leave the channel as the response builder has it, or name one that no handler here serves"
+            )
+
+    def routes(self, channel: str) -> tuple[ReplyRoute, ...]:
+        """Return the routes of replies to a channel, best first.
+
+        Raises:
+            InvalidChannelError: handlers of this instance take requests from there.
+        """
+        routes = self._routes
+        found = routes.get(channel)
+        if found is None:
+            self.refuse_served(channel, None)
+            first, *others = self.adapter.reply_routes(channel)
+            found = first, *(each for each in others if not self._is_served(each.channel, each.channel_extension))
+            if len(routes) >= _CONTEXTS:
+                routes.clear()
+            routes[channel] = found
+        return found
+
+    def prefer(self, channel: str, route: ReplyRoute) -> None:
+        """Try ``route`` first for the next replies to ``channel``: a reply has arrived that way."""
+        routes = self._routes
+        known = routes.get(channel)
+        if known is not None:
+            routes[channel] = (route, *(each for each in known if each != route))
+
+    # --- publishing
+
+    def publish(
+        self, payload: bytes, made: tuple[MessageContext, PublishOptions], correlation_id: str | None, *, on_loop: bool
+    ) -> Publication:
+        """Put a reply into the outbox; raises as ``MessagePublisher.publish_checked``."""
+        return self._publisher.publish_checked(payload, *made, correlation_id, on_loop=on_loop)
+
+    def context(
+        self,
+        route: ReplyRoute,
+        qos: str,
+        content_type: str | None,
+        content_encoding: str | None = None,
+        extensions: Mapping[str, Any] = NO_EXTENSIONS,
+        marker: Marker | None = None,
+        control: str | None = None,
+    ) -> tuple[MessageContext, PublishOptions]:
+        """Return the checked context of a reply; raises as ``MessagePublisher.publish``.
+
+        ``control`` is the reply channel of the reply itself.
+        """
+        is_plain = not extensions and marker is None
+        if is_plain:
+            key = (route, qos, content_type, content_encoding)
+            found = self._contexts.get(key)
+            if found is not None:
+                return found
+        wanted: dict[str, Any] = {**extensions}
+        wanted.setdefault(Features.EXTENSION_QOS, qos)
+        if route.mandatory and wanted[Features.EXTENSION_QOS] != "0":
+            wanted.setdefault(Features.EXTENSION_MANDATORY, True)
+        if marker is not None:
+            wanted[Features.EXTENSION_HEADERS] = {**wanted.get(Features.EXTENSION_HEADERS, {}), **marker.headers()}
+        context = MessageContext(
+            route.channel,
+            route.channel_extension,
+            content_type,
+            content_encoding,
+            None,
+            control,
+            MappingProxyType(wanted),
+        )
+        if not is_plain:
+            return context, self._publisher.check(context)
+        # where each request has a reply channel of its own, only the name of the channel has to be checked
+        alike = (route.channel_extension, route.mandatory, qos, content_type, content_encoding)
+        options = self._options.get(alike)
+        if options is None:
+            options = self._options[alike] = self._publisher.check(context)
+        else:
+            self._publisher.check_like(context, options)
+        if len(self._contexts) >= _CONTEXTS:
+            self._contexts.clear()
+            self._options.clear()
+        made = self._contexts[key] = context, options
+        return made
+
+
+class ReplyStream(Protocol):
+    """A stream of replies, as its responder sees it."""
+
+    correlation_id: str | None
+    is_over: bool
+
+    def tell_start(self, control: str, *, on_loop: bool = False) -> None:
+        """Tell the requester the channel that takes its cancellation."""
+
+    def stop(self, reason: str | None) -> None:
+        """Stop the handler. On the loop."""
+
+
+class ReplyStreams:
+    """The streams of replies that requesters may cancel, by correlation id."""
+
+    def __init__(self, connection: Connection, inboxes: Inboxes) -> None:
+        self._connection = connection
+        self._inboxes = inboxes
+        #: written by the threads of the handlers
+        self._open: dict[str, ReplyStream] = {}
+        inboxes.on_cancel = self._cancel
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, correlation_id: str) -> bool:
+        return correlation_id in self._open
+
+    def begin(self, stream: ReplyStream) -> None:
+        """Tell the requester where to cancel ``stream``, as soon as the cancellation can be received. On a thread.
+
+        Usually that is before the first reply: a later marker waits behind replies that are not consumed yet.
+        """
+        correlation_id = stream.correlation_id or ""
+        if self._open.setdefault(correlation_id, stream) is not stream:
+            return  # two requesters use one id: their cancellations could not be told apart
+        if stream.is_over:
+            self._open.pop(correlation_id, None)
+            return
+        inbox = self._inboxes.own_inbox()
+        control = f"{inbox.reply_to}/{correlation_id}" if inbox.individual else inbox.reply_to
+        if inbox.is_open:
+            stream.tell_start(control)
+        else:
+            self._connection.engine.call(self._begin_later, stream, inbox, control)
+
+    @staticmethod
+    def _begin_later(stream: ReplyStream, inbox: Inbox, control: str) -> None:
+        inbox.ready.listen(lambda: stream.tell_start(control, on_loop=True) if not inbox.ended else None)
+
+    def end(self, stream: ReplyStream) -> None:
+        """Forget a stream that has ended. On the loop."""
+        if self._open.get(stream.correlation_id or "") is stream:
+            del self._open[stream.correlation_id or ""]
+
+    def prepare(self) -> None:
+        """Subscribe to the channel that takes cancellations, before there is a stream."""
+        self._inboxes.own_inbox()
+
+    def _cancel(self, correlation_id: str) -> None:
+        stream = self._open.get(correlation_id)
+        if stream is not None:
+            stream.stop(None)

@@ -1,0 +1,402 @@
+"""The stream of replies to one request: its subscription, its markers, and its deadline (RFC 5.7.2.1).
+
+Everything runs on the engine's loop, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import (
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    OutcomeUnknownError,
+    ReplyError,
+    StreamConsumedError,
+)
+from messaging.execution import Deadlines, Promise
+from messaging.model import Features, MessageContext
+from messaging.receiving import Consumption, Subscription
+from messaging.replyto import markers
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.adapter import SubscriptionSpec
+    from messaging.connection import Connection
+    from messaging.model import Incoming, ReceivedMessage
+    from messaging.publishing import MessagePublisher
+    from messaging.replyto.request import RequestPublication
+    from messaging.services import ServiceRegistry
+
+logger = SafeLog(__name__)
+
+#: how long a stream that was closed early waits for the channel of its cancellation, seconds
+_LINGER: Final = 2.0
+
+
+class ReplySequence:
+    """Sorts the messages of one stream by their markers, and finds gaps and the end.
+
+    Args:
+        correlation_id: of the request.
+        reply_extensions: names of the extensions that a cancellation takes over from the start marker.
+    """
+
+    __slots__ = (
+        "_count",
+        "_reply_extensions",
+        "control",
+        "control_known",
+        "correlation_id",
+        "error",
+        "extensions",
+        "has_ended",
+        "is_final",
+        "is_marked",
+    )
+
+    def __init__(self, correlation_id: str, reply_extensions: frozenset[str]) -> None:
+        self.correlation_id = correlation_id
+        #: the channel that takes a cancellation; ``None`` until the start marker has arrived
+        self.control: str | None = None
+        #: extensions of a cancellation
+        self.extensions: Mapping[str, Any] = {}
+        #: resolves when the channel is known, or not needed any more
+        self.control_known: Promise[None] = Promise("the channel that takes the cancellation of replies")
+        #: whether the responder uses markers
+        self.is_marked = False
+        #: whether no more items are taken
+        self.is_final = False
+        #: why, if the stream failed
+        self.error: MessagingError | None = None
+        #: whether the responder has ended the stream
+        self.has_ended = False
+        self._reply_extensions = reply_extensions
+        #: items so far
+        self._count = 0
+
+    def is_item(self, incoming: Incoming) -> bool:
+        """Return whether a message is the next reply; otherwise, take what its marker says."""
+        if incoming._correlation_id != self.correlation_id:
+            logger.debug("a reply on %r belongs to another request", incoming.channel)
+            return False
+        marker = markers.read(incoming)
+        if self.is_final:
+            return False
+        if marker is None:
+            return True
+        self.is_marked = True
+        if marker.kind == markers.START:
+            self._read_start(incoming)
+            return False
+        if marker.kind == markers.ITEM:
+            number = self._count if marker.number is None else marker.number
+            if number == self._count:
+                self._count += 1
+                return True
+            if number > self._count:
+                self.finish(self._gap_before(number))
+            return False  # of a smaller number: it was redelivered
+        if marker.kind == markers.END:
+            self.has_ended = True
+            is_short = marker.number is not None and marker.number > self._count
+            self.finish(self._gap_before(marker.number) if is_short else None)
+        elif marker.kind == markers.FAULT:
+            self.has_ended = True
+            self.finish(ReplyError(marker.error or "Error", incoming.payload.decode(errors="replace")))
+        return False
+
+    def _gap_before(self, number: int | None) -> ConnectionLostError:
+        return ConnectionLostError(f"replies {self._count} to {(number or 0) - 1} were lost")
+
+    def drain(self, incoming: Incoming) -> None:
+        """Take what the marker of an unwanted message says: the channel of a cancellation, or the end."""
+        marker = markers.read(incoming) if incoming._correlation_id == self.correlation_id else None
+        if marker is not None and marker.kind == markers.START:
+            self._read_start(incoming)
+        elif marker is not None and marker.kind in (markers.END, markers.FAULT):
+            self.has_ended = True
+            self.control_known.resolve(None)
+
+    def _read_start(self, start: Incoming) -> None:
+        self.control = start.reply_to_channel
+        taken = self._reply_extensions & start.extensions.keys()
+        self.extensions = {key: start.extensions[key] for key in taken}
+        self.control_known.resolve(None)
+
+    def finish(self, error: MessagingError | None) -> None:
+        """Take no more items."""
+        self.is_final = True
+        self.error = error
+
+
+class OpenReplyStreams:
+    """The streams of one instance that wait for replies."""
+
+    def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
+        self._adapter = connection.adapter
+        self._publisher = publisher
+        self._open: set[ReplySubscription] = set()
+        self._deadlines = Deadlines(connection.engine, connection.settings.timeout, self._expire)
+
+    def add(self, stream: ReplySubscription) -> None:
+        """Watch the deadline of ``stream``."""
+        self._open.add(stream)
+        self._deadlines.watch(stream.patience)
+
+    def remove(self, stream: ReplySubscription) -> None:
+        """Forget a stream that has ended, and tell its responder if more replies would follow."""
+        self._open.discard(stream)
+        sequence = stream.sequence
+        if not sequence.has_ended and sequence.control is not None:
+            self._cancel(sequence.control, sequence)
+
+    def _expire(self, now: float) -> float | None:
+        """See ``Deadlines``."""
+        earliest = min([stream.expire(now) for stream in [*self._open]], default=inf)
+        return earliest if earliest < inf else None
+
+    def _cancel(self, channel: str, sequence: ReplySequence) -> None:
+        """Tell a responder to stop, on the channel of its start marker."""
+        route = self._adapter.reply_routes(channel)[0]
+        headers = markers.Marker(markers.CANCEL).headers()
+        extensions = {**sequence.extensions, Features.EXTENSION_HEADERS: headers}
+        context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
+        try:
+            options = self._publisher.check(context)
+            promise = self._publisher.publish_checked(b"", context, options, sequence.correlation_id, on_loop=True)
+        except MessagingError as error:
+            logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
+        else:
+            promise._looked_at = True
+
+
+class ReplySubscription(Subscription):
+    """The subscription to the replies of one request. See :class:`Subscription` for threads.
+
+    Args:
+        connection, services, spec, consumption: as for ``Subscription``.
+        publisher: sends the request.
+        streams: the open streams of the instance.
+        correlation_id: of the request.
+        patience: how long the next reply may take, seconds.
+    """
+
+    is_listed = False
+    is_lasting = False
+    is_stream = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        services: ServiceRegistry,
+        publisher: MessagePublisher,
+        spec: SubscriptionSpec,
+        consumption: Consumption,
+        *,
+        streams: OpenReplyStreams,
+        correlation_id: str,
+        patience: float,
+    ) -> None:
+        super().__init__(connection, services, publisher.publish, spec, consumption)
+        self.publication: RequestPublication
+        #: called once when it has ended, on the loop
+        self.on_end: Callable[[], object] | None = None
+        self.patience = patience
+        self.sequence = ReplySequence(correlation_id, self._adapter.reply_extensions)
+        self._outbox = publisher.outbox
+        self._streams = streams
+        #: tokens of messages that arrived after the stream was closed, acknowledged while it waits for the channel of
+        #: its cancellation
+        self._unwanted: list[Any] = []
+        #: whether these are acknowledged as they arrive
+        self._is_draining = False
+        #: tokens of markers that are not acknowledged yet
+        self._marker_tokens: list[Any] = []
+        #: when the last message arrived, or the consumer still had one; monotonic seconds
+        self._heard_at = time.monotonic()
+
+    # --- the request
+
+    def start(self) -> None:
+        """Subscribe, and send the request then."""
+        self._streams.add(self)
+        self.ready.listen(self.send)
+        self._connection.start_subscription(self)
+
+    def send(self) -> None:
+        """Send the request: replies can be received now."""
+        if not self.ended:
+            self._heard_at = time.monotonic()
+            self._outbox.post(self.publication)
+
+    def unsent(self, error: MessagingError) -> None:
+        """See ``Requester``."""
+        if not self.ended:
+            self.fail(error)
+
+    # --- replies
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Take replies in, without the markers that travel beside them."""
+        self._heard_at = time.monotonic()
+        if self.leaving:
+            if not self.ended:
+                self._drain(batch)
+            return
+        items: list[Incoming] = []
+        for incoming in batch:
+            if self.sequence.is_item(incoming):
+                items.append(incoming)
+            elif incoming.token is not None:
+                self._marker_tokens.append(incoming.token)
+        if items:
+            super().deliver(items)
+        self._settle_markers()
+        if self.sequence.is_final and not self.ended and not self.buffered:
+            self._conclude()
+
+    def flush(self) -> None:
+        """See ``Subscribed.flush``."""
+        super().flush()
+        self._settle_markers()
+
+    def _settle_markers(self) -> None:
+        """Acknowledge markers, after the replies ahead of them: some brokers need the order."""
+        if self._marker_tokens and not self._buffer and self._handed_out == self.settled_count:
+            marked, self._marker_tokens = self._marker_tokens, []
+            self._adapter.acknowledge(marked)
+
+    def fetch(self) -> ReceivedMessage | None:
+        """See ``Subscription.fetch``; the end comes after the last reply."""
+        message = super().fetch()
+        if message is None and self.sequence.is_final and not self._buffer:
+            self._connection.engine.call(self._conclude)
+        return message
+
+    def _conclude(self) -> None:
+        if self.ended or self.buffered:
+            return
+        if self.sequence.error is not None:
+            self.fail(self.sequence.error)
+            return
+        if self._connection.state != "closed":
+            self.flush()
+        self._connection.subscriptions.discard(self)
+        self._end(None)
+        if self.handle is not None:
+            self._connection.depart(self)
+
+    def expire(self, now: float) -> float:
+        """End the stream if its deadline has passed; return the seconds left, or ``inf`` if it needs no deadline."""
+        if self.ended or self.sequence.is_final:
+            return inf
+        if self.paused or self.buffered or self._handed_out > self.settled_count:
+            self._heard_at = now  # a slow consumer holds replies back
+        left = self._heard_at + self.patience - now
+        if left > 0:
+            return left
+        channel = self.publication.context.channel
+        if self.counters.received and not self.sequence.is_marked:
+            self.sequence.finish(None)  # a responder without markers: its last reply has arrived
+            self._conclude()
+        elif self.publication.may_have_arrived:
+            why = f"no reply within {self.patience:g} s; it may have been handled, or will be"
+            self.fail(OutcomeUnknownError(f"request to {channel!r}: {why}"))
+        else:
+            self.fail(DeadlineError(f"request to {channel!r}: not sent within {self.patience:g} s"))
+        return inf
+
+    # --- ends
+
+    def lost(self) -> None:
+        """Fail a stream whose replies no session keeps."""
+        if self.publication.may_have_arrived and not self._adapter.keeps_session:
+            self._fail_lost()
+        else:
+            super().lost()
+
+    def reconnected(self, resumed: bool) -> None:
+        """Fail a stream if the session that kept its replies is gone."""
+        if self.publication.may_have_arrived and not resumed:
+            self._fail_lost()
+        else:
+            super().reconnected(resumed)
+
+    def _fail_lost(self) -> None:
+        channel = self.publication.context.channel
+        if not self.ended and not self.sequence.is_final:
+            why = "the connection was lost before all replies had come"
+            self._connection.engine.loop.call_soon(self.unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
+
+    def stop(self) -> Promise[None] | None:
+        """See ``Subscribed.stop``; a stream that is closed early waits for the channel of its cancellation."""
+        stopped = super().stop()
+        known = self.sequence.control_known
+        if self.sequence.is_final or self.ended or known.done() or not self.publication.may_have_arrived:
+            return stopped
+        if Features.EXTENSION_MANDATORY in self._adapter.features:
+            return stopped  # the responder finds out by itself: its replies are returned
+        both: Promise[None] = Promise("the end of replies")
+
+        def listen() -> None:
+            self._connection.engine.loop.call_later(_LINGER, known.resolve, None)
+            known.listen(lambda: when_stopped(resolve))
+            when_stopped(self._start_draining)
+
+        def when_stopped(call: Callable[[], object]) -> None:
+            if stopped is not None:
+                stopped.listen(call)
+            else:
+                call()
+
+        def resolve() -> None:
+            both.resolve(None)
+
+        self._connection.engine.call(listen)
+        return both
+
+    def _start_draining(self) -> None:
+        """Acknowledge unwanted replies: the start marker may be behind more of them than the broker's window."""
+        if self.ended or self.handle is None or self.sequence.control_known.done():
+            return
+        self._is_draining = True
+        self.flush()
+        # in the order of their arrival: some brokers need it
+        unsettled = self._withheld if self._auto else self._buffer
+        before = [incoming.token for incoming in unsettled if incoming.token is not None]
+        self._unwanted[:0] = [*before, *self._marker_tokens]
+        self._buffer.clear()
+        self._withheld.clear()
+        self._marker_tokens.clear()
+        self._acknowledge_unwanted()
+        self._crowd.disperse()
+        if self.paused:
+            self.paused = False
+            self._adapter.resume(self.handle)
+
+    def _drain(self, batch: Sequence[Incoming]) -> None:
+        """Read the markers of unwanted messages."""
+        for incoming in batch:
+            self.sequence.drain(incoming)
+        self._unwanted += [incoming.token for incoming in batch if incoming.token is not None]
+        if self._is_draining:
+            self._acknowledge_unwanted()
+
+    def _acknowledge_unwanted(self) -> None:
+        tokens, self._unwanted = self._unwanted, []
+        self._adapter.acknowledge(tokens)
+
+    def _end(self, error: MessagingError | None) -> None:
+        first = not self.ended
+        super()._end(error)
+        if not first:
+            return
+        if self.on_end is not None:
+            self.on_end()
+        self._outbox.give_up(self.publication, error or StreamConsumedError("the stream of its replies was closed"))
+        self._streams.remove(self)

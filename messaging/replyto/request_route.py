@@ -1,0 +1,258 @@
+"""A request channel and its subscription: takes requests, and gives each one to a handler (RFC 5.7.3).
+
+Everything runs on the engine's loop, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.execution import Promise, workers
+from messaging.receiving import Subscription, Verdict
+from messaging.replyto import markers
+from messaging.replyto.overlap import Overlap
+from messaging.replyto.request_copies import identity_of
+from messaging.replyto.served_request import ServedRequest, ServedStreamRequest
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.errors import MessagingError
+    from messaging.model import Message
+    from messaging.replyto.overlap import Binding, OverlappingRoute
+    from messaging.replyto.replies import Replies
+
+logger = SafeLog(__name__)
+
+_ACCEPT: Final = Verdict.ACCEPT
+_MANY: Final = markers.MANY
+#: first delay before a subscription that failed is tried again, seconds
+RETRY_FIRST: Final = 1.0
+
+
+class RequestSubscription(Subscription):
+    """The subscription to the requests of one channel."""
+
+    is_listed = False
+    is_stream = False
+
+
+class RequestRoutes(Protocol):
+    """All request routes of a whiteboard."""
+
+    replies: Replies
+
+    def route(self, key: tuple[str, str]) -> OverlappingRoute | None:
+        """Return the route that takes the requests of a channel now."""
+
+    def failed(self, route: RequestRoute, error: MessagingError) -> None:
+        """Learn that the broker ended the subscription of ``route``, or refused it."""
+
+
+class RequestRoute:
+    """A channel with request handlers: the consumer of its subscription.
+
+    Args:
+        routes: all routes of the whiteboard.
+        key: the channel, and a text that tells the extensions of its subscription from others.
+        queue: the extension of that name.
+        retry_after: delay before the subscription is tried again if it fails, seconds.
+    """
+
+    def __init__(self, routes: RequestRoutes, key: tuple[str, str], queue: str | None, retry_after: float) -> None:
+        self.key = key
+        self.retry_after = retry_after
+        self.channel = key[0]
+        self.queue = queue
+        self.subscription: Subscription
+        #: the preferred first
+        self.bindings: list[Binding] = []
+        self.overlap = Overlap(self, routes.replies.adapter)
+        #: requests that handlers have, or that wait for them
+        self.in_hand: set[ServedRequest] = set()
+        self._routes = routes
+        self._replies = routes.replies
+        #: the most requests that handlers have at a time: without acknowledgement, the protocol's credit is no bound
+        self._limit = 1
+        #: whether more requests wait in the buffer
+        self._is_blocked = False
+        self._has_failed = False
+        #: takes no more requests; see ``receiving.Origin``
+        self.is_stopping = False
+        #: whether the broker has confirmed the subscription, once
+        self._was_confirmed = False
+        self._quiet: Promise[None] = Promise(f"the handlers of {self.channel!r}")
+
+    def open(self, subscription: Subscription) -> None:
+        """Take the requests of ``subscription``."""
+        self.subscription = subscription
+        self.overlap.patterns = self._replies.adapter.patterns(subscription.spec)
+        self._limit = min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size)
+        subscription.consumer = self
+        subscription.ready.listen(self._confirmed)
+
+    def _confirmed(self) -> None:
+        if not self.subscription.ended:
+            self._was_confirmed = True
+            self.retry_after = RETRY_FIRST
+            self.overlap.confirmed()
+
+    # --- requests
+
+    def wake(self) -> None:
+        """Give the requests that have arrived to the handlers; see ``Consumer``."""
+        subscription, in_hand, rivals = self.subscription, self.in_hand, self.overlap.rivals
+        if self.is_stopping:
+            return
+        fetch = subscription.fetch
+        while len(in_hand) < self._limit:
+            message = fetch()
+            subscription.fetched = None  # no signal handler interrupts this thread
+            if message is None:
+                if subscription.error is not None and not self._has_failed:
+                    self._has_failed = True
+                    self._routes.failed(self, subscription.error)
+                return
+            if rivals and not self._is_served_here(message):
+                continue
+            marker = markers.read(message._context)  # type: ignore[arg-type]  # it was received
+            kind = ServedRequest if marker is None or marker.kind != _MANY else ServedStreamRequest
+            served = kind(self._replies, message, self)
+            in_hand.add(served)
+            if rivals:
+                self.overlap.expect_copies(served)
+            self.dispatch(served)
+        self._is_blocked = True
+
+    def _is_served_here(self, message: Message) -> bool:
+        """Return whether a request is to be handled here; settle it if it is a copy, or left to another program."""
+        overlap = self.overlap
+        if overlap.take_copy(message):
+            return False
+        best = overlap.preferred(message, self._routes.route(self.key))
+        if best is None or not overlap.is_left_to_queue(best[0].queue):
+            return True
+        # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
+        overlap.expected.arrived_early(identity_of(message))
+        self.subscription.accept(message)
+        return False
+
+    def preferred(self, named: str | None) -> Binding | None:
+        """Return the preferred handler of this route for requests that name this reply channel, or none.
+
+        A request that names a reply channel goes to a handler that answers, if there is one (RFC 5.7.4).
+        """
+        plain = None
+        for binding in self.bindings:
+            wanted = binding[0]
+            asked = wanted.terms.reply_channel
+            if asked is None or asked == named:
+                if named is None or wanted.answers:
+                    return binding
+                plain = plain or binding
+        return plain
+
+    def may_serve(self, queue: str | None) -> bool:
+        """Return whether handlers of this route may take requests of a rival, which consumes from ``queue``."""
+        if self.is_stopping or not self._was_confirmed:
+            return False
+        # a queue of its own has the request as well, as long as there is a subscription to it
+        return self.queue is None or self.queue == queue or self.subscription.handle is not None
+
+    def dispatch(self, served: ServedRequest) -> None:
+        """Give a request to the handler that it means."""
+        if served.has_begun:
+            workers().submit(served.give_back)
+            return
+        is_closing = self.is_stopping and self._replies.connection.closing
+        home = self._routes.route(self.key)
+        best = None if is_closing else self.overlap.preferred(served.request, home)
+        if best is not None:
+            best[1].submit(served)
+        elif self.is_stopping or home is None:
+            self._leave(served)
+        else:
+            logger.debug("a request on %r means no handler", self.channel)
+            served.done()
+
+    def _leave(self, served: ServedRequest) -> None:
+        """Release a request that was not begun: to the broker, if it redelivers it to another responder."""
+        token: Any = served.request._context.token  # type: ignore[attr-defined]  # it was received
+        if token is not None and self._replies.adapter.redelivers(self.subscription.spec):
+            served.finish(Verdict.LEAVE)
+        else:
+            workers().submit(served.give_back)
+
+    def finished(self, served: ServedRequest, verdict: Verdict) -> None:
+        """Settle a request that a handler has finished, and take more; see ``receiving.Origin``."""
+        overlap = self.overlap
+        if overlap.rivals:
+            if self._is_at_limit:
+                overlap.expected.was_full()
+            overlap.finished()
+        self.in_hand.discard(served)
+        if verdict is _ACCEPT:  # as in _settle(), without a call
+            self.subscription.accept(served.request)
+        else:
+            self._settle(served.request, verdict)
+        if served.shared_verdict is not None:
+            # a request that goes back to a queue is handled there, and its copies are not
+            served.shared_verdict.settle(_ACCEPT if verdict is Verdict.LEAVE else verdict)
+        if self.is_stopping:
+            if not self.in_hand:
+                self._quiet.resolve(None)
+        elif self._is_blocked:
+            self._is_blocked = False
+            self.wake()
+
+    def settle(self, request: Message, verdict: Verdict) -> None:
+        """Pass a verdict on a copy to the broker; see ``CopyReceiver``."""
+        if self._is_at_limit:
+            self.overlap.expected.was_full()
+        self.overlap.copies -= 1
+        self._settle(request, verdict)
+
+    def _settle(self, request: Message, verdict: Verdict) -> None:
+        if verdict is _ACCEPT:
+            self.subscription.accept(request)
+        elif verdict is Verdict.REFUSE:
+            self.subscription.refuse(request)
+
+    def is_void(self, request: Message) -> bool:
+        """See ``receiving.Origin``. From any thread."""
+        return self.subscription.is_void(request)
+
+    # --- capacity
+
+    @property
+    def _is_at_limit(self) -> bool:
+        """Whether the broker sends no more until a request, or a copy of one, is settled."""
+        return len(self.in_hand) + self.overlap.copies >= self._limit
+
+    @property
+    def is_full(self) -> bool:
+        """See ``OverlappingRoute``."""
+        return self._is_blocked or self._is_at_limit or bool(self.subscription.buffered)
+
+    @property
+    def is_idle(self) -> bool:
+        """See ``OverlappingRoute``."""
+        return not self.in_hand
+
+    # --- the end
+
+    def stop(self) -> Promise[None]:
+        """Take no more requests, and let the handlers finish; see ``Consumer``. From any thread."""
+        self.is_stopping = True
+        self._replies.connection.engine.call(self._stop)
+        return self._quiet
+
+    def _stop(self) -> None:
+        runners = {runner for _, runner in self.bindings}
+        runners |= {runner for rival in self.overlap.rivals for _, runner in rival.bindings}
+        for served in [each for runner in runners for each in runner.withdraw(lambda each: each.origin is self)]:
+            self.dispatch(served)
+        for served in self.in_hand.copy():
+            if served.wants_many:
+                served.stop("the handler was stopped")
+        if not self.in_hand:
+            self._quiet.resolve(None)

@@ -1,0 +1,456 @@
+"""A request in the hands of a handler, and how its replies are sent (RFC 5.7.3).
+
+A request is acknowledged once its reply is confirmed. If the responder dies before that, the request is redelivered, to
+it or to another responder. A reply that cannot be delivered is no reason to handle the request again: the request is
+acknowledged then, too, unless the connection was at fault.
+
+**Threads.** A handler has its request on one thread at a time, and replies from there. The end of a request, and the
+outcome of its replies, belong to the engine's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from messaging.errors import (
+    ClosedError,
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    OutboxFullError,
+    UnroutableError,
+)
+from messaging.execution import workers
+from messaging.model import AcknowledgeType, Features, Incoming, carried_headers
+from messaging.receiving import Origin, Verdict
+from messaging.replyto import markers
+from messaging.replyto.markers import Marker
+from messaging.replyto.replies import NO_EXTENSIONS
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.adapter import ReplyRoute
+    from messaging.model import Message
+    from messaging.publishing import Publication
+    from messaging.replyto.replies import Replies
+    from messaging.replyto.request_copies import SharedVerdict
+
+logger = SafeLog(__name__)
+
+#: characters of an exception's text that are sent to the requester
+_REASON: Final = 1000
+_TEXT: Final = "text/plain; charset=utf-8"
+_QOS: Final = Features.EXTENSION_QOS
+#: extensions that the request decides: consecutive replies must not overtake each other
+_NOT_OF_ITEMS: Final = frozenset({Features.EXTENSION_QOS, Features.EXTENSION_PRIORITY})
+#: failures to confirm a reply after which its request is handled again
+_AT_FAULT: Final = (ConnectionLostError, DeadlineError, ClosedError, OutboxFullError)
+_ACCEPT: Final = Verdict.ACCEPT
+
+
+class Content(NamedTuple):
+    """A reply that consists of content alone."""
+
+    payload: bytes
+    content_type: str | None
+
+
+class ServedRequest:
+    """A request with one reply, from its arrival until it is settled.
+
+    Args:
+        replies: sends the replies of its instance.
+        request: the message.
+        origin: the route that it arrived on.
+    """
+
+    __slots__ = (
+        "_extensions",
+        "_is_answered",
+        "_qos",
+        "_reason",
+        "_replies",
+        "_stopper",
+        "after",
+        "correlation_id",
+        "has_begun",
+        "is_ending",
+        "is_over",
+        "is_stopped",
+        "origin",
+        "reply_to",
+        "request",
+        "shared_verdict",
+        "was_cancelled",
+    )
+
+    #: whether the requester takes more than one reply
+    wants_many = False
+
+    def __init__(self, replies: Replies, request: Message, origin: Origin) -> None:
+        self.request = request
+        self.origin = origin
+        #: for the copies of the request on other subscriptions; ``None`` if there are none
+        self.shared_verdict: SharedVerdict | None = None
+        incoming: Incoming = request._context  # type: ignore[assignment]  # it was received
+        self.correlation_id = incoming._correlation_id
+        #: the channel of the replies; ``None`` if the request names none, or one that is not allowed
+        self.reply_to = incoming._reply_to_channel
+        #: whether it is settled; written on the loop
+        self.is_over = False
+        #: whether all replies are known, and only have to be sent
+        self.is_ending = False
+        #: whether no more replies are wanted; written on the loop
+        self.is_stopped = False
+        #: whether the task of its handler was cancelled, once
+        self.was_cancelled = False
+        #: whether some of many replies were sent: another handler would start again with the first
+        self.has_begun = False
+        self._replies = replies
+        #: whether the last reply was sent
+        self._is_answered = False
+        self._stopper: Callable[[], object] | None = None
+        #: called on the loop when it is settled, if its handler went on after its function returned
+        self.after: Callable[[], object] | None = None
+        self._reason: str | None = None
+        extensions = incoming._extensions
+        qos = extensions.get(_QOS)
+        if not isinstance(qos, str):
+            qos = "0" if incoming._state is AcknowledgeType.UNSUPPORTED else replies.adapter.default_qos
+        self._qos = qos
+        returned = replies.adapter.reply_extensions
+        if returned and not returned.isdisjoint(extensions):
+            self._extensions: Mapping[str, Any] = {key: extensions[key] for key in returned if key in extensions}
+        else:
+            self._extensions = NO_EXTENSIONS
+        if self.reply_to is not None and not replies.is_allowed(self.reply_to):
+            logger.warning(
+                "%s: a request on %r wants its reply on %r, which is not allowed: no reply is sent",
+                replies.adapter.name, incoming.channel, self.reply_to,
+            )  # fmt: skip
+            self.reply_to = None
+
+    # --- ends
+
+    def done(self) -> None:
+        """Acknowledge the request, unless its last reply is being sent. From any thread."""
+        if not self._is_answered:
+            self.finish(_ACCEPT)
+
+    def finish(self, verdict: Verdict) -> None:
+        """Settle the request. From any thread; the first verdict counts."""
+        self._replies.connection.engine.call(self._finish, verdict)
+
+    def _finish(self, verdict: Verdict) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.origin.finished(self, verdict)
+            if self.after is not None:
+                self.after()
+
+    def fault(self, error: BaseException) -> None:
+        """Report an exception to the requester: its kind and its text, nothing else.
+
+        Raises:
+            OutboxFullError: the outbox has no room now.
+        """
+        if self.reply_to is None or self._is_answered:
+            self.done()
+            return
+        try:
+            self._send(*self._report(error), last=True)
+            self._is_answered = True
+        except OutboxFullError:
+            raise
+        except ClosedError:
+            logger.info("a fault on %r came too late: the instance is closed", self.reply_to)
+            self.finish(Verdict.REFUSE)
+        except MessagingError as failure:
+            logger.warning("a fault cannot be sent to %r: %s", self.reply_to, failure)
+            self.finish(_ACCEPT)
+
+    def _report(self, error: BaseException) -> tuple[Content, Marker]:
+        """Return the reply that reports ``error``."""
+        return _fault_of(error, None)
+
+    def failed(self, error: BaseException) -> None:
+        """Log the exception of the handler, and report it to the requester. On a thread."""
+        self.log(error)
+        self._fault_or_refuse(error)
+
+    def log(self, error: BaseException) -> None:
+        """Log the exception of the handler."""
+        connection = self._replies.connection
+        if isinstance(error, ClosedError) and (connection.closing or connection.state == "closed"):
+            logger.info("a reply on %r came too late: the instance is closed", self.reply_to)
+        else:
+            logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
+
+    def give_back(self) -> None:
+        """Report to the requester that its request is not handled, or not to its end. On a thread."""
+        reason = self._reason if self.is_stopped else "the handler was stopped before it had answered"
+        if reason is None:
+            self.done()
+        else:
+            self._fault_or_refuse(ClosedError(reason))
+
+    def _fault_or_refuse(self, error: BaseException) -> None:
+        try:
+            self.fault(error)
+        except OutboxFullError:
+            self.finish(Verdict.REFUSE)
+
+    # --- replies
+
+    def reply(self, message: Message | Content) -> None:
+        """Send the only reply; call it again if that failed.
+
+        Raises:
+            MessagingError: the reply cannot be sent, and was not.
+        """
+        if self.reply_to is None:
+            _warn_unaddressed(self.request)
+            self.done()
+        else:
+            self._send(message, None, last=True)
+            self._is_answered = True
+
+    def begin(self, stopper: Callable[[], object] | None = None) -> None:
+        """Prepare for many replies.
+
+        Args:
+            stopper: called on a worker thread when no more replies are wanted. The sender calls :meth:`conclude` then.
+        """
+        self._stopper = stopper
+        if self.is_stopped and stopper is not None:  # stopped before there was a stopper
+            workers().submit(stopper)
+
+    def item(self, message: Message | Content) -> Publication | None:
+        """Send one of many replies.
+
+        Returns:
+            The promise of its confirm; ``None`` if no more replies are wanted.
+
+        Raises:
+            MessagingError: the reply cannot be sent, and was not.
+        """
+        self.reply(message)
+        return None
+
+    def end(self) -> None:
+        """End the replies; call it again if that failed."""
+        if self.reply_to is None or self._is_answered:
+            self.done()
+        else:
+            self.fault(LookupError("the handler ended without a reply"))
+
+    def stop(self, reason: str | None) -> None:
+        """Stop the handler: cancelled by the requester or, with a ``reason``, by this side. On the loop."""
+        if not self.is_stopped and (reason is None or not self.is_ending):
+            self.is_stopped = True
+            self._reason = reason
+            if self._stopper is not None:
+                workers().submit(self._stopper)
+
+    def conclude(self) -> None:
+        """Finish the request after its handler was stopped."""
+        if self._reason is not None:
+            self.fault(ClosedError(self._reason))
+        else:
+            self.done()
+
+    # --- sending
+
+    def _send(
+        self,
+        message: Message | Content,
+        marker: Marker | None,
+        *,
+        last: bool = False,
+        control: str | None = None,
+        on_loop: bool = False,
+    ) -> Publication:
+        reply_to = self.reply_to or ""
+        routes = self._replies.routes(reply_to)
+        publication = self._send_by(routes[0], message, marker, control, on_loop=on_loop)
+        if last:
+            publication.listen(lambda: self._sent(publication, message, marker, routes, 0))
+        return publication
+
+    def _send_by(
+        self,
+        route: ReplyRoute,
+        message: Message | Content,
+        marker: Marker | None,
+        control: str | None,
+        *,
+        on_loop: bool,
+    ) -> Publication:
+        replies = self._replies
+        # each of many replies is confirmed, whatever the quality of service of the request: none may be missing
+        qos = self._qos if marker is None and not self.wants_many else replies.best_qos
+        if isinstance(message, Content):
+            made = replies.context(route, qos, message.content_type, None, self._extensions, marker, control)
+            return replies.publish(message.payload, made, self.correlation_id, on_loop=on_loop)
+        own = message._context
+        extensions: Mapping[str, Any] = own._extensions
+        correlation_id = own._correlation_id
+        if isinstance(own, Incoming):
+            # a received message that is passed on: its channels and its correlation id belong to another request
+            correlation_id = None
+            headers = extensions.get(Features.EXTENSION_HEADERS)
+            extensions = (
+                {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter)} if headers else NO_EXTENSIONS
+            )
+        elif own._channel is not None and own._channel != self.reply_to:
+            replies.refuse_served(own._channel, own._channel_extension)
+            route = route._replace(channel=own._channel, channel_extension=own._channel_extension)
+        if marker is not None and not _NOT_OF_ITEMS.isdisjoint(extensions):
+            extensions = {key: value for key, value in extensions.items() if key not in _NOT_OF_ITEMS}
+        if self._extensions:
+            extensions = {**self._extensions, **extensions}
+        made = replies.context(
+            route,
+            qos,
+            own._content_type,
+            own._content_encoding,
+            extensions,
+            marker,
+            None if isinstance(own, Incoming) else own._reply_to_channel,
+        )
+        return replies.publish(message._payload, made, correlation_id or self.correlation_id, on_loop=on_loop)
+
+    def _sent(
+        self,
+        publication: Publication,
+        message: Message | Content,
+        marker: Marker | None,
+        routes: tuple[ReplyRoute, ...],
+        at: int,
+    ) -> None:
+        """Settle the request by the outcome of its last reply, or send the reply by the next route."""
+        engine = self._replies.connection.engine
+        if not engine.is_current_thread():  # the outcome was there before the listener
+            engine.call(self._sent, publication, message, marker, routes, at)
+            return
+        publication._looked_at = True
+        error = publication._error
+        if error is None:
+            if at:
+                self._replies.prefer(self.reply_to or "", routes[at])
+            self._finish(_ACCEPT)
+        elif isinstance(error, UnroutableError):
+            if at + 1 < len(routes):
+                self._send_again(message, marker, routes, at + 1)
+            else:
+                logger.debug("the reply on %r is dropped: no requester is subscribed there", self.reply_to)
+                self._finish(_ACCEPT)
+        elif isinstance(error, _AT_FAULT):
+            self._finish(Verdict.REFUSE)
+        else:
+            logger.warning("a reply on %r was not taken: %s", self.reply_to, error)
+            if marker is None or marker.kind != markers.FAULT:
+                self._send_again(*self._report(error), routes, at)
+            else:
+                self._finish(_ACCEPT)
+
+    def _send_again(
+        self, message: Message | Content, marker: Marker | None, routes: tuple[ReplyRoute, ...], at: int
+    ) -> None:
+        try:
+            again = self._send_by(routes[at], message, marker, None, on_loop=True)
+        except MessagingError as error:
+            logger.warning("a reply on %r cannot be sent: %s", self.reply_to, error)
+            self._finish(_ACCEPT)
+        else:
+            again.listen(lambda: self._sent(again, message, marker, routes, at))
+
+
+class ServedStreamRequest(ServedRequest):
+    """A request whose requester takes many replies: each has a number, and a marker behind the last says that it is."""
+
+    __slots__ = ("_count",)
+
+    wants_many = True
+
+    def __init__(self, replies: Replies, request: Message, origin: Origin) -> None:
+        super().__init__(replies, request, origin)
+        #: items sent
+        self._count = 0
+
+    def _finish(self, verdict: Verdict) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._replies.streams.end(self)
+            self.origin.finished(self, verdict)
+            if self.after is not None:
+                self.after()
+
+    def _report(self, error: BaseException) -> tuple[Content, Marker]:
+        return _fault_of(error, self._count)
+
+    def reply(self, message: Message | Content) -> None:
+        """See ``ServedRequest.reply``: an item, and the end."""
+        if self.reply_to is None:
+            super().reply(message)
+            return
+        if not self._count:
+            self.item(message)
+        self.end()
+
+    def begin(self, stopper: Callable[[], object] | None = None) -> None:
+        """See ``ServedRequest.begin``: the requester is told where to cancel the replies."""
+        super().begin(stopper)
+        if self.reply_to is not None and self.correlation_id is not None:
+            self._replies.streams.begin(self)
+
+    def tell_start(self, control: str, *, on_loop: bool = False) -> None:
+        """Tell the requester the channel that takes its cancellation."""
+        if self.is_over:
+            return
+        try:
+            start = Marker(markers.START)
+            publication = self._send(Content(b"", _TEXT), start, control=control, on_loop=on_loop)
+        except MessagingError as error:
+            logger.debug("the start of replies on %r cannot be told: %s", self.reply_to, error)
+        else:
+            publication._looked_at = True
+
+    def item(self, message: Message | Content) -> Publication | None:
+        """See ``ServedRequest.item``."""
+        if self.reply_to is None:
+            _warn_unaddressed(self.request)
+            return None
+        publication = self._send(message, Marker(markers.ITEM, self._count))
+        self._count += 1
+        self.has_begun = True
+        publication._looked_at = True  # the sender of the stream retrieves enough of the outcomes
+        return None if self.is_stopped else publication
+
+    def end(self) -> None:
+        """See ``ServedRequest.end``."""
+        if self.reply_to is None or self._is_answered:
+            self.done()
+            return
+        self._send(Content(b"", _TEXT), Marker(markers.END, self._count), last=True)
+        self._is_answered = True
+
+
+def _fault_of(error: BaseException, count: int | None) -> tuple[Content, Marker]:
+    """Return the reply that reports ``error``, after ``count`` items of a stream."""
+    return Content(_text(error).encode(errors="replace"), _TEXT), Marker(markers.FAULT, count, type(error).__name__)
+
+
+def _warn_unaddressed(request: Message) -> None:
+    logger.warning("the request on %r named no reply channel: the reply is dropped", request.context.channel)
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an exception; nothing of one that is not for the requester, such as ``SystemExit``."""
+    if not isinstance(error, Exception):
+        return ""
+    try:
+        return str(error)[:_REASON]
+    except Exception:  # noqa: BLE001  # an exception of a handler, which may be anything
+        return ""
