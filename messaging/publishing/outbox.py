@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import (
@@ -23,7 +24,7 @@ from messaging.errors import (
     OutboxFullError,
     OutcomeUnknownError,
 )
-from messaging.execution import PENDING, Promise, Waiters, may_block, of_library
+from messaging.execution import PENDING, Deadlines, Promise, Waiters, may_block, of_library
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -158,11 +159,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def step_of(shortest: float) -> float:
-    """How often deadlines are looked at, the ``shortest`` of which is so many seconds away; seconds."""
-    return min(max(shortest / 20, 0.01), 0.25)
-
-
 class Outbox:
     """What waits to be published: bounded in messages and bytes, from any number of threads to one loop.
 
@@ -178,7 +174,6 @@ class Outbox:
         self.number = next(self._numbers)
         self._engine = engine
         self._adapter = adapter
-        self._timeout = timeout
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -203,10 +198,8 @@ class Outbox:
         #: from the loop, on their way into ``_waiting``
         self._posted: list[Publication] = []
         self._wakeup = asyncio.Event()
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._sweep_at = 0.0
-        #: the timeout whose twentieth is the step
-        self._shortest = timeout
+        #: of all messages that are not settled
+        self.deadlines = Deadlines(engine, timeout, self._expire)
         self._sender: asyncio.Task[Any] | None = None
         self.failed = 0
 
@@ -331,9 +324,7 @@ class Outbox:
             self._sender.cancel()
         # ``put`` may be in the middle of accepting one more: it is to signal, and have it settled
         self._signalled = False
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        self.deadlines.stop()
         for entry in [*self._batch, *self._in_flight.values(), *self._again]:
             self._settle(entry, entry.unfinished("the instance was closed"))
         while self._waiting:  # one by one: ``put`` may append another
@@ -357,8 +348,8 @@ class Outbox:
             self.close()
             return
         self._wakeup.set()
-        if self._sweeper is None:
-            self._arm()
+        if not self.deadlines.is_watching:
+            self.deadlines.start()
 
     async def _send(self) -> None:
         while True:
@@ -386,8 +377,8 @@ class Outbox:
         batch = self._batch
         if not batch:
             return
-        if self._sweeper is None:
-            self._arm()
+        if not self.deadlines.is_watching:
+            self.deadlines.start()
         try:
             await of_library(self._adapter.publish(batch))
         except MessagingError as error:
@@ -545,29 +536,14 @@ class Outbox:
         else:
             self._engine.loop.call_later(_LOCK_RETRY, self._purge)
 
-    # --- deadlines: looked after by one timer, in steps of a twentieth of the shortest timeout
+    # --- deadlines
 
     def _outstanding(self) -> Iterable[Publication]:
         return (*self._waiting, *self._batch, *self._in_flight.values(), *self._again)
 
-    def _arm(self) -> None:
-        at = self._engine.loop.time() + step_of(self._shortest)
-        if self._sweeper is None or at < self._sweep_at:
-            if self._sweeper is not None:
-                self._sweeper.cancel()
-            self._sweep_at = at
-            self._sweeper = self._engine.loop.call_at(at, self._sweep)
-
-    def hurry(self, timeout: float) -> None:
-        """Look after deadlines more often from now on: something with this ``timeout`` comes. From any thread."""
-        if timeout < self._shortest:
-            self._shortest = timeout
-            self._engine.call(self._arm)
-
-    def _sweep(self) -> None:
-        self._sweeper = None
-        now = time.monotonic()
-        shortest = self._timeout
+    def _expire(self, now: float) -> float | None:
+        """Fail the messages whose deadline has passed; see ``Deadlines``."""
+        earliest = inf
         expired = False
         for entry in self._outstanding():
             if entry.settled:
@@ -575,7 +551,7 @@ class Outbox:
                 continue
             left = entry.deadline - now
             if left > 0:
-                shortest = min(shortest, left)
+                earliest = min(earliest, left)
                 continue
             expired = True
             if entry.was_sent:
@@ -587,11 +563,9 @@ class Outbox:
                 state = "no connection" if not self._connected else "the broker takes no more messages"
                 self._settle(entry, DeadlineError(f"{entry.what}: not sent before its deadline: {state}"))
         if expired:
-            # also behind those that still have time: what is settled counts no more, so it must not stay either
+            # settled messages leave the queue now, also behind messages that still have time: they count no more
             self._purge()
         self._again = [entry for entry in self._again if not entry.settled]
         if self._blocked.flags:
             self._offer_room()
-        self._shortest = shortest
-        if self.pending:
-            self._arm()
+        return earliest if self.pending else None

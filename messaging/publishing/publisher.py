@@ -114,7 +114,7 @@ class MessagePublisher:
         if timeout is None:
             timeout = self._timeout
         else:
-            self.outbox.hurry(timeout)
+            self.outbox.deadlines.watch(timeout)
         publication = Publication(self.outbox, payload, context, options, time.monotonic() + timeout)
         if options.last_will:
             self._set_will(publication)

@@ -825,7 +825,7 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
             entry.deadline = 0.0
             if not entry.settled:
                 expected[entry.sequence] = "unknown" if entry.was_sent else "expired"
-            on_loop(outbox._sweep)
+            on_loop(outbox.deadlines.run)
         settle_loop(8)
         if not connected:
             assert len(scripted.sent) == marker
