@@ -139,7 +139,7 @@ class _Handling:
         else:
             self._end(Verdict.REFUSE)
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """The handler was cancelled before it had finished: reject the message."""
         self.failed(asyncio.CancelledError("the handler was cancelled"))
 

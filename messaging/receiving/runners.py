@@ -108,7 +108,7 @@ class Task(Protocol):
     def fault(self, error: BaseException) -> None:
         """Reject the message, or report the exception to the requester."""
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """Requeue the message: the handler was cancelled before it had finished."""
 
     def finish(self, verdict: Verdict) -> None:
@@ -302,7 +302,7 @@ def _spawn(handler: Handler, task_: Task, found: Any) -> None:
     def ended(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
         if task.cancelled() or task.exception() is not None:
-            workers().submit(task_.give_back)
+            workers().submit(task_.requeue)
 
     task = asyncio.get_running_loop().create_task(_go_on(handler, task_, found))
     _tasks.add(task)
@@ -314,7 +314,7 @@ def _look_elsewhere(task_: Task, loop: asyncio.AbstractEventLoop) -> None:
     if task_.is_over:
         return
     if loop.is_closed():
-        workers().submit(task_.give_back)
+        workers().submit(task_.requeue)
     else:
         engine().loop.call_later(_LOOK, _look_elsewhere, task_, loop)
 
@@ -406,7 +406,7 @@ class LoopRunner(Runner):
                 self._is_exhausted = True
                 self._return(task_)
         elif task_ is not None and (task_.was_cancelled or task_.is_stopped or task_.has_begun):
-            workers().submit(task_.give_back)
+            workers().submit(task_.requeue)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
         elif task_ is not None:
             task_.was_cancelled = True

@@ -161,7 +161,7 @@ class RequestRoute:
     def dispatch(self, served: ServedRequest) -> None:
         """Give a request to the handler that it means."""
         if served.has_begun:
-            workers().submit(served.give_back)
+            workers().submit(served.requeue)
             return
         is_closing = self.is_stopping and self._replies.connection.closing
         home = self._routes.route(self.key)
@@ -180,7 +180,7 @@ class RequestRoute:
         if token is not None and self._replies.adapter.redelivers(self.subscription.spec):
             served.finish(Verdict.LEAVE)
         else:
-            workers().submit(served.give_back)
+            workers().submit(served.requeue)
 
     def finished(self, served: ServedRequest, verdict: Verdict) -> None:
         """Settle a request that a handler has finished, and take more; see ``receiving.Origin``."""

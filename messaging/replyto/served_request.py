@@ -187,7 +187,7 @@ class ServedRequest:
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """Report to the requester that its request is not handled, or not to its end. On a thread."""
         reason = self._reason if self.is_stopped else "the handler was stopped before it had answered"
         if reason is None:
