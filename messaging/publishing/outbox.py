@@ -259,9 +259,9 @@ class Outbox:
             raise
 
     def withdraw(self, entry: Publication) -> None:
-        """Give up a message whose publisher was interrupted, unless it is with the adapter. On the loop."""
+        """Fail a message whose publisher was interrupted, unless it is with the adapter. On the loop."""
         if entry.is_waiting:
-            self.give_up(entry, ClosedError(f"{entry.what}: publishing was interrupted"))
+            self.fail(entry, ClosedError(f"{entry.what}: publishing was interrupted"))
         self._wake()
 
     def _has_room(self, size: int) -> bool:
@@ -440,7 +440,7 @@ class Outbox:
             self.count_settled(entry)
             entry.reject(error)
 
-    def give_up(self, entry: Publication, error: MessagingError) -> None:
+    def fail(self, entry: Publication, error: MessagingError) -> None:
         """Fail ``entry``, unless it is settled; it is not sent any more, nor if it is put only now. On the loop."""
         if entry.sequence:
             self._settle(entry, error)
@@ -482,7 +482,7 @@ class Outbox:
             self._lock.release()
         for entry in refused:
             closed = ClosedError(f"{entry.what}: the instance {self._adapter.name!r} is closed")
-            self.give_up(entry, closed if self._refusing else self._full(entry))
+            self.fail(entry, closed if self._refusing else self._full(entry))
         if not self._signalled:
             self._signalled = True
             self._wake()

@@ -398,5 +398,5 @@ class ReplySubscription(Subscription):
             return
         if self.on_end is not None:
             self.on_end()
-        self._outbox.give_up(self.publication, error or StreamConsumedError("the stream of its replies was closed"))
+        self._outbox.fail(self.publication, error or StreamConsumedError("the stream of its replies was closed"))
         self._streams.remove(self)

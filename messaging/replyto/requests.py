@@ -248,7 +248,7 @@ class Requests:
             self.counters.failed += 1
             self._leave(request, answered=False)
             request.reject(error)
-            self._outbox.give_up(request.publication, error)
+            self._outbox.fail(request.publication, error)
 
     def _leave(self, request: Request[Any], *, answered: bool) -> None:
         past = self._past
