@@ -14,11 +14,11 @@ from messaging.replyto.handlers import (
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
 )
+from messaging.replyto.inboxes import Request
 from messaging.replyto.many import ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher
 from messaging.replyto.registration import ReplyRegistration
 from messaging.replyto.replies import Replies
-from messaging.replyto.request import Request
 from messaging.replyto.requests import Requests
 from messaging.replyto.terms import channel_list
 from messaging.replyto.typed import TypedHandler

@@ -21,8 +21,8 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.receiving import MessageSubscription, Runner
-    from messaging.replyto.overlap import Binding
     from messaging.replyto.replies import Replies
+    from messaging.replyto.request_route import Binding
     from messaging.replyto.served_request import ServedRequest
     from messaging.replyto.terms import RegisteredHandler
     from messaging.services import ServiceReference

@@ -1,4 +1,4 @@
-"""Inboxes: the subscriptions that receive replies (RFC 5.7.2).
+"""Requests, and their inboxes: the subscriptions that receive replies (RFC 5.7.2).
 
 Each instance has one inbox of its own, subscribed with the first request and kept. A reply is matched with its request
 by its correlation id. A request that names its reply channel uses the inbox of that channel, which is subscribed as
@@ -16,13 +16,22 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.adapter import SubscriptionSpec
 from messaging.connection import Subscribed
-from messaging.errors import ArgumentError, ClosedError, ConnectionLostError, MessagingError, ReplyError
-from messaging.model import AcknowledgeType, Features, Message, maker, subscribe_options
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    ConnectionLostError,
+    MessagingError,
+    ReplyError,
+    RequestCancelledError,
+)
+from messaging.execution import Promise
+from messaging.model import AcknowledgeType, Features, Message, V, maker, subscribe_options
+from messaging.publishing import Publication
 from messaging.replyto import markers
 
 if TYPE_CHECKING:
@@ -31,15 +40,22 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import Incoming
     from messaging.publishing import MessagePublisher
-    from messaging.replyto.request import Request
 
 _UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
 
 
-class InboxOwner(Protocol):
-    """The requests that an inbox receives replies for. Everything on the engine's loop."""
+class Requester(Protocol):
+    """The side that waits for the reply, or the replies, to a request."""
 
+    def unsent(self, error: MessagingError) -> None:
+        """Fail: the message of the request failed. On the loop."""
+
+
+class RequestOwner(Protocol):
+    """The requests that inboxes receive replies for. Everything on the engine's loop."""
+
+    connection: Connection
     #: open requests; written by any thread
     open: set[Request[Any]]
 
@@ -54,6 +70,75 @@ class InboxOwner(Protocol):
 
     def unmatched(self, incoming: Incoming, correlation_id: str | None) -> None:
         """Count and drop a message that belongs to no open request."""
+
+
+class RequestPublication(Publication):
+    """The message of a request: its requester is told if it fails."""
+
+    __slots__ = ("requester",)
+
+    requester: Requester
+
+    def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
+        """See ``Promise``."""
+        self._looked_at = True
+        first = super().reject(error, cause)
+        self.requester.unsent(error)
+        return first
+
+
+class Request(Promise[V]):
+    """A request that was published: the promise of its reply.
+
+    :meth:`cancel` cancels it; so does cancelling the task that awaits it.
+    """
+
+    __slots__ = ("correlation_id", "deadline", "inbox", "model", "publication", "requests")
+
+    def __init__(self, requests: RequestOwner, correlation_id: str, deadline: float, model: Any) -> None:
+        super().__init__()
+        self.requests = requests
+        self.correlation_id = correlation_id
+        #: monotonic seconds
+        self.deadline = deadline
+        self.model = model
+        #: where its reply arrives; set before the request is published
+        self.inbox: Inbox | None = None
+        self.publication: RequestPublication
+
+    @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"request to {self.publication.context.channel!r}"
+
+    def result(self, timeout: float | None = None) -> V:
+        """Wait as ``Promise.result``, and return the reply, or its value if the request was made with a model.
+
+        Raises:
+            DecodeError: the reply does not fit the model.
+        """
+        message: Any = super().result(timeout)
+        found: V = message if self.model is None else message.value(self.model)
+        return found
+
+    def cancel(self) -> None:
+        """Fail the request with ``RequestCancelledError``, unless it is settled."""
+        self._looked_at = True
+        self.requests.connection.engine.call(
+            self.requests.fail, self, RequestCancelledError(f"{self.what} was cancelled")
+        )
+
+    def __await__(self) -> Generator[Any, None, V]:
+        try:
+            return (yield from super().__await__())
+        except BaseException:
+            if not self.done():
+                self.cancel()
+            raise
+
+    def unsent(self, error: MessagingError) -> None:
+        """See ``Requester``."""
+        self.requests.fail(self, error)
 
 
 class Inbox(Subscribed):
@@ -176,7 +261,7 @@ class Inbox(Subscribed):
 class Inboxes:
     """The inboxes of one instance. See the module for threads."""
 
-    def __init__(self, owner: InboxOwner, connection: Connection, publisher: MessagePublisher) -> None:
+    def __init__(self, owner: RequestOwner, connection: Connection, publisher: MessagePublisher) -> None:
         self.owner = owner
         self.connection = connection
         self._publisher = publisher
@@ -269,8 +354,8 @@ class Inboxes:
 
     def end_unused(self, request: Request[Any]) -> None:
         """Unsubscribe from the reply channel that ``request`` names, if no other request waits there."""
-        inbox = None if request.inbox is None else self.given.get(request.inbox.reply_to)
-        if inbox is not None and inbox is request.inbox and not inbox.pending:
+        inbox = request.inbox
+        if inbox is not None and not inbox.pending and self.given.get(inbox.reply_to) is inbox:
             del self.given[inbox.reply_to]
             self.connection.end_subscription(inbox)
 

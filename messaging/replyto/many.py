@@ -14,8 +14,8 @@ from messaging.adapter import REPLY_CHANNELS, SubscriptionSpec
 from messaging.errors import StreamConsumedError
 from messaging.model import Features, requested, subscribe_options
 from messaging.receiving import Consumption, MessageStream, Subscription
+from messaging.replyto.inboxes import RequestPublication
 from messaging.replyto.reply_stream import OpenReplyStreams, ReplySubscription
-from messaging.replyto.request import RequestPublication
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import Message, MessageContextProvider, PublishOptions
     from messaging.publishing import MessagePublisher
-    from messaging.replyto.request import Request
+    from messaging.replyto.inboxes import Request
     from messaging.replyto.requests import Requests
 
 #: contexts whose checked form is kept
@@ -70,7 +70,7 @@ class ReplyToPublisher:
             model: the promise resolves to ``reply.value(model)`` instead of the reply.
 
         Returns:
-            A promise, which can be cancelled: :class:`~messaging.replyto.request.Request`. It fails with
+            A promise, which can be cancelled: :class:`~messaging.replyto.inboxes.Request`. It fails with
             ``ReplyError`` if the handler failed; ``UnroutableError`` if no responder takes requests there, where the
             protocol tells; ``OutcomeUnknownError`` if there was no reply before the deadline, and ``DeadlineError``
             if the request was not even sent by then; ``ConnectionLostError`` if the connection was lost after it was

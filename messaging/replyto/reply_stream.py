@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import Incoming, ReceivedMessage
     from messaging.publishing import MessagePublisher
-    from messaging.replyto.request import RequestPublication
+    from messaging.replyto.inboxes import RequestPublication
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -5,26 +5,34 @@ Everything runs on the engine's loop, unless it says otherwise.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.execution import Promise, workers
+from messaging.model import Features, channels
 from messaging.receiving import Subscription, Verdict
 from messaging.replyto import markers
-from messaging.replyto.overlap import Overlap
-from messaging.replyto.request_copies import identity_of
+from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
 from messaging.replyto.served_request import ServedRequest, ServedStreamRequest
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.adapter import Adapter
     from messaging.errors import MessagingError
     from messaging.model import Message
-    from messaging.replyto.overlap import Binding, OverlappingRoute
+    from messaging.receiving import Runner
     from messaging.replyto.replies import Replies
+    from messaging.replyto.terms import RegisteredHandler
+
+    #: a request handler, and its runner
+    Binding = tuple[RegisteredHandler, Runner]
 
 logger = SafeLog(__name__)
 
 _ACCEPT: Final = Verdict.ACCEPT
 _MANY: Final = markers.MANY
+#: idle time of a subscription after which no earlier message waits for it at the broker, seconds
+_CAUGHT_UP: Final = 1.0
 #: first delay before a subscription that failed is tried again, seconds
 RETRY_FIRST: Final = 1.0
 
@@ -41,7 +49,7 @@ class RequestRoutes(Protocol):
 
     replies: Replies
 
-    def route(self, key: tuple[str, str]) -> OverlappingRoute | None:
+    def route(self, key: tuple[str, str]) -> RequestRoute | None:
         """Return the route that takes the requests of a channel now."""
 
     def failed(self, route: RequestRoute, error: MessagingError) -> None:
@@ -230,12 +238,12 @@ class RequestRoute:
 
     @property
     def is_full(self) -> bool:
-        """See ``OverlappingRoute``."""
+        """Whether requests wait at the broker, or in the buffer, until a handler has finished."""
         return self._is_blocked or self._is_at_limit or bool(self.subscription.buffered)
 
     @property
     def is_idle(self) -> bool:
-        """See ``OverlappingRoute``."""
+        """Whether no handler has a request of the route."""
         return not self.in_hand
 
     # --- the end
@@ -256,3 +264,137 @@ class RequestRoute:
                 served.stop("the handler was stopped")
         if not self.in_hand:
             self._quiet.resolve(None)
+
+
+class Overlap:
+    """The overlap of one route with the others: its rivals.
+
+    Args:
+        route: the route.
+        adapter: of its instance.
+    """
+
+    def __init__(self, route: RequestRoute, adapter: Adapter) -> None:
+        self._route = route
+        self._adapter = adapter
+        #: patterns of the channels that the subscription receives
+        self.patterns: tuple[str, ...] = (route.channel,)
+        #: other routes that a request of this one may reach as well, or whose requests may arrive here
+        self.rivals: list[RequestRoute] = []
+        #: copies of requests that handlers took from other routes
+        self.expected = ExpectedCopies()
+        #: number of unsettled copies
+        self.copies = 0
+        #: rivals that were subscribed to while requests waited here: they have no copies of these
+        self._behind: set[RequestRoute] = set()
+        #: when a rival was added to these, or a request was taken or finished since; monotonic seconds
+        self._busy_at = 0.0
+
+    # --- rivals
+
+    def is_rival(self, other: RequestRoute) -> bool:
+        """Return whether a request may reach both routes, or either of them."""
+        queue = self._route.queue
+        if queue is not None and queue == other.queue:
+            return True
+        return any(_overlap(mine, theirs) for mine in self.patterns for theirs in other.overlap.patterns)
+
+    def forget(self, rival: RequestRoute) -> None:
+        """Forget a rival that ends."""
+        self.rivals.remove(rival)
+        self._behind.discard(rival)
+        self.expected.doubt(rival)
+
+    def confirmed(self) -> None:
+        """Tell the rivals that the broker has confirmed the subscription."""
+        for other in self.rivals:
+            if other.is_full:
+                other.overlap.mark_behind(self._route)
+
+    def mark_behind(self, rival: RequestRoute) -> None:
+        """Note that ``rival`` has no copies of the requests that wait here."""
+        self._behind.add(rival)
+        self._busy_at = time.monotonic()
+
+    def matches(self, channel: str) -> bool:
+        """Return whether the subscription receives a channel."""
+        return any(channels.matches(pattern, channel) for pattern in self.patterns)
+
+    # --- requests
+
+    def take_copy(self, message: Message) -> bool:
+        """Settle ``message`` with the request that it is a copy of; return ``False`` if it is no copy."""
+        shared = self.expected.take(identity_of(message))
+        if shared is None:
+            return False
+        self.copies += 1
+        shared.add(self._route, message)
+        return True
+
+    def is_left_to_queue(self, queue: str | None) -> bool:
+        """Return whether another program may have a request: the preferred handler consumes from ``queue``.
+
+        Requests may also have been waiting here since before there was a subscription to ``queue``.
+        """
+        return queue not in (None, self._route.queue) and not self._is_behind(queue)
+
+    def _is_behind(self, queue: str | None) -> bool:
+        if not self._behind:
+            return False
+        now = time.monotonic()
+        if now - self._busy_at > _CAUGHT_UP and self._route.is_idle:
+            self._behind.clear()
+        self._busy_at = now
+        return any(other.queue == queue for other in self._behind)
+
+    def expect_copies(self, served: ServedRequest) -> None:
+        """Have the rivals that a request reaches expect a copy of it."""
+        request = served.request
+        channel, shared = request._context._channel or "", SharedVerdict(self._route)
+        for other in self.rivals:
+            if other.overlap.matches(channel) and not self._shares_copies(other):
+                served.shared_verdict = shared
+                # a rival that was subscribed to since may have no copy of a request that waited here
+                other.overlap.expected.expect(identity_of(request), shared, is_uncertain=other in self._behind)
+
+    def _shares_copies(self, other: RequestRoute) -> bool:
+        """Return whether a request arrives at one of both routes only, since they consume from one queue."""
+        route = self._route
+        if route.queue is None or route.queue != other.queue:
+            return False
+        # a queue that keeps messages is one for all channels; otherwise each channel has a queue of that name
+        return route.channel == other.channel or Features.QUEUE_RETENTION in self._adapter.features
+
+    def preferred(self, request: Message, home: RequestRoute | None) -> Binding | None:
+        """Return the preferred one of the handlers that a request means; ``None`` if it means none.
+
+        Args:
+            request: the request.
+            home: the route that takes the requests of this channel now: another one than this route, if the broker has
+                ended its subscription since.
+        """
+        context = request._context
+        named = context._reply_to_channel
+        rivals = self.rivals if home is None else home.overlap.rivals
+        if not rivals:
+            return None if home is None else home.preferred(named)
+        channel = context._channel or ""
+        queue = self._route.queue
+        reached = [other for other in rivals if other.overlap.matches(channel) and other.may_serve(queue)]
+        # a queue may have requests on channels that none of its routes here names: they belong to the route they reach
+        if home is not None and (not reached or home.overlap.matches(channel)):
+            reached.append(home)
+        found = [best for best in (route.preferred(named) for route in reached) if best is not None]
+        return min(found, key=lambda best: best[0].preference(named), default=None)
+
+    def finished(self) -> None:
+        """Note that a handler has finished a request of the route."""
+        if self._behind:
+            self._busy_at = time.monotonic()
+
+
+def _overlap(first: str, second: str) -> bool:
+    # most channels have no wildcards, and there may be many of them
+    if channels.has_wildcard(first) or channels.has_wildcard(second):
+        return channels.overlap(first, second)
+    return first == second

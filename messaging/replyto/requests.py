@@ -32,8 +32,7 @@ from messaging.errors import (
     TooManyRequestsError,
 )
 from messaging.execution import Deadlines
-from messaging.replyto.inboxes import Inbox, Inboxes
-from messaging.replyto.request import Request, RequestPublication
+from messaging.replyto.inboxes import Inbox, Inboxes, Request, RequestPublication
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
