@@ -13,6 +13,7 @@ from tests.conformance.backends import Backend, MemoryBackend
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from messaging import Messaging
     from tests.brokers import Broker
 
     Maker = Callable[[pytest.FixtureRequest], Backend]
@@ -96,6 +97,24 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def m(backend: Backend) -> Messaging:
+    """An instance."""
+    return backend.connect()
+
+
+@pytest.fixture
+def responder(backend: Backend) -> Messaging:
+    """Another instance."""
+    return backend.connect()
+
+
+@pytest.fixture
+def channel(backend: Backend) -> str:
+    """A channel of this test alone."""
+    return backend.channel()
 
 
 def _claimed(node: pytest.Item) -> set[str]:

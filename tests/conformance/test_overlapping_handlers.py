@@ -179,9 +179,8 @@ def test_equal_requests_without_reply_channel_are_handled_as_often_as_they_were_
 
 
 @reply_to
-def test_channels_that_share_a_queue_keep_their_handlers(backend: Backend) -> None:
+def test_channels_that_share_a_queue_keep_their_handlers(backend: Backend, m: Messaging, responder: Messaging) -> None:
     """Where the broker has one queue for both channels, a request may arrive on either subscription."""
-    m, responder = backend.connect(), backend.connect()
     if Features.EXTENSION_QUEUE not in responder.features:
         pytest.skip("no queues")
     queue, calls = backend.queue(), Calls()

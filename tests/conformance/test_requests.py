@@ -37,7 +37,7 @@ many = feature(Features.REPLY_TO_MANY_PUBLISH)
 
 
 def answer(m: Messaging, request: Message, payload: bytes, **changes: Any) -> None:
-    """Answer a request by hand, as a program that knows nothing of ours would."""
+    """Answer a request by hand, as a program without this library would."""
     context = request.context
     m.publish(
         changes.get("channel", context.reply_to_channel),
@@ -72,14 +72,14 @@ def test_the_reply_with_the_correlation_id_resolves_the_promise(backend: Backend
         def is_gone() -> bool:
             return isinstance(responder.publish(replies, b"late", mandatory=True).exception(PATIENCE), UnroutableError)
 
-        eventually(is_gone, "nobody listens there any more")
+        eventually(is_gone, "no subscription is left there")
 
 
 @feature(Features.GENERATE_CORRELATION_ID, Features.GENERATE_REPLY_CHANNEL)
-def test_what_is_missing_is_made(backend: Backend) -> None:
+def test_a_missing_correlation_id_and_reply_channel_are_generated(
+    m: Messaging, responder: Messaging, channel: str
+) -> None:
     """Scenario 39 [S]: unique, and visible to the responder."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
         promises = [m.request(channel, b"%d" % number) for number in range(3)]
         received = [requests.receive(PATIENCE) for _ in promises]
@@ -93,7 +93,7 @@ def test_what_is_missing_is_made(backend: Backend) -> None:
 
 
 @reply_to
-def test_what_is_missing_and_not_made_is_named(backend: Backend) -> None:
+def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(backend: Backend) -> None:
     """Scenario 40 [S]."""
     m = backend.connect(generate_correlation_id=False, generate_reply_channel=False)
     assert Features.REPLY_TO in m.features
@@ -110,7 +110,7 @@ def test_what_is_missing_and_not_made_is_named(backend: Backend) -> None:
 
 
 def test_without_the_feature_a_request_is_refused(backend: Backend) -> None:
-    """It says what is missing."""
+    """The error names the feature."""
     m = backend.connect()
     if Features.REPLY_TO in m.features:
         assert {Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE} <= m.features
@@ -141,7 +141,7 @@ def test_a_context_beside_the_request_replaces_that_of_the_message(backend: Back
 
 @reply_to
 @pytest.mark.parametrize("call", ["publish", "publish_with_reply", "publish_with_reply_many"])
-def test_every_call_with_a_context_has_one_rule(backend: Backend, call: str) -> None:
+def test_a_context_beside_the_message_replaces_all_but_its_channel(backend: Backend, call: str) -> None:
     """RFC 5.5: the context overrides all of the message's; only a channel that it leaves unset stays the message's."""
     m, responder = backend.connect(), backend.connect()
     channel, replies = backend.channel(), backend.channel("replies")
@@ -168,7 +168,7 @@ def test_every_call_with_a_context_has_one_rule(backend: Backend, call: str) -> 
 @reply_to
 @pytest.mark.parametrize("channel_is", ["given", "generated"])
 def test_a_correlation_id_that_waits_already_is_refused_by_the_call(backend: Backend, channel_is: str) -> None:
-    """One behaviour: the call raises, nothing is sent, and the id is free again once the first request has ended."""
+    """Scenario 44 [B]: the call raises, nothing is sent, and the id is free again once the first request has ended."""
     m, responder = backend.connect(), backend.connect()
     channel = backend.channel()
     ids: dict[str, Any] = {"correlation_id": "1", "qos": 1}
@@ -243,7 +243,7 @@ def test_a_foreign_reply_is_not_taken(backend: Backend) -> None:
         one = requests.receive(PATIENCE)
         second = other.request(channel, b"2", reply_to=shared, correlation_id="2")
         two = requests.receive(PATIENCE)
-        answer(responder, two, b"nobody's", correlation_id="3")
+        answer(responder, two, b"foreign", correlation_id="3")
         answer(responder, two, b"second")
         assert second.result(PATIENCE).payload == b"second"
         assert not first.done()
@@ -253,23 +253,8 @@ def test_a_foreign_reply_is_not_taken(backend: Backend) -> None:
 
 
 @reply_to
-def test_a_correlation_id_is_pending_once(backend: Backend) -> None:
-    """Scenario 44 [B]."""
-    m, responder = backend.connect(), backend.connect()
-    channel, replies = backend.channel(), backend.channel("replies")
-    with responder.subscribe(channel, qos=1) as requests:
-        first = m.request(channel, b"1", reply_to=replies, correlation_id="same")
-        with pytest.raises(ArgumentError, match="same"):
-            m.request(channel, b"2", reply_to=replies, correlation_id="same").result(PATIENCE)
-        answer(responder, requests.receive(PATIENCE), b"!")
-        assert first.result(PATIENCE).payload == b"!"
-
-
-@reply_to
-def test_late_and_double_replies_are_dropped_and_counted(backend: Backend) -> None:
+def test_late_and_double_replies_are_dropped_and_counted(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 42 [S]."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
         promise = m.request(channel, b"1", timeout=0.5)
         request = requests.receive(PATIENCE)
@@ -287,7 +272,7 @@ def test_late_and_double_replies_are_dropped_and_counted(backend: Backend) -> No
 
 
 @reply_to
-def test_a_late_reply_to_a_given_channel_does_not_spoil_the_next(backend: Backend) -> None:
+def test_a_late_reply_to_a_given_channel_does_not_disturb_the_next_request(backend: Backend) -> None:
     """Scenarios 41 [S], 42 [S]: the channel is gone when the reply comes, and there again for the next request."""
     m, responder = backend.connect(), backend.connect()
     channel, replies = backend.channel(), backend.channel("replies")
@@ -302,14 +287,14 @@ def test_a_late_reply_to_a_given_channel_does_not_spoil_the_next(backend: Backen
         with pytest.raises(OutcomeUnknownError):
             m.request(channel, payload, reply_to=replies, timeout=0.2, qos=1).result(PATIENCE)
     going.set()
-    handled = m.request(channel, b"3", qos=1)  # elsewhere: those before it are through
+    handled = m.request(channel, b"3", qos=1)  # with another reply channel: the requests before it are handled then
     assert handled.result(PATIENCE).payload == b"3"
     for payload in (b"4", b"5"):
         assert m.request(channel, payload, reply_to=replies, qos=1).result(PATIENCE).payload == payload
 
 
 @feature(Features.REPLY_TO, Features.EXTENSION_MANDATORY)
-def test_a_request_that_nobody_takes_fails_at_once(backend: Backend) -> None:
+def test_an_unroutable_request_fails_at_once(backend: Backend) -> None:
     m = backend.connect()
     start = time.monotonic()
     with pytest.raises(UnroutableError):
@@ -319,10 +304,8 @@ def test_a_request_that_nobody_takes_fails_at_once(backend: Backend) -> None:
 
 
 @reply_to
-def test_a_request_can_be_cancelled(backend: Backend) -> None:
-    """Scenario 42 [S]: by whoever made it, or by cancelling whoever awaits it."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
+def test_a_request_can_be_cancelled(m: Messaging, responder: Messaging, channel: str) -> None:
+    """Scenario 42 [S]: by its promise, or by cancelling the task that awaits it."""
     with responder.subscribe(channel, qos=1) as requests:
         promise = m.request(channel, b"1")
         requests.receive(PATIENCE)
@@ -330,11 +313,11 @@ def test_a_request_can_be_cancelled(backend: Backend) -> None:
         with pytest.raises(RequestCancelledError):
             promise.result(PATIENCE)
 
-        async def give_up() -> None:
+        async def time_out() -> None:
             await asyncio.wait_for(m.request(channel, b"2"), 0.2)
 
         with pytest.raises(TimeoutError):
-            asyncio.run(give_up())
+            asyncio.run(time_out())
     eventually(lambda: counters(m).pending == 0, "nothing is pending")
 
 
@@ -386,9 +369,7 @@ def test_pending_requests_are_bounded(backend: Backend) -> None:
 
 
 @reply_to
-def test_closing_settles_what_is_pending(backend: Backend) -> None:
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
+def test_closing_settles_what_is_pending(m: Messaging, responder: Messaging, channel: str) -> None:
     with responder.subscribe(channel, qos=1) as requests:
         promises = [m.request(channel, b"x") for _ in range(3)]
         requests.receive(PATIENCE)
@@ -398,10 +379,8 @@ def test_closing_settles_what_is_pending(backend: Backend) -> None:
 
 
 @reply_to
-def test_a_thousand_requests_at_once_each_get_their_own_reply(backend: Backend) -> None:
+def test_a_thousand_requests_at_once_each_get_their_own_reply(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 47 [I]: from several threads, with one reply subscription."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
     responder.reply(channel, lambda request: request * 2)
     before = len(m.runtime.get_runtime_dto().subscriptions)
     wrong: list[Any] = []
@@ -425,9 +404,8 @@ def test_a_thousand_requests_at_once_each_get_their_own_reply(backend: Backend) 
 
 
 @many
-def test_a_stream_of_replies_ends_where_the_handler_ends(backend: Backend) -> None:
+def test_a_stream_of_replies_ends_where_the_handler_ends(backend: Backend, m: Messaging, responder: Messaging) -> None:
     """Scenarios 48 [S], 50 [S]: the end mark is hidden; an empty stream completes."""
-    m, responder = backend.connect(), backend.connect()
     three, none = backend.channel("three"), backend.channel("none")
     responder.reply(three, lambda count: iter(range(count)), many=True)
     responder.reply(none, lambda request: iter(()), many=True)
@@ -442,10 +420,8 @@ def test_a_stream_of_replies_ends_where_the_handler_ends(backend: Backend) -> No
 
 
 @many
-def test_a_stream_of_replies_fails_where_the_handler_fails(backend: Backend) -> None:
+def test_a_stream_of_replies_fails_where_the_handler_fails(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 49 [S]: two messages and an error; what it was, but not where."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
 
     @responder.reply(channel)
     def fails(count: int) -> Any:
@@ -460,10 +436,8 @@ def test_a_stream_of_replies_fails_where_the_handler_fails(backend: Backend) -> 
 
 
 @many
-def test_ending_a_stream_early_ends_the_handler(backend: Backend) -> None:
-    """Scenario 51 [S]: an endless handler learns that nobody wants more."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
+def test_ending_a_stream_early_ends_the_handler(m: Messaging, responder: Messaging, channel: str) -> None:
+    """Scenario 51 [S]: an endless handler is stopped."""
     ended = threading.Event()
 
     @responder.reply(channel)
@@ -479,10 +453,8 @@ def test_ending_a_stream_early_ends_the_handler(backend: Backend) -> None:
 
 
 @many
-def test_a_responder_without_end_mark_ends_by_the_timeout(backend: Backend) -> None:
+def test_a_responder_without_end_mark_ends_by_the_timeout(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 52 [I]: with what came, or if nothing came with an error."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
         inbox = Inbox(m.request_many(channel, b"?", timeout=1.0))
         request = requests.receive(PATIENCE)
@@ -520,10 +492,8 @@ def test_the_end_of_one_stream_is_not_that_of_another(backend: Backend) -> None:
 
 
 @many
-def test_a_slow_consumer_holds_replies_back(backend: Backend) -> None:
+def test_a_slow_consumer_holds_replies_back(m: Messaging, responder: Messaging, channel: str) -> None:
     """All of them arrive, in order, and its buffer stays bounded."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
     responder.reply(channel, lambda: iter(range(500)), many=True)
     got = []
     with m.request_many(channel, buffer_size=10) as stream:

@@ -1,4 +1,4 @@
-"""A broker in this process, and a look behind the scenes: nothing may be left when a test is over."""
+"""A broker in this process, and a look behind the scenes: no state may be left when a test is over."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def backend(caplog: pytest.LogCaptureFixture) -> Iterator[Backend]:
     assert not died
 
 
+@pytest.fixture
+def m(backend: Backend) -> Messaging:
+    """An instance."""
+    return backend.connect()
+
+
+@pytest.fixture
+def responder(backend: Backend) -> Messaging:
+    """Another instance."""
+    return backend.connect()
+
+
 def routes(m: Messaging) -> list[RequestRoute]:
     """The channels that requests are taken on."""
     return [*m.whiteboard.routes]
@@ -37,7 +49,7 @@ def in_hand(m: Messaging) -> int:
 
 
 def nothing_left(m: Messaging) -> None:
-    """Wait until nothing is under way, and nothing is kept of what was."""
+    """Wait until no request is open, and no state of an earlier one is kept."""
 
     def is_idle() -> bool:
         requests, replies = m._requests, m._replies

@@ -1,4 +1,4 @@
-"""The answering side (RFC 5.7.3 to 5.7.5): whatever handlers do, and whatever happens to them, no request is lost."""
+"""The answering side (RFC 5.7.3 to 5.7.5): no request is lost, whatever a handler does."""
 
 from __future__ import annotations
 
@@ -61,15 +61,6 @@ def register(m: Messaging, kind: type, handler: Any, channel: Any, **properties:
     return registration
 
 
-def answers(gate: Gate) -> Callable[[Message], Message]:
-    """The same for ``m.reply``."""
-
-    def answer(request: Message) -> Message:
-        return gate(request, Builder())
-
-    return answer
-
-
 class Gate:
     """A handler that answers when it is told to, and how many requests it is at."""
 
@@ -78,26 +69,29 @@ class Gate:
         self.begun: list[bytes] = []
 
     def __call__(self, request: Message, builder: Builder) -> Message:
-        self.begun.append(request.payload)
+        return builder.content(self.answer(request.payload)).build_message()
+
+    def answer(self, payload: bytes) -> bytes:
+        """Answer, as a handler of ``m.reply``."""
+        self.begun.append(payload)
         assert self.open.wait(PATIENCE)
-        return builder.content(request.payload).build_message()
+        return payload
 
 
 # --- bounds
 
 
-def test_requests_without_acknowledgement_are_bounded_too(backend: Backend) -> None:
+def test_requests_without_acknowledgement_are_bounded_too(m: Messaging) -> None:
     """Only so many are in the handlers' hands; the buffer and its policy hold the others."""
-    m = backend.connect()
     gate = Gate()
-    registration = m.reply("c", answers(gate), qos=0, buffer_size=10)
+    registration = m.reply("c", gate.answer, qos=0, buffer_size=10)
     for _ in range(100):
         m.publish("c", b"x", qos=0).result(PATIENCE)
     (route,) = routes(m)
     eventually(lambda: route.subscription.counters.received == 100, "all have arrived")
     eventually(lambda: (in_hand(m), route.subscription.buffered) == (10, 10), "ten are with the handler, ten wait")
     gate.open.set()
-    eventually(lambda: len(gate.begun) == 20, "what was kept is handled")
+    eventually(lambda: len(gate.begun) == 20, "the waiting requests are handled")
     nothing_left(m)
     registration.unregister()
 
@@ -130,11 +124,10 @@ def test_a_handler_may_pass_on_what_it_received(backend: Backend, caplog: pytest
         nothing_left(each)
 
 
-def test_a_channel_that_a_handler_comes_for_while_a_reply_goes_there_is_no_place_for_the_next_reply(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
+    m: Messaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way of the first reply is looked up before the handler of its channel comes, and known only after."""
-    m = backend.connect()
+    """The route of the first reply is looked up before the handler of its channel comes, and known only after."""
     calls: list[bytes] = []
     inbox, ways = m.subscribe("answers"), m._adapter.reply_routes
     inbox.ready.result(PATIENCE)
@@ -161,11 +154,10 @@ def test_a_channel_that_a_handler_comes_for_while_a_reply_goes_there_is_no_place
 
 
 def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_once(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+    m: Messaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
     monkeypatch.setattr(request_copies, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
-    m = backend.connect()
     calls: list[bytes] = []
 
     def slow(request: Message) -> None:
@@ -184,9 +176,8 @@ def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_onc
     assert sorted(calls) == sorted(sent)
 
 
-def test_functions_may_return_what_coroutine_functions_would(backend: Backend) -> None:
+def test_functions_may_return_what_coroutine_functions_would(m: Messaging) -> None:
     """Awaitables and async iterators from a plain function; lists from a coroutine; partial functions of both."""
-    m = backend.connect()
 
     async def later(prefix: str, payload: bytes) -> str:
         await asyncio.sleep(0)
@@ -226,8 +217,7 @@ class UnspeakableError(Exception):
 
 
 @pytest.mark.parametrize("form", ["function", "coroutine", "generator", "observable"])
-def test_an_exception_that_cannot_be_shown_is_still_a_fault(backend: Backend, form: str) -> None:
-    m = backend.connect()
+def test_an_exception_that_cannot_be_shown_is_still_a_fault(m: Messaging, form: str) -> None:
 
     def function() -> bytes:
         raise UnspeakableError
@@ -260,11 +250,10 @@ def test_an_exception_that_cannot_be_shown_is_still_a_fault(backend: Backend, fo
 
 
 @pytest.mark.parametrize("items", [0, 3])
-def test_many_replies_to_nobody_settle_the_request(
-    backend: Backend, items: int, caplog: pytest.LogCaptureFixture
+def test_many_replies_without_a_reply_channel_settle_the_request(
+    m: Messaging, items: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 62: the request names no reply channel; it is done, and that is said."""
-    m = backend.connect()
     m.reply("c", lambda: iter([b"x"] * items), many=True)
     m.publish("c", b"x").result(PATIENCE)
     (route,) = routes(m)
@@ -305,9 +294,8 @@ def test_a_full_outbox_neither_loses_nor_doubles_items(backend: Backend, form: s
 
 
 @pytest.mark.parametrize("form", ["async", "observable"])
-def test_what_waits_is_told_when_the_requester_goes(backend: Backend, form: str) -> None:
+def test_a_waiting_stream_is_stopped_when_its_requester_goes(m: Messaging, responder: Messaging, form: str) -> None:
     """Not only with the next item, which may never come."""
-    m, responder = backend.connect(), backend.connect()
     ended = threading.Event()
 
     async def wait_for_ever() -> AsyncIterator[str]:
@@ -335,9 +323,8 @@ def test_what_waits_is_told_when_the_requester_goes(backend: Backend, form: str)
         nothing_left(responder)
 
 
-def test_an_observable_that_emits_at_once_and_for_ever_is_stopped(backend: Backend) -> None:
+def test_an_observable_that_emits_at_once_and_for_ever_is_stopped(m: Messaging, responder: Messaging) -> None:
     """There is nothing to dispose of while it is being subscribed to."""
-    m, responder = backend.connect(), backend.connect()
     made = itertools.count()
     responder.reply("c", lambda: reactivex.from_iterable(map(str, made)), many=True, concurrency=1)
     for _ in range(2):
@@ -350,9 +337,8 @@ def test_an_observable_that_emits_at_once_and_for_ever_is_stopped(backend: Backe
     assert next(made) - count < 10_000  # the first ones do not go on beside it
 
 
-def test_a_stop_that_comes_before_there_is_anything_to_stop(backend: Backend) -> None:
+def test_a_stop_before_the_observable_is_made_stops_it(m: Messaging, responder: Messaging) -> None:
     """The handler is unregistered while it makes its observable, which then says nothing for ever."""
-    m, responder = backend.connect(), backend.connect()
     begun, going = threading.Event(), threading.Event()
 
     def silent() -> Any:
@@ -406,9 +392,8 @@ def test_concurrency_counts_what_goes_on_after_a_function_returned(backend: Back
     assert all(runner._active == 0 for _, runner in route.bindings if isinstance(runner, ThreadRunner))
 
 
-def test_a_loop_that_is_just_closed_takes_no_request_with_it(backend: Backend) -> None:
-    """Neither cancelled nor finished: a function returned something for a loop that nobody runs any more."""
-    m = backend.connect()
+def test_a_request_on_a_loop_that_is_closed_without_cancelling_fails(m: Messaging) -> None:
+    """Neither cancelled nor finished: a function returned an awaitable for a loop that does not run any more."""
     loop = asyncio.new_event_loop()
     begun = asyncio.Event()
 
@@ -433,9 +418,8 @@ def test_a_loop_that_is_just_closed_takes_no_request_with_it(backend: Backend) -
     nothing_left(m)
 
 
-def test_a_handler_that_is_unregistered_ends_its_streams(backend: Backend) -> None:
+def test_a_handler_that_is_unregistered_ends_its_streams(m: Messaging, responder: Messaging) -> None:
     """The requester hears that it is over, and unregistering does not wait for a stream without end."""
-    m, responder = backend.connect(), backend.connect()
 
     async def forever() -> AsyncIterator[str]:
         yield "first"
@@ -451,9 +435,10 @@ def test_a_handler_that_is_unregistered_ends_its_streams(backend: Backend) -> No
     nothing_left(responder)
 
 
-def test_what_an_observable_has_emitted_is_sent_though_its_handler_goes(backend: Backend) -> None:
+def test_the_items_of_a_completed_observable_are_sent_though_its_handler_goes(
+    m: Messaging, responder: Messaging
+) -> None:
     """It completed: nothing has to be stopped."""
-    m, responder = backend.connect(), backend.connect()
     registration = responder.reply("c", lambda: reactivex.of(*map(str, range(60))), many=True)
     inboxes = [Inbox(m.request_many("c", timeout=30)) for _ in range(10)]
     for inbox in inboxes:
@@ -468,9 +453,8 @@ def test_what_an_observable_has_emitted_is_sent_though_its_handler_goes(backend:
 # --- handlers that come and go while requests wait
 
 
-def test_what_waits_goes_to_the_next_handler(backend: Backend) -> None:
+def test_waiting_requests_go_to_the_next_handler(m: Messaging) -> None:
     """The best one is unregistered, or may work on more at a time; nothing is lost, or handled twice."""
-    m = backend.connect()
     first, second = Gate(), Gate()
     registration = register(m, ReplyToSingleSubscriptionHandler, first, "c", concurrency=1, ranking=1)
     register(m, ReplyToSingleSubscriptionHandler, second, "c", concurrency=1)
@@ -485,8 +469,7 @@ def test_what_waits_goes_to_the_next_handler(backend: Backend) -> None:
     nothing_left(m)
 
 
-def test_more_concurrency_is_for_what_waits_already(backend: Backend) -> None:
-    m = backend.connect()
+def test_more_concurrency_applies_to_waiting_requests(m: Messaging) -> None:
     gate = Gate()
     registration = register(m, ReplyToSingleSubscriptionHandler, gate, "c", concurrency=1)
     promises = [m.request("c", b"%d" % number) for number in range(5)]
@@ -498,9 +481,8 @@ def test_more_concurrency_is_for_what_waits_already(backend: Backend) -> None:
     nothing_left(m)
 
 
-def test_fewer_channels_take_nothing_from_the_others(backend: Backend) -> None:
+def test_leaving_a_channel_keeps_the_waiting_requests_of_the_others(m: Messaging) -> None:
     """What waits for a handler on one channel stays when it leaves another; there the requester is told."""
-    m = backend.connect()
     gate = Gate()
     registration = register(m, ReplyToSingleSubscriptionHandler, gate, ["a", "b"], concurrency=1)
     busy = m.request("a", b"busy")
@@ -516,18 +498,18 @@ def test_fewer_channels_take_nothing_from_the_others(backend: Backend) -> None:
     nothing_left(m)
 
 
-def test_requests_that_nobody_began_go_back_to_their_queue(backend: Backend) -> None:
+def test_requests_that_were_not_begun_are_requeued(backend: Backend) -> None:
     """Unregistered with requests waiting: another responder gets them, as if for the first time."""
     m, first, second = backend.connect(), backend.connect(), backend.connect()
     gate = Gate()
-    registration = first.reply("c", answers(gate), queue="q", concurrency=1)
+    registration = first.reply("c", gate.answer, queue="q", concurrency=1)
     promises = [m.request("c", b"%d" % number) for number in range(5)]
     eventually(lambda: in_hand(first) == 5 and gate.begun, "all wait")
     (route,) = routes(first)
     second.reply("c", lambda payload: payload, queue="q", dead_letter_channel="dead")
     with m.subscribe("dead") as dead:
         registration.unregister()
-        eventually(lambda: len(route.in_hand) == 1, "what waits is let go")
+        eventually(lambda: len(route.in_hand) == 1, "waiting requests are requeued")
         gate.open.set()
         assert [promise.result(PATIENCE).payload for promise in promises] == [b"%d" % n for n in range(5)]
         assert dead.counters.received == 0
@@ -538,9 +520,7 @@ def test_requests_that_nobody_began_go_back_to_their_queue(backend: Backend) -> 
 
 @pytest.mark.parametrize("many", [False, True], ids=["single", "many"])
 @pytest.mark.parametrize("is_closed", [False, True], ids=["unregistered", "closed"])
-def test_requests_that_a_handler_takes_no_more_go_back_to_their_queue(
-    backend: Backend, many: bool, is_closed: bool
-) -> None:
+def test_requests_that_a_handler_takes_no_more_are_requeued(backend: Backend, many: bool, is_closed: bool) -> None:
     """None of them is begun again here, whatever ends meanwhile, and none is failed."""
     m, first, second = backend.connect(), backend.connect(), backend.connect()
     gate, refused = asyncio.Event(), []
@@ -581,12 +561,11 @@ def test_requests_that_a_handler_takes_no_more_go_back_to_their_queue(
         nothing_left(first)
 
 
-def test_what_is_delivered_again_after_a_loss_is_handled_once(backend: Backend) -> None:
+def test_a_redelivered_request_that_waits_is_handled_once(backend: Backend, m: Messaging) -> None:
     """What waits when the connection is lost comes again from the queue; the copy that waits is forgotten."""
-    m = backend.connect()
     responder, link = backend.connect_severable()
     gate = Gate()
-    responder.reply("c", answers(gate), queue="q", concurrency=1)
+    responder.reply("c", gate.answer, queue="q", concurrency=1)
     promises = [m.request("c", b"%d" % number, timeout=30) for number in range(4)]
     eventually(lambda: in_hand(responder) == 4 and gate.begun, "all wait")
     link.sever()
@@ -601,51 +580,34 @@ def test_what_is_delivered_again_after_a_loss_is_handled_once(backend: Backend) 
 # --- loops that end
 
 
-def test_a_loop_that_ends_gives_its_requests_to_others(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    m, mortal = backend.connect(), backend.connect()
-    begun = threading.Event()
+@pytest.mark.parametrize("has_queue", [True, False])
+def test_the_requests_of_a_loop_that_ends_go_to_the_next_handler_or_fail(
+    backend: Backend, m: Messaging, has_queue: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To the next handler of their queue; without a queue there is none, and the requester is told."""
+    mortal, heir = backend.connect(), backend.connect()
+    keywords: dict[str, Any] = {"queue": "q"} if has_queue else {}
     promises: list[Any] = []
 
     async def sleepy(payload: bytes) -> bytes:
-        begun.set()
         await asyncio.sleep(3600)
         return payload
 
     async def live() -> None:
-        mortal.reply("c", sleepy, concurrency=2, queue="q")
-        await asyncio.to_thread(eventually, lambda: any(r.subscription.handle for r in routes(mortal)), "bound")
-        promises.extend(m.request("c", b"%d" % number, timeout=30) for number in range(6))
-        await asyncio.to_thread(eventually, lambda: in_hand(mortal) == 6 and begun.is_set(), "six in hand")
+        await mortal.reply("c", sleepy, concurrency=2, **keywords)
+        promises.extend(m.request("c", b"%d" % number, qos=int(has_queue), timeout=30) for number in range(6))
+        await asyncio.to_thread(eventually, lambda: in_hand(mortal) == 6, "six in hand")
 
     asyncio.run(live())
-    heir = backend.connect()
-    heir.reply("c", lambda payload: payload, queue="q")
-    assert sorted(promise.result(PATIENCE).payload for promise in promises) == [b"%d" % n for n in range(6)]
-    eventually(lambda: not routes(mortal), "the handler is unbound")
-    assert caplog.text.count("event loop that it was registered on is closed") == 1
+    if has_queue:
+        heir.reply("c", lambda payload: payload, **keywords)
+        assert sorted(promise.result(PATIENCE).payload for promise in promises) == [b"%d" % n for n in range(6)]
+        eventually(lambda: not routes(mortal), "the handler is unbound")
+        assert caplog.text.count("event loop that it was registered on is closed") == 1
+    else:
+        assert all(isinstance(promise.exception(PATIENCE), ReplyError) for promise in promises)
+        assert all("stopped" in str(promise.exception(PATIENCE)) for promise in promises)
     nothing_left(mortal)
-
-
-def test_a_loop_that_ends_fails_what_cannot_go_to_others(backend: Backend) -> None:
-    m = backend.connect()
-
-    async def sleepy(payload: bytes) -> bytes:
-        await asyncio.sleep(3600)
-        return payload
-
-    promises: list[Any] = []
-
-    async def live() -> None:
-        m.reply("c", sleepy, concurrency=1)
-        await asyncio.to_thread(eventually, lambda: any(r.subscription.handle for r in routes(m)), "bound")
-        promises.extend(m.request("c", b"x", qos="0", timeout=30) for _ in range(3))
-        await asyncio.to_thread(eventually, lambda: in_hand(m) == 3, "three in hand")
-
-    asyncio.run(live())
-    for promise in promises:
-        with pytest.raises(ReplyError, match="stopped"):
-            promise.result(PATIENCE)
-    nothing_left(m)
 
 
 def test_a_stream_whose_loop_ends_is_not_begun_again(backend: Backend) -> None:
@@ -673,9 +635,8 @@ def test_a_stream_whose_loop_ends_is_not_begun_again(backend: Backend) -> None:
     nothing_left(mortal)
 
 
-def test_a_cancelled_handler_is_tried_once_more(backend: Backend) -> None:
-    """Somebody cancels its task, which is no answer; the loop goes on, so the request is handled after all."""
-    m = backend.connect()
+def test_a_cancelled_handler_is_tried_once_more(m: Messaging) -> None:
+    """Its task is cancelled, which is no answer; the loop goes on, so the request is handled after all."""
     calls: list[bytes] = []
 
     async def main() -> None:
@@ -698,9 +659,8 @@ def test_a_cancelled_handler_is_tried_once_more(backend: Backend) -> None:
 # --- plain handlers, and the log
 
 
-def test_the_loop_of_a_handler_is_that_of_whoever_registers_it(backend: Backend) -> None:
-    """Also if somebody else makes the whiteboard look at the registry at the same moment."""
-    m = backend.connect()
+def test_a_coroutine_handler_runs_on_the_loop_that_registered_it(m: Messaging) -> None:
+    """Also if another thread refreshes the whiteboard at the same moment."""
     seen: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:
@@ -712,7 +672,7 @@ def test_the_loop_of_a_handler_is_that_of_whoever_registers_it(backend: Backend)
             ReplyToSubscriptionHandler, handler, {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: "c"}
         )
         await register_soon
-        await asyncio.to_thread(eventually, lambda: any(r.subscription.handle for r in routes(m)), "bound")
+        await m.whiteboard.ready()
         await m.publish("c", b"x")
         await asyncio.to_thread(eventually, lambda: seen, "handled")
         assert seen == [asyncio.get_running_loop()]
@@ -720,8 +680,7 @@ def test_the_loop_of_a_handler_is_that_of_whoever_registers_it(backend: Backend)
     asyncio.run(main())
 
 
-def test_a_handler_that_cannot_be_bound_is_told_of_once(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    m = backend.connect()
+def test_a_handler_that_cannot_be_bound_is_logged_once(m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
 
     def broken() -> Any:
         raise LookupError("no such factory")
@@ -733,9 +692,8 @@ def test_a_handler_that_cannot_be_bound_is_told_of_once(backend: Backend, caplog
     assert caplog.text.count(f"{m.name}: the request handler") == 1
 
 
-def test_a_refused_subscription_is_tried_again(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_subscription_is_tried_again(m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
     """The broker ends the subscription of a handler: that is said, and it comes back."""
-    m = backend.connect()
     m.reply("c", lambda: b"here")
     (route,) = routes(m)
     m._connection.engine.call(route.subscription.fail, SubscriptionRefusedError("for the test"))
@@ -744,8 +702,7 @@ def test_a_refused_subscription_is_tried_again(backend: Backend, caplog: pytest.
     assert m.request("c").result(PATIENCE).payload == b"here"
 
 
-def test_what_waits_from_a_subscription_that_failed_is_not_handled_after_its_handler_went(backend: Backend) -> None:
-    m = backend.connect()
+def test_waiting_requests_of_a_failed_subscription_fail_with_their_handler(m: Messaging) -> None:
     gate = Gate()
     registration = register(m, ReplyToSingleSubscriptionHandler, gate, "c", concurrency=1)
     (route,) = routes(m)

@@ -13,6 +13,7 @@ from messaging import (
     DeadlineError,
     InvalidContentError,
     Message,
+    Messaging,
     MessagingError,
     OutboxFullError,
     ReplyError,
@@ -76,9 +77,8 @@ def test_a_broken_inbox_is_replaced(backend: Backend) -> None:
     nothing_left(m)
 
 
-def test_an_inbox_that_ends_while_requests_are_made_loses_none(backend: Backend) -> None:
+def test_an_inbox_that_ends_while_requests_are_made_loses_none(m: Messaging) -> None:
     """Each is answered, or says why not, however the threads fall."""
-    m = backend.connect()
     m.reply("c", lambda: b"here")
     over = threading.Event()
 
@@ -104,8 +104,7 @@ def test_an_inbox_that_ends_while_requests_are_made_loses_none(backend: Backend)
     nothing_left(m)
 
 
-def test_requests_of_a_thread_stay_in_order_while_the_inbox_is_made(backend: Backend) -> None:
-    m, responder = backend.connect(), backend.connect()
+def test_requests_of_a_thread_stay_in_order_while_the_inbox_is_made(m: Messaging, responder: Messaging) -> None:
     seen: list[bytes] = []
     # one at a time: on a busy machine a second thread may come to the aid of the first, and overtake it
     responder.reply("c", lambda payload: seen.append(payload) or b"", concurrency=1)
@@ -122,8 +121,7 @@ def test_many_replies_have_a_deadline_before_they_are_subscribed_to(backend: Bac
     nothing_left(m)
 
 
-def test_a_closed_instance_asks_nobody(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_closed_instance_asks_nobody(m: Messaging) -> None:
     m.close()
     with pytest.raises(ClosedError):
         m.request("c")
@@ -149,8 +147,7 @@ def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend)
 
 
 @pytest.mark.parametrize("kind", [markers.START, markers.ITEM, markers.END, "nonsense"])
-def test_marks_of_streams_do_not_answer_a_single_request(backend: Backend, kind: str) -> None:
-    m, responder = backend.connect(), backend.connect()
+def test_marks_of_streams_do_not_answer_a_single_request(m: Messaging, responder: Messaging, kind: str) -> None:
 
     def mislead(request: Message) -> str:
         context = request.context
@@ -166,8 +163,7 @@ def test_marks_of_streams_do_not_answer_a_single_request(backend: Backend, kind:
     assert m.runtime.get_runtime_dto().requests.foreign == 1
 
 
-def test_a_payload_must_be_bytes(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_payload_must_be_bytes(m: Messaging) -> None:
     context = m.context_builder().channel("c").build_context()
     message = Message("text", context)  # type: ignore[arg-type]
     with pytest.raises(InvalidContentError):
@@ -177,8 +173,7 @@ def test_a_payload_must_be_bytes(backend: Backend) -> None:
     nothing_left(m)
 
 
-def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(backend: Backend) -> None:
-    m = backend.connect()
+def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(m: Messaging) -> None:
     m.reply("c", lambda: b"here")
     m.request("c").result(PATIENCE)
     own = m._requests.inboxes.own
@@ -189,9 +184,8 @@ def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(backend: B
         m.request_many("c", reply_to=own.reply_to)
 
 
-def test_a_handler_of_many_answers_a_single_request_with_its_first_item(backend: Backend) -> None:
+def test_a_handler_of_many_answers_a_single_request_with_its_first_item(m: Messaging, responder: Messaging) -> None:
     """And plainly: the requester need not know of markers. The rest is not made."""
-    m, responder = backend.connect(), backend.connect()
     made: list[int] = []
 
     def count() -> object:
