@@ -138,6 +138,7 @@ class OpenReplyStreams:
     """The streams of one instance that wait for replies."""
 
     def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
+        self.connection = connection
         self._adapter = connection.adapter
         self._publisher = publisher
         self._open: set[ReplySubscription] = set()
@@ -226,7 +227,7 @@ class ReplySubscription(Subscription):
         """Subscribe, and send the request then."""
         self._streams.add(self)
         self.ready.listen(self.send)
-        self._connection.start_subscription(self)
+        self._streams.connection.start_subscription(self)
 
     def send(self) -> None:
         """Send the request: replies can be received now."""
@@ -275,7 +276,7 @@ class ReplySubscription(Subscription):
         """See ``Subscription.fetch``; the end comes after the last reply."""
         message = super().fetch()
         if message is None and self.sequence.is_final and not self._buffer:
-            self._connection.engine.call(self._conclude)
+            self._streams.connection.engine.call(self._conclude)
         return message
 
     def _conclude(self) -> None:
@@ -284,12 +285,12 @@ class ReplySubscription(Subscription):
         if self.sequence.error is not None:
             self.fail(self.sequence.error)
             return
-        if self._connection.state != "closed":
+        if self._streams.connection.state != "closed":
             self.flush()
-        self._connection.subscriptions.discard(self)
+        self._streams.connection.subscriptions.discard(self)
         self._end(None)
         if self.handle is not None:
-            self._connection.depart(self)
+            self._streams.connection.depart(self)
 
     def expire(self, now: float) -> float:
         """End the stream if its deadline has passed; return the seconds left, or ``inf`` if it needs no deadline."""
@@ -331,7 +332,9 @@ class ReplySubscription(Subscription):
         channel = self.publication.context.channel
         if not self.ended and not self.sequence.is_final:
             why = "the connection was lost before all replies had come"
-            self._connection.engine.loop.call_soon(self.unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
+            self._streams.connection.engine.loop.call_soon(
+                self.unsent, ConnectionLostError(f"request to {channel!r}: {why}")
+            )
 
     def stop(self) -> Promise[None] | None:
         """See ``Subscribed.stop``; a stream that is closed early waits for the channel of its cancellation."""
@@ -344,7 +347,7 @@ class ReplySubscription(Subscription):
         both: Promise[None] = Promise("the end of replies")
 
         def listen() -> None:
-            self._connection.engine.loop.call_later(_LINGER, known.resolve, None)
+            self._streams.connection.engine.loop.call_later(_LINGER, known.resolve, None)
             known.listen(lambda: when_stopped(resolve))
             when_stopped(self._start_draining)
 
@@ -357,7 +360,7 @@ class ReplySubscription(Subscription):
         def resolve() -> None:
             both.resolve(None)
 
-        self._connection.engine.call(listen)
+        self._streams.connection.engine.call(listen)
         return both
 
     def _start_draining(self) -> None:

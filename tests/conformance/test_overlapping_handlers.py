@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -87,6 +87,36 @@ def ask(m: Messaging, channel: str, count: int = COUNT) -> set[bytes]:
     return {promise.result(PATIENCE).payload for promise in promises}
 
 
+class Blocked:
+    """A handler that answers when it is released."""
+
+    def __init__(self, calls: Calls, name: str) -> None:
+        self._answer = calls.handler(name)
+        self._started, self._going = threading.Event(), threading.Event()
+
+    def __call__(self, request: Message, builder: MessageContextBuilder | None = None) -> Message:
+        answer = self._answer(request, builder or MessageContextBuilder())
+        self._started.set()
+        self._going.wait(PATIENCE)
+        return answer
+
+    def __enter__(self) -> Self:
+        """Wait for the first request, which is blocked until the end of the block."""
+        assert self._started.wait(PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._going.set()
+
+
+def check_served_once(m: Messaging, channel: str, calls: Calls, name: str) -> None:
+    """Check that requests on ``channel`` are handled once each, by one handler alone."""
+    assert ask(m, channel) == {name.encode()}
+    settled(m, channel, calls, name)
+    assert sorted(calls.all) == sorted({*calls.all})
+    assert {called for called, _ in calls.all} == {name}
+
+
 def settled(m: Messaging, channel: str, calls: Calls, name: str) -> None:
     """Wait until no copy of an earlier request is left: its handlers take those of a channel in order."""
     for number in range(3):
@@ -121,10 +151,7 @@ def test_one_channel_with_different_extensions_is_served_by_the_highest_ranking(
     channel, calls = backend.channel(), Calls()
     for name, ranking, keys in [("high", 3, high), ("low", 0, low)][:: 1 if preferred_first else -1]:
         register(responder, calls.handler(name), channel, ranking, **keys)
-    assert ask(m, channel) == {b"high"}
-    settled(m, channel, calls, "high")
-    assert sorted(calls.all) == sorted({*calls.all})
-    assert {name for name, _ in calls.all} == {"high"}
+    check_served_once(m, channel, calls, "high")
 
 
 @feature(Features.REPLY_TO, Features.WILDCARDS)
@@ -139,9 +166,7 @@ def test_overlapping_channels_are_served_by_the_highest_ranking(
     calls = Calls()
     for name, ranking, channel in [("high", 3, high), ("low", 0, low)][:: 1 if preferred_first else -1]:
         register(responder, calls.handler(name), f"{root}/{channel}", ranking)
-    assert ask(m, f"{root}/d/x") == {b"high"}
-    settled(m, f"{root}/d/x", calls, "high")
-    assert sorted(calls.all) == sorted({*calls.all})
+    check_served_once(m, f"{root}/d/x", calls, "high")
     if low != "d/x":
         expected = b"low" if high in ("d/x", "+/x") else b"high"
         assert ask(m, f"{root}/d/y") == {expected}
@@ -155,9 +180,7 @@ def test_a_handler_with_overlapping_channels_gets_each_request_once(backend: Bac
         keys = {"queue": backend.queue()}
     root, calls = backend.channel(), Calls()
     register(responder, calls.handler("only"), [f"{root}/+", f"{root}/b", f"{root}/#"], **keys)
-    assert ask(m, f"{root}/b") == {b"only"}
-    settled(m, f"{root}/b", calls, "only")
-    assert sorted(calls.all) == sorted({*calls.all})
+    check_served_once(m, f"{root}/b", calls, "only")
 
 
 @feature(Features.REPLY_TO, Features.WILDCARDS)
@@ -244,45 +267,25 @@ def test_the_copy_in_a_queue_is_not_acknowledged_before_the_request_is(backend: 
     """A responder that goes away before it has answered leaves the copy of the queue to the next one."""
     m, first = backend.connect(), backend.connect(close_timeout=0.3)
     channel, queue = backend.channel(), backend.queue()
-    started, going = threading.Event(), threading.Event()
-
-    def stuck(_: Message, builder: MessageContextBuilder) -> Message:
-        started.set()
-        going.wait(PATIENCE)
-        return builder.content(b"too late").build_message()
-
+    stuck = Blocked(Calls(), "too late")
     register(first, Calls().handler("low"), channel, queue=queue)
     register(first, stuck, channel, 1)
     promise = m.request(channel, b"x", qos=1)
-    try:
-        assert started.wait(PATIENCE)
+    with stuck:
         first.close()
-        second = backend.connect()
-        register(second, Calls().handler("second"), channel, queue=queue)
+        register(backend.connect(), Calls().handler("second"), channel, queue=queue)
         assert promise.result(PATIENCE).payload == b"second"
-    finally:
-        going.set()
 
 
 @feature(Features.REPLY_TO, Features.EXTENSION_QUEUE)
 def test_requests_that_wait_when_a_queue_is_made_are_not_left_to_it(backend: Backend) -> None:
     """A handler with a queue and a higher ranking comes while requests wait: its queue has no copies of them."""
     m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
-    started, going = threading.Event(), threading.Event()
-
-    def slow(_: Message, builder: MessageContextBuilder) -> Message:
-        started.set()
-        going.wait(PATIENCE)
-        return builder.content(b"slow").build_message()
-
+    channel, slow = backend.channel(), Blocked(Calls(), "slow")
     register(responder, slow, channel, prefetch=1)
     promises = [m.request(channel, b"%d" % number, qos=1) for number in range(10)]
-    try:
-        assert started.wait(PATIENCE)
+    with slow:
         register(responder, Calls().handler("queue"), channel, 1, queue=backend.queue())
-    finally:
-        going.set()
     assert {promise.result(PATIENCE).payload for promise in promises} <= {b"slow", b"queue"}
 
 
@@ -311,23 +314,14 @@ def test_an_equal_request_is_handled_after_others_that_waited_when_the_queue_was
     """Its queue has no copies of the requests that waited: it takes the next one for a request."""
     m, responder = backend.connect(), backend.connect()
     channel, calls = backend.channel(), Calls()
-    started, going = threading.Event(), threading.Event()
-
-    def slow(request: Message) -> None:
-        calls.plain("slow")(request)
-        started.set()
-        going.wait(PATIENCE)
-
+    slow = Blocked(calls, "slow")
     register(responder, slow, channel, kind=ReplyToSubscriptionHandler, prefetch=1)
     for payload in (b"first", b"same", b"end"):
         m.publish(channel, payload, qos=1).result(PATIENCE)
-    try:
-        assert started.wait(PATIENCE)
+    with slow:
         register(responder, calls.plain("queue"), channel, 1, kind=ReplyToSubscriptionHandler, queue=backend.queue())
-    finally:
-        going.set()
-    eventually(lambda: len(calls.all) >= 3, "what waited is handled")
+    eventually(lambda: len(calls.all) >= 3, "the requests that waited are handled")
     handled = calls.all.count(("queue", b"same"))
-    time.sleep(1.2)  # then what waited is through
+    time.sleep(1.2)  # then the subscription has caught up
     m.publish(channel, b"same", qos=1).result(PATIENCE)
     eventually(lambda: calls.all.count(("queue", b"same")) > handled, "the next request is handled")

@@ -1,4 +1,4 @@
-"""Which handler answers (RFC 5.7.3): the whiteboard against a simple model; and what marks survive."""
+"""Which handler answers (RFC 5.7.3): the whiteboard against a simple model; and markers, written and read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,17 @@ from messaging.services import SERVICE_RANKING, ServiceRegistration, ServiceRegi
 from tests.conformance.helpers import PATIENCE, eventually
 from tests.replyto.conftest import in_hand, routes
 
-CHANNELS = st.sets(st.sampled_from(["x/a", "x/b", "x/c/d", "x/+", "x/c/+", "x/#"]), min_size=1, max_size=3)
-#: what makes another subscription of the same channel
-EXTENSIONS_OF = st.sampled_from([{}, {}, {"prefetch": 3}, {"qos": "0"}, {"autoAcknowledge": True}])
+#: properties of a handler; the extensions make another subscription of the same channel
+PROPERTIES = st.fixed_dictionaries(
+    {
+        CHANNEL: st.sets(st.sampled_from(["x/a", "x/b", "x/c/d", "x/+", "x/c/+", "x/#"]), min_size=1, max_size=3).map(
+            sorted
+        ),
+        SERVICE_RANKING: st.integers(-1, 1),
+        CONCURRENCY: st.integers(1, 2),
+        EXTENSIONS: st.sampled_from([{}, {}, {"prefetch": 3}, {"qos": "0"}, {"autoAcknowledge": True}]),
+    }
+)
 
 
 class Registered:
@@ -74,37 +82,16 @@ class WhiteboardMachine(RuleBasedStateMachine):
         self.requester.close()
         self.m.close()
 
-    def properties(
-        self, channels: set[str], ranking: int, reply_to: str | None, concurrency: int, extensions: dict[str, Any]
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            TARGET: f"(osgi.messaging.name={self.m.name})",
-            CHANNEL: sorted(channels),
-            SERVICE_RANKING: ranking,
-            CONCURRENCY: concurrency,
-            EXTENSIONS: extensions,
-        }
-        return found if reply_to is None else {**found, REPLY_CHANNEL: reply_to}
-
     @rule(
         target=handlers,
-        channels=CHANNELS,
-        ranking=st.integers(-1, 1),
+        properties=PROPERTIES,
         reply_to=st.sampled_from([None, None, "r"]),
-        concurrency=st.integers(1, 2),
-        extensions=EXTENSIONS_OF,
         is_async=st.booleans(),
     )
-    def register(
-        self,
-        channels: set[str],
-        ranking: int,
-        reply_to: str | None,
-        concurrency: int,
-        extensions: dict[str, Any],
-        is_async: bool,
-    ) -> Registered:
-        properties = self.properties(channels, ranking, reply_to, concurrency, extensions)
+    def register(self, properties: dict[str, Any], reply_to: str | None, is_async: bool) -> Registered:
+        properties = {TARGET: f"(osgi.messaging.name={self.m.name})", **properties}
+        if reply_to is not None:
+            properties[REPLY_CHANNEL] = reply_to
 
         def say_who(request: Any, builder: MessageContextBuilder) -> Any:
             self.handled.append(request.payload)
@@ -125,24 +112,15 @@ class WhiteboardMachine(RuleBasedStateMachine):
         handler.registration.unregister()
         self.there.remove(handler)
 
-    @rule(
-        handler=handlers,
-        channels=CHANNELS,
-        ranking=st.integers(-1, 1),
-        concurrency=st.integers(1, 2),
-        extensions=EXTENSIONS_OF,
-    )
-    def update(
-        self, handler: Registered, channels: set[str], ranking: int, concurrency: int, extensions: dict[str, Any]
-    ) -> None:
-        named = handler.properties.get(REPLY_CHANNEL)
-        handler.properties = self.properties(channels, ranking, named, concurrency, extensions)
+    @rule(handler=handlers, properties=PROPERTIES)
+    def update(self, handler: Registered, properties: dict[str, Any]) -> None:
+        handler.properties = {**handler.properties, **properties}
         handler.registration.update(handler.properties)
         self.m.whiteboard.ready().result(PATIENCE)
 
     @rule(channel=st.sampled_from(["x/a", "x/b", "x/c/d"]), reply_to=st.sampled_from([None, "r"]))
     def request(self, channel: str, reply_to: str | None) -> None:
-        eventually(self.is_settled, "subscribed to what is asked for")
+        eventually(self.is_settled, "all channels are subscribed to")
         meant = sorted((each for each in self.there if each.takes(channel, reply_to)), key=lambda each: each.order)
         heard = any(each.hears(channel) for each in self.there)
         timeout = PATIENCE if meant or not heard else 0.02
@@ -155,7 +133,7 @@ class WhiteboardMachine(RuleBasedStateMachine):
                 promise.result(PATIENCE)
 
     def is_settled(self) -> bool:
-        """Whether what is subscribed to is what the model knows."""
+        """Return whether exactly the channels of the model are subscribed to."""
         wanted = {subscription for each in self.there for subscription in each.subscriptions}
         connection = self.m._connection
         return (
@@ -166,7 +144,7 @@ class WhiteboardMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def everything_is_listed_and_nothing_is_left(self) -> None:
+    def all_handlers_are_listed_and_no_request_is_left(self) -> None:
         eventually(lambda: in_hand(self.m) == 0, "nothing is in hand")
         assert len(self.handled) == len({*self.handled}), "a request was handled twice"
         expected = sorted(
@@ -194,7 +172,7 @@ TestWhiteboardAgainstModel.settings = settings(max_examples=30, stateful_step_co
     st.text(max_size=20),
     st.dictionaries(st.text(min_size=1, max_size=10), st.text(max_size=10), max_size=4),
 )
-def test_marks_are_read_as_written_and_leave_other_headers_alone(
+def test_markers_are_read_as_written_and_leave_other_headers_alone(
     kind: str, number: int | None, error: str, others: dict[str, str]
 ) -> None:
     mark = markers.Marker(kind, number, error)
@@ -208,7 +186,7 @@ def test_marks_are_read_as_written_and_leave_other_headers_alone(
 
 @given(st.dictionaries(st.sampled_from([markers.REPLY, markers.NUMBER, markers.ERROR, "k"]), st.text(max_size=30)))
 def test_any_headers_can_be_read(headers: dict[str, str]) -> None:
-    """Scenario 43 [I]: whatever strangers send."""
+    """Scenario 43 [I]: whatever another program sends."""
     incoming = Incoming(b"", "c", extensions=MappingProxyType({"headers": headers}))
     mark = markers.read(incoming)
     assert (mark is None) == (markers.REPLY not in headers)

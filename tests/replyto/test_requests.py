@@ -26,7 +26,7 @@ from tests.conformance.helpers import PATIENCE, Inbox, eventually
 from tests.replyto.conftest import nothing_left
 
 
-def test_a_request_given_up_before_it_was_accepted_does_not_count(backend: Backend) -> None:
+def test_a_request_that_expires_before_the_outbox_accepts_it_is_not_counted(backend: Backend) -> None:
     """Its inbox is not there yet: the outbox never had it, and goes on counting right."""
     m, link = backend.connect_severable()
     link.down()
@@ -38,8 +38,8 @@ def test_a_request_given_up_before_it_was_accepted_does_not_count(backend: Backe
     nothing_left(m)
 
 
-def test_requests_given_up_on_both_sides_at_once_count_once(backend: Backend) -> None:
-    """The outbox is full and the deadline passes: the caller and the loop give up the same request."""
+def test_a_request_that_fails_on_the_caller_and_the_loop_at_once_counts_once(backend: Backend) -> None:
+    """The outbox is full and the deadline passes: the caller and the loop fail the same request."""
     m, link = backend.connect_severable(outbox_size=2)
     m.request("c", timeout=0.05).exception(PATIENCE)  # the inbox is there
     link.down()
@@ -66,7 +66,7 @@ def test_a_broken_inbox_is_replaced(backend: Backend) -> None:
     m.request("c").result(PATIENCE)
     broken = m._requests.inboxes.own
     assert broken is not None
-    pending = m.request("nobody", qos="0")
+    pending = m.request("unserved", qos="0")
     m._connection.engine.call(broken.fail, SubscriptionRefusedError("for the test"))
     with pytest.raises(SubscriptionRefusedError):
         pending.result(PATIENCE)
@@ -121,7 +121,7 @@ def test_many_replies_have_a_deadline_before_they_are_subscribed_to(backend: Bac
     nothing_left(m)
 
 
-def test_a_closed_instance_asks_nobody(m: Messaging) -> None:
+def test_a_closed_instance_refuses_requests(m: Messaging) -> None:
     m.close()
     with pytest.raises(ClosedError):
         m.request("c")
@@ -129,7 +129,7 @@ def test_a_closed_instance_asks_nobody(m: Messaging) -> None:
         m.request_many("c")
 
 
-def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend) -> None:
+def test_the_start_marker_of_a_foreign_stream_cancels_no_request(backend: Backend) -> None:
     """Scenarios 43, 53: two programs share a reply channel; one waits for a reply, the other for many."""
     x, y, responder = backend.connect(), backend.connect(), backend.connect()
 
@@ -137,7 +137,7 @@ def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend)
         yield from (str(number) for number in range(200))
 
     responder.reply("many", count)
-    waiting = x.request("nobody", qos="0", reply_to="shared", timeout=30)
+    waiting = x.request("unserved", qos="0", reply_to="shared", timeout=30)
     eventually(lambda: "shared" in x._requests.inboxes.given, "the reply channel is subscribed to")
     inbox = Inbox(y.request_many("many", reply_to="shared"))
     inbox.wait_completed()
@@ -147,7 +147,7 @@ def test_a_start_mark_of_somebody_elses_stream_cancels_nothing(backend: Backend)
 
 
 @pytest.mark.parametrize("kind", [markers.START, markers.ITEM, markers.END, "nonsense"])
-def test_marks_of_streams_do_not_answer_a_single_request(m: Messaging, responder: Messaging, kind: str) -> None:
+def test_markers_of_streams_do_not_answer_a_single_request(m: Messaging, responder: Messaging, kind: str) -> None:
 
     def mislead(request: Message) -> str:
         context = request.context
@@ -185,7 +185,7 @@ def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(m: Messagi
 
 
 def test_a_handler_of_many_answers_a_single_request_with_its_first_item(m: Messaging, responder: Messaging) -> None:
-    """And plainly: the requester need not know of markers. The rest is not made."""
+    """And plainly: the requester need not know of markers. The other items are not made."""
     made: list[int] = []
 
     def count() -> object:
