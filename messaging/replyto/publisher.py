@@ -182,7 +182,7 @@ class ReplyToPublisher:
                 f"use builder.reply_to(...), or the setting generate_reply_channel"
             )
         if self._publisher.check(context).last_will:
-            raise ArgumentError("a last will cannot be a request: when it is sent, its requester is gone")
+            raise ArgumentError("a last will is no request: when it is sent, its requester is gone")
         return context
 
     def _addressed(self, context: MessageContext, reply_to: str, headers: dict[str, str] | None) -> MessageContext:

@@ -127,9 +127,13 @@ class ServedRequest:
         if self.reply_to is not None and not replies.is_allowed(self.reply_to):
             logger.warning(
                 "%s: a request on %r wants its reply on %r, which is not allowed: no reply is sent",
-                replies.adapter.name, incoming.channel, self.reply_to,
+                self._name, incoming.channel, self.reply_to,
             )  # fmt: skip
             self.reply_to = None
+
+    @property
+    def _name(self) -> str:
+        return self._replies.adapter.name
 
     # --- ends
 
@@ -164,10 +168,10 @@ class ServedRequest:
         except OutboxFullError:
             raise
         except ClosedError:
-            logger.info("a fault on %r came too late: the instance is closed", self.reply_to)
+            logger.info("%s: a fault on %r is not reported: the instance is closed", self._name, self.reply_to)
             self.finish(Verdict.REFUSE)
         except MessagingError as failure:
-            logger.warning("a fault cannot be sent to %r: %s", self.reply_to, failure)
+            logger.warning("%s: a fault cannot be reported to %r: %s", self._name, self.reply_to, failure)
             self.finish(_ACCEPT)
 
     def _report(self, error: BaseException) -> tuple[Content, Marker]:
@@ -177,13 +181,13 @@ class ServedRequest:
     def failed(self, error: BaseException) -> None:
         """Log the exception of the handler, and report it to the requester. On a thread."""
         self.log(error)
-        self._fault_or_refuse(error)
+        _fault_or_refuse(self, error)
 
     def log(self, error: BaseException) -> None:
         """Log the exception of the handler."""
         connection = self._replies.connection
         if isinstance(error, ClosedError) and (connection.closing or connection.state == "closed"):
-            logger.info("a reply on %r came too late: the instance is closed", self.reply_to)
+            logger.info("%s: a reply on %r came too late: the instance is closed", self._name, self.reply_to)
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
 
@@ -193,13 +197,7 @@ class ServedRequest:
         if reason is None:
             self.done()
         else:
-            self._fault_or_refuse(ClosedError(reason))
-
-    def _fault_or_refuse(self, error: BaseException) -> None:
-        try:
-            self.fault(error)
-        except OutboxFullError:
-            self.finish(Verdict.REFUSE)
+            _fault_or_refuse(self, ClosedError(reason))
 
     # --- replies
 
@@ -334,8 +332,7 @@ class ServedRequest:
         if not engine.is_current_thread():  # the outcome was there before the listener
             engine.call(self._sent, publication, message, marker, routes, at)
             return
-        publication._looked_at = True
-        error = publication._error
+        error = publication.exception()
         if error is None:
             if at:
                 self._replies.prefer(self.reply_to or "", routes[at])
@@ -344,12 +341,12 @@ class ServedRequest:
             if at + 1 < len(routes):
                 self._send_again(message, marker, routes, at + 1)
             else:
-                logger.debug("the reply on %r is dropped: no requester is subscribed there", self.reply_to)
+                logger.debug("%s: a reply on %r is dropped: no requester is subscribed", self._name, self.reply_to)
                 self._finish(_ACCEPT)
         elif isinstance(error, _AT_FAULT):
             self._finish(Verdict.REFUSE)
         else:
-            logger.warning("a reply on %r was not taken: %s", self.reply_to, error)
+            logger.warning("%s: a reply on %r was not taken: %s", self._name, self.reply_to, error)
             if marker is None or marker.kind != markers.FAULT:
                 self._send_again(*self._report(error), routes, at)
             else:
@@ -361,7 +358,7 @@ class ServedRequest:
         try:
             again = self._send_by(routes[at], message, marker, None, on_loop=True)
         except MessagingError as error:
-            logger.warning("a reply on %r cannot be sent: %s", self.reply_to, error)
+            logger.warning("%s: a reply on %r cannot be sent: %s", self._name, self.reply_to, error)
             self._finish(_ACCEPT)
         else:
             again.listen(lambda: self._sent(again, message, marker, routes, at))
@@ -413,7 +410,7 @@ class ServedStreamRequest(ServedRequest):
             start = Marker(markers.START)
             publication = self._send(Content(b"", _TEXT), start, control=control, on_loop=on_loop)
         except MessagingError as error:
-            logger.debug("the start of replies on %r cannot be told: %s", self.reply_to, error)
+            logger.debug("%s: the start of replies on %r cannot be told: %s", self._name, self.reply_to, error)
         else:
             publication._looked_at = True
 
@@ -437,13 +434,21 @@ class ServedStreamRequest(ServedRequest):
         self._is_answered = True
 
 
+def _warn_unaddressed(request: Message) -> None:
+    logger.warning("the request on %r named no reply channel: the reply is dropped", request.context.channel)
+
+
+def _fault_or_refuse(request: ServedRequest, error: BaseException) -> None:
+    """Report ``error`` to the requester; have the request handled again if there is no room for the report."""
+    try:
+        request.fault(error)
+    except OutboxFullError:
+        request.finish(Verdict.REFUSE)
+
+
 def _fault_of(error: BaseException, count: int | None) -> tuple[Content, Marker]:
     """Return the reply that reports ``error``, after ``count`` items of a stream."""
     return Content(_text(error).encode(errors="replace"), _TEXT), Marker(markers.FAULT, count, type(error).__name__)
-
-
-def _warn_unaddressed(request: Message) -> None:
-    logger.warning("the request on %r named no reply channel: the reply is dropped", request.context.channel)
 
 
 def _text(error: BaseException) -> str:

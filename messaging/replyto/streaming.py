@@ -320,7 +320,7 @@ class _Forwarder:
             try:
                 disposable.dispose()
             except Exception:
-                logger.exception("an observable of replies does not let itself be disposed of")
+                logger.exception("an observable of replies raised when it was disposed of")
         if self._ended is not None:
             self._ended()
 
