@@ -142,7 +142,7 @@ def held(m: Messaging) -> dict[str, int]:
         "early": sum(len(inbox.early) for inbox in inboxes),
         "streams": len(m._replies.streams),
         "in hand": sum(len(route.in_hand) for route in m.whiteboard.routes),
-        "departures": len(connection._departures),
+        "departures": len(connection.endings.tasks),
         "outbox": connection.outbox.pending,
         "in flight": len([*connection.outbox._outstanding()]),
     }

@@ -3,11 +3,6 @@
 May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``. Independent of ``receiving``.
 """
 
-from messaging.publishing.outbox import Outbox, Publication
-from messaging.publishing.publisher import MessagePublisher
-
-__all__ = [
-    "MessagePublisher",
-    "Outbox",
-    "Publication",
-]
+from messaging.publishing.outbox import Outbox as Outbox
+from messaging.publishing.outbox import Publication as Publication
+from messaging.publishing.publisher import MessagePublisher as MessagePublisher

@@ -66,7 +66,7 @@ class Bindings:
 
     def bind(self, version: int, wanted: Sequence[RegisteredHandler]) -> None:
         """Bind exactly the handlers that are ``wanted``, unless a later version of the registry is bound."""
-        if version < self._version or self._connection.closing or self._connection.state == "closed":
+        if version < self._version or self._connection.endings.is_closing or self._connection.state == "closed":
             return
         self._version = version
         bound: dict[ServiceReference, Binding] = {}
@@ -136,12 +136,12 @@ class Bindings:
                 route.overlap.rivals.append(other)
                 other.overlap.rivals.append(route)
         self._routes[key] = route
-        self._connection.start_subscription(subscription)
+        self._connection.subscriptions.start(subscription)
 
     def _end(self, keys: Sequence[tuple[str, str]]) -> None:
         for route in [self._remove(key) for key in keys]:
             route.stop()  # at once: requests that are withdrawn from its handlers must not be dispatched to it again
-            self._connection.end_subscription(route.subscription)
+            self._connection.subscriptions.end(route.subscription)
 
     def _remove(self, key: tuple[str, str]) -> RequestRoute:
         route = self._routes.pop(key)
@@ -155,7 +155,7 @@ class Bindings:
 
     def failed(self, route: RequestRoute, error: MessagingError) -> None:
         """Try again, at growing intervals: the broker ended the subscription of ``route``, or refused it."""
-        if self._routes.get(route.key) is not route or self._connection.closing:
+        if self._routes.get(route.key) is not route or self._connection.endings.is_closing:
             return
         logger.error(
             "%s: no requests are taken on %r for %g s: %s",
@@ -164,7 +164,7 @@ class Bindings:
         self._connection.engine.loop.call_later(route.retry_after, self._retry, route)
 
     def _retry(self, route: RequestRoute) -> None:
-        if self._routes.get(route.key) is route and not self._connection.closing:
+        if self._routes.get(route.key) is route and not self._connection.endings.is_closing:
             self._remove(route.key)
             self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
             self._refuse_replies()

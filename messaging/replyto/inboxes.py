@@ -234,7 +234,7 @@ class Inbox(Subscribed):
         self._connection.subscriptions.discard(self)
         self._end(error)
         if self.handle is not None:
-            self._connection.depart(self)
+            self._connection.endings.end(self)
 
     def stop(self) -> None:
         """See ``Subscribed.stop``: nothing is in progress here."""
@@ -325,7 +325,7 @@ class Inboxes:
         if not inbox.is_started:
             inbox.is_started = True
             inbox.ready.listen(lambda: self.publish_early(inbox))
-            self.connection.start_subscription(inbox)
+            self.connection.subscriptions.start(inbox)
 
     def start_given(self, request: Request[Any]) -> None:
         """Enter a request that names its reply channel, and publish it."""
@@ -357,7 +357,7 @@ class Inboxes:
         inbox = request.inbox
         if inbox is not None and not inbox.pending and self.given.get(inbox.reply_to) is inbox:
             del self.given[inbox.reply_to]
-            self.connection.end_subscription(inbox)
+            self.connection.subscriptions.end(inbox)
 
     def forget(self, inbox: Inbox) -> None:
         """Forget an inbox that has ended: the next request makes another one."""

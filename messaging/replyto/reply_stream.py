@@ -227,7 +227,7 @@ class ReplySubscription(Subscription):
         """Subscribe, and send the request then."""
         self._streams.add(self)
         self.ready.listen(self.send)
-        self._streams.connection.start_subscription(self)
+        self._streams.connection.subscriptions.start(self)
 
     def send(self) -> None:
         """Send the request: replies can be received now."""
@@ -290,7 +290,7 @@ class ReplySubscription(Subscription):
         self._streams.connection.subscriptions.discard(self)
         self._end(None)
         if self.handle is not None:
-            self._streams.connection.depart(self)
+            self._streams.connection.endings.end(self)
 
     def expire(self, now: float) -> float:
         """End the stream if its deadline has passed; return the seconds left, or ``inf`` if it needs no deadline."""

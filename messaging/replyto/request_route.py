@@ -171,7 +171,7 @@ class RequestRoute:
         if served.has_begun:
             workers().submit(served.requeue)
             return
-        is_closing = self.is_stopping and self._replies.connection.closing
+        is_closing = self.is_stopping and self._replies.connection.endings.is_closing
         home = self._routes.route(self.key)
         best = None if is_closing else self.overlap.preferred(served.request, home)
         if best is not None:

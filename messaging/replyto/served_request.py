@@ -186,7 +186,7 @@ class ServedRequest:
     def log(self, error: BaseException) -> None:
         """Log the exception of the handler."""
         connection = self._replies.connection
-        if isinstance(error, ClosedError) and (connection.closing or connection.state == "closed"):
+        if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
             logger.info("%s: a reply on %r came too late: the instance is closed", self._name, self.reply_to)
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)

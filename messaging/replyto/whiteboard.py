@@ -17,9 +17,8 @@ from messaging.execution import running_loop
 from messaging.replyto import handlers, serving
 from messaging.replyto.bindings import Bindings
 from messaging.replyto.terms import RegisteredHandler, mistaken_key, read_terms
-from messaging.services import ServiceEvent, ServiceEventKind
+from messaging.services import ServiceEvent, ServiceEventKind, interface_name
 from messaging.services.filter import as_filter
-from messaging.services.registry import interface_name
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class ReplyToWhiteboard:
 
     def _complain(self, level: int, reference: ServiceReference, what: str) -> None:
         """Log a problem of a handler, once, though the handler is read again whenever another one comes or goes."""
-        if (reference.id, what) not in self._complaints and not self._connection.closing:
+        if (reference.id, what) not in self._complaints and not self._connection.endings.is_closing:
             if len(self._complaints) >= _COMPLAINTS:
                 self._complaints.clear()
             self._complaints.add((reference.id, what))

@@ -139,7 +139,7 @@ class WhiteboardMachine(RuleBasedStateMachine):
         return (
             sorted(route.channel for route in routes(self.m)) == sorted(channel for channel, _ in wanted)
             and all(route.subscription.handle is not None for route in routes(self.m))
-            and not connection._departures
+            and not connection.endings.tasks
             and len(connection.subscriptions) - (self.m._requests.inboxes.own is not None) == len(wanted)
         )
 
