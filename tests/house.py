@@ -248,7 +248,6 @@ def _circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
                 group.add(stack.pop())
             found.append(group)
 
-    sys.setrecursionlimit(max(10_000, sys.getrecursionlimit()))
     for node in list(edges):
         if node not in order:
             visit(node)

@@ -64,7 +64,7 @@ def test_the_installed_script_is_the_program() -> None:
 
 
 def test_debug_shows_logs_and_quiet_shows_none(run: Run) -> None:
-    assert "messaging.connection: memory 'info-" in run("info", "memory://usage", "--debug")[2]
+    assert "messaging.connection.connection: memory 'info-" in run("info", "memory://usage", "--debug")[2]
     arguments = ("sub", "memory://usage", "-t", "a", "-W", "0.01", "-C", "1")
     subscribed, _hint, timeout = run(*arguments)[2].splitlines()
     assert subscribed.startswith("messaging: subscribed to a at memory://usage as sub-")
