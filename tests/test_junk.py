@@ -36,7 +36,7 @@ from messaging.model import keywords
 from messaging.model.settings import Settings
 from messaging.services import LdapFilter, ServiceRegistry
 from messaging.typedevent import TypedEventBus
-from tests.core.fake import PATIENCE
+from tests.doubles.fake import PATIENCE
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
 from messaging.dispatch.pool import Pool
-from tests.core.fake import PATIENCE, until
+from tests.doubles.fake import PATIENCE, until
 
 T = TypeVar("T")
 

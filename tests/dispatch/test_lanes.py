@@ -25,9 +25,9 @@ from messaging.dispatch import pool as pool_module
 from messaging.dispatch.lanes import Lane, LoopLane, ThreadLane
 from messaging.dispatch.pool import Pool
 from messaging.execution import workers
-from tests.core.fake import PATIENCE, until
-from tests.core.test_outbox import run_script
 from tests.dispatch.lane_stress import Loop, Stress
+from tests.doubles.fake import PATIENCE, until
+from tests.scripts import run_script
 
 
 @pytest.fixture(autouse=True)

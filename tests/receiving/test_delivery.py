@@ -1,0 +1,647 @@
+"""Between broker and consumer: the bounded buffer, credit, overflow, and what becomes of both over a loss."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from messaging import AcknowledgeType, Message
+from messaging.errors import StreamOverflowError, UnsupportedFeatureError
+from messaging.model import Incoming
+from tests.doubles.consumers import Slow, acknowledge, manual, numbered, receive, reject, state
+from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+# --- order and counting
+
+
+@pytest.mark.parametrize("batch", [1, 7, 100])
+def test_messages_come_in_the_order_they_arrived(broker: FakeBroker, connect: Connect, batch: int) -> None:
+    m = connect(broker)
+    seen: list[bytes] = []
+    m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
+    for start in range(0, 500, batch):
+        broker.deliver(*numbered(min(batch, 500 - start), start))
+    until(lambda: len(seen) == 500)
+    assert seen == numbered(500)
+    broker.wait_acknowledged(500)
+    assert [token.number for token in broker.acknowledged] == [*range(1, 501)]
+
+
+def test_counters_add_up_and_are_in_the_runtime_dto(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m)
+    broker.deliver(*numbered(5))
+    messages = [stream.receive(PATIENCE) for _ in range(4)]
+    acknowledge(messages[0])
+    acknowledge(messages[1])
+    reject(messages[2])
+    until(lambda: stream.counters.acknowledged == 2 and stream.counters.rejected == 1)
+    counters = stream.counters
+    assert (counters.received, counters.delivered, counters.dropped) == (5, 4, 0)
+    dto = m.runtime.get_runtime_dto().subscriptions[0]
+    assert dto.buffered == 1
+    assert dto.counters == counters
+    assert dto.counters is not counters
+    stream.close().result(PATIENCE)
+
+
+def test_a_dto_in_hand_does_not_change(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 101 [S]."""
+    m = connect(broker)
+    stream = manual(m)
+    before = m.runtime.get_runtime_dto()
+    broker.deliver(*numbered(3))
+    stream.receive(PATIENCE)
+    assert before.subscriptions[0].counters.received == 0
+    assert before.subscriptions[0].buffered == 0
+    with pytest.raises(AttributeError):
+        before.subscriptions[0].buffered = 7  # type: ignore[misc]
+    stream.close().result(PATIENCE)
+    assert len(before.subscriptions) == 1
+    assert m.runtime.get_runtime_dto().subscriptions == ()  # scenario 100 [S]
+
+
+# --- credit
+
+
+def test_the_adapter_is_told_how_much_may_be_sent_ahead(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, buffer_size=77)
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({}, 77),
+        ({"bufferSize": 5}, 5),
+        ({"prefetch": 9}, 9),
+        ({"guaranteedOrdering": True}, 1),
+        ({"overflow": "drop_oldest"}, 65_535),
+        ({"overflow": "drop_oldest", "prefetch": 3}, 3),
+    ]
+    for extensions, expected in cases:
+        stream = manual(m, **extensions)
+        assert broker.live[-1].spec.options.prefetch == expected
+        stream.close().result(PATIENCE)
+    m.close()
+    prefetching = connect(broker, prefetch=12)
+    stream = manual(prefetching)
+    assert broker.live[-1].spec.options.prefetch == 12
+    stream.close().result(PATIENCE)
+
+
+def test_no_more_messages_are_handed_out_unsettled_than_the_prefetch(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, prefetch=2)
+    broker.deliver(*numbered(5))  # a broker that does not care
+    first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
+    with pytest.raises(TimeoutError):
+        stream.receive(0.05)
+    acknowledge(second)
+    third = stream.receive(PATIENCE)
+    assert third.payload == b"2"
+    with pytest.raises(TimeoutError):
+        stream.receive(0.05)
+    reject(first)
+    assert stream.receive(PATIENCE).payload == b"3"
+    stream.close().result(PATIENCE)
+
+
+def test_guaranteed_ordering_hands_out_one_at_a_time_and_a_redelivery_keeps_its_place(
+    bare: FakeBroker, connect: Connect
+) -> None:
+    m = connect(bare)
+    stream = manual(m, guaranteedOrdering=True)
+    bare.deliver(*numbered(3))
+    message = stream.receive(PATIENCE)
+    assert message.payload == b"0"
+    with pytest.raises(TimeoutError):
+        stream.receive(0.05)
+    reject(message)
+    again = stream.receive(PATIENCE)
+    assert again.payload == b"0"
+    assert again.context.extensions["redelivered"] is True
+    acknowledge(again)
+    for expected in (b"1", b"2"):
+        message = stream.receive(PATIENCE)
+        assert message.payload == expected
+        acknowledge(message)
+    stream.close().result(PATIENCE)
+
+
+def test_without_acknowledgement_there_is_no_credit(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, prefetch=1)
+    broker.deliver(*numbered(5), qos0=True)
+    assert receive(stream, 5) == numbered(5)
+    stream.close().result(PATIENCE)
+
+
+def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, connect: Connect) -> None:
+    """With a credit of three nothing may be left over, or it is stuck in the end."""
+    m = connect(broker)
+    done = threading.Semaphore(0)
+
+    def settle_elsewhere(message: Message) -> None:
+        def settle() -> None:
+            (acknowledge if int(message.payload) % 3 else reject)(message)
+            done.release()
+
+        threading.Thread(target=settle).start()
+
+    builder = m.acknowledge_context_builder().message_context_builder().channel("a").extension_entry("prefetch", 3)
+    stream = m.subscription.subscribe(builder.build_context())
+    disposable = stream.subscribe(settle_elsewhere)
+    for start in range(0, 300, 10):
+        broker.deliver(*numbered(10, start))
+    for _ in range(300):
+        assert done.acquire(timeout=PATIENCE)
+    until(lambda: len(broker.acknowledged) + len(broker.rejected) == 300)
+    assert len(broker.rejected) == 100
+    disposable.dispose()
+
+
+# --- overflow
+
+
+def test_block_holds_the_broker_back_by_its_credit_and_drops_nothing(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker)
+    context = m.context_builder().channel("a").extension_entry("bufferSize", 4).build_context()
+    stream = m.subscription.subscribe(context)
+    stream.subscribe(slow)
+    assert broker.live[0].spec.options.prefetch == 4
+    broker.deliver(*numbered(4))
+    slow.wait()
+    slow.go(4)
+    broker.wait_acknowledged(4)
+    assert slow.seen == numbered(4)
+    assert stream.counters.dropped == 0
+
+
+def test_block_without_acknowledgement_drops_the_oldest_and_counts(
+    broker: FakeBroker, connect: Connect, slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is not acknowledged cannot be held back. Nobody asked for ``block`` here, it is the default."""
+    m = connect(broker)
+    context = m.context_builder().channel("a").extension_entry("bufferSize", 3).build_context()
+    stream = m.subscription.subscribe(context)
+    stream.subscribe(slow)
+    broker.deliver(b"first", qos0=True)
+    slow.wait()
+    broker.deliver(*numbered(10), qos0=True)
+    slow.go(4)
+    slow.wait(3)
+    assert slow.seen == [b"first", b"7", b"8", b"9"]
+    assert stream.counters.dropped == 7
+    assert caplog.text.count("overflows: dropping messages") == 1  # once, not for each
+
+
+def test_asking_for_block_where_nothing_can_hold_back_is_refused(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
+        m.subscribe("a", qos=0, overflow="block")
+    m.close()
+    chosen = connect(broker, overflow="block")
+    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
+        chosen.subscribe("a", qos=0)
+
+
+@pytest.mark.parametrize("qos0", [True, False])
+@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"7", b"8", b"9"]), ("drop_latest", [b"0", b"1", b"2"])])
+def test_dropping_policies_drop_what_they_say_and_count(
+    broker: FakeBroker, connect: Connect, slow: Slow, policy: str, kept: list[bytes], qos0: bool
+) -> None:
+    m = connect(broker)
+    context = (
+        m.context_builder().channel("a").extensions({"bufferSize": 3, "overflow": policy, "qos": "1"}).build_context()
+    )
+    stream = m.subscription.subscribe(context)
+    stream.subscribe(slow)
+    broker.deliver(b"first", qos0=qos0)
+    slow.wait()
+    dropped = broker.deliver(*numbered(10), qos0=qos0)
+    settle_loop()
+    slow.go(4)
+    slow.wait(3)
+    assert slow.seen == [b"first", *kept]
+    assert stream.counters.dropped == 7
+    assert stream.counters.received == 11
+    if not qos0:  # what is dropped is settled: the broker is not to keep it, nor count it against our credit
+        broker.wait_acknowledged(11)
+        assert set(dropped) <= set(broker.acknowledged)
+
+
+def test_fail_ends_the_stream_at_the_first_message_too_many(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker)
+    errors: list[Exception] = []
+    m.subscribe("a", overflow="fail", buffer_size=3).subscribe(slow, errors.append)
+    broker.deliver(b"first")
+    slow.wait()
+    broker.deliver(*numbered(3))
+    assert errors == []
+    broker.deliver(b"too many")
+    slow.go()
+    until(lambda: errors)
+    assert isinstance(errors[0], StreamOverflowError)
+    assert "its buffer holds 3 messages" in str(errors[0])
+    assert slow.seen == [b"first"]
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+@pytest.mark.parametrize("what", ["stream", "instance"])
+def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_error(
+    broker: FakeBroker, connect: Connect, slow: Slow, what: str
+) -> None:
+    """The broker is told at once, whatever the observer does."""
+    m = connect(broker)
+    errors: list[Exception] = []
+    completed: list[bool] = []
+    stream = m.subscribe("a", overflow="fail", buffer_size=1)
+    stream.subscribe(slow, errors.append, lambda: completed.append(True))
+    broker.deliver(b"first")
+    slow.wait()
+    broker.gates["unsubscribe"].close()
+    broker.deliver(b"second", b"too many")
+    until(lambda: broker.gates["unsubscribe"].waiting)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
+        until(lambda: stream._closed or m._closing is not None)
+        settle_loop()
+        broker.gates["unsubscribe"].open()
+        until(lambda: len(broker.unsubscribed) == 1)
+        settle_loop()
+        assert not closing.done()
+        slow.go()
+        closing.result(PATIENCE)
+    assert [type(error) for error in errors] == [StreamOverflowError]
+    assert not completed
+    assert len(broker.unsubscribed) == 1
+
+
+def test_fail_within_a_batch_takes_no_more_of_it(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, overflow="fail", bufferSize=2)
+    broker.deliver(*numbered(10))
+    with pytest.raises(StreamOverflowError):
+        stream.receive(PATIENCE)
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+    assert broker.acknowledged == []
+
+
+def test_a_dropping_stream_lets_the_broker_send_more_than_it_can_hold(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, overflow="drop_oldest", bufferSize=2)
+    assert broker.live[0].spec.options.prefetch == 65_535
+    broker.deliver(*numbered(100))
+    assert receive(stream, 2) == [b"98", b"99"]
+    broker.wait_acknowledged(98)
+    stream.close().result(PATIENCE)
+
+
+# --- automatic acknowledgement
+
+
+def test_auto_acknowledge_acknowledges_on_arrival(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    """Scenario 83 [S]."""
+    m = connect(broker)
+    stream = m.subscribe("a", auto_acknowledge=True)
+    stream.ready.result(PATIENCE)
+    tokens = broker.deliver(*numbered(3))
+    assert broker.acknowledged == tokens  # nobody has looked at them yet
+    message = stream.receive(PATIENCE)
+    assert state(message) is AcknowledgeType.ACKNOWLEDGED
+    assert not reject(message)
+    assert not acknowledge(message)
+    assert state(message) is AcknowledgeType.ACKNOWLEDGED
+    assert stream.counters.acknowledged == 3
+    stream.close().result(PATIENCE)
+    assert broker.acknowledged == tokens
+    assert broker.rejected == []
+
+
+def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=3, prefetch=10)
+    stream.ready.result(PATIENCE)
+    tokens = broker.deliver(*numbered(10))
+    assert broker.acknowledged == tokens[:3]  # the others hold the broker back
+    assert m.runtime.get_runtime_dto().subscriptions[0].buffered == 10
+    assert receive(stream, 10) == numbered(10)
+    broker.wait_acknowledged(10)
+    assert broker.acknowledged == tokens
+    stream.close().result(PATIENCE)
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
+def test_auto_acknowledge_acknowledges_what_it_drops(
+    broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]
+) -> None:
+    """Or the broker's credit runs out, and the stream is dead."""
+    m = connect(broker)
+    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=2, overflow=policy)
+    stream.ready.result(PATIENCE)
+    tokens = broker.deliver(*numbered(10))
+    assert receive(stream, 2) == kept
+    assert stream.counters.dropped == 8
+    assert sorted(token.number for token in broker.acknowledged) == sorted(token.number for token in tokens)
+    stream.close().result(PATIENCE)
+
+
+def test_auto_acknowledge_with_fail_ends_the_stream(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=2, overflow="fail")
+    stream.ready.result(PATIENCE)
+    broker.deliver(*numbered(3))
+    with pytest.raises(StreamOverflowError):
+        stream.receive(PATIENCE)
+
+
+def test_auto_acknowledge_under_load_loses_no_wake_up(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    seen: list[bytes] = []
+    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=1, prefetch=50)
+    stream.subscribe(lambda message: seen.append(message.payload))
+    for start in range(0, 2000, 50):
+        broker.deliver(*numbered(50, start))
+    until(lambda: len(seen) == 2000, "every message")
+    assert seen == numbered(2000)
+    assert len(broker.acknowledged) == 2000
+
+
+# --- states
+
+
+def test_a_message_without_acknowledgement_says_so(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 69 [S]."""
+    m = connect(broker)
+    stream = manual(m)
+    broker.deliver(b"0", qos0=True)
+    broker.deliver(b"1")
+    without, with_ = stream.receive(PATIENCE), stream.receive(PATIENCE)
+    assert state(without) is AcknowledgeType.UNSUPPORTED
+    assert not acknowledge(without)
+    assert not reject(without)
+    assert state(without) is AcknowledgeType.UNSUPPORTED
+    assert state(with_) is AcknowledgeType.RECEIVED
+    stream.close().result(PATIENCE)
+
+
+def test_what_was_never_acted_on_is_released_when_its_stream_closes(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 89 [I]."""
+    m = connect(broker)
+    stream = manual(m)
+    broker.deliver(*numbered(2))
+    message = stream.receive(PATIENCE)
+    stream.close().result(PATIENCE)
+    assert broker.acknowledged == broker.rejected == []
+    assert len(broker.unsubscribed) == 1
+    assert not acknowledge(message)
+    assert state(message) is AcknowledgeType.UNKNOWN
+
+
+# --- over a loss
+
+
+def test_a_verdict_on_a_message_of_a_lost_connection_never_reaches_the_new_one(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    """Scenario 88 [I]."""
+    m = connect(broker)
+    stream = manual(m)
+    broker.deliver(*numbered(2))
+    first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
+    broker.lose()
+    broker.wait_open(2)
+    assert not acknowledge(first)
+    assert not reject(second)
+    assert state(first) is state(second) is AcknowledgeType.UNKNOWN
+    assert not acknowledge(first)
+    broker.wait_subscribed()
+    broker.deliver(b"new")
+    message = stream.receive(PATIENCE)
+    assert acknowledge(message)
+    broker.wait_acknowledged(1)
+    assert [token.epoch for token in broker.acknowledged] == [2]
+    assert broker.rejected == []
+    stream.close().result(PATIENCE)
+
+
+def test_verdicts_in_vain_give_their_credit_back(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, prefetch=2)
+    broker.deliver(*numbered(2))
+    messages = [stream.receive(PATIENCE) for _ in range(2)]
+    broker.lose()
+    broker.wait_open(2)
+    broker.wait_subscribed()
+    broker.deliver(*numbered(2, 2))
+    for message in messages:
+        acknowledge(message)
+    assert receive(stream, 2) == numbered(2, 2)
+    stream.close().result(PATIENCE)
+
+
+def test_credit_of_a_lost_connection_is_given_back_even_without_a_verdict(broker: FakeBroker, connect: Connect) -> None:
+    """An application that drops messages it never settled: the broker delivers them again, and they must get in."""
+    m = connect(broker)
+    stream = manual(m, prefetch=2)
+    broker.deliver(*numbered(2))
+    receive(stream, 2)  # and forgotten
+    broker.lose()
+    broker.wait_open(2)
+    broker.wait_subscribed()
+    broker.deliver(*numbered(2))
+    assert receive(stream, 2) == numbered(2)
+    stream.close().result(PATIENCE)
+
+
+@pytest.mark.parametrize("queue", [None, "jobs"])
+def test_what_waited_in_the_buffer_is_kept_only_where_nobody_delivers_it_again(
+    broker: FakeBroker, connect: Connect, queue: str | None
+) -> None:
+    m = connect(broker)
+    stream = manual(m, **({"queue": queue} if queue else {}))
+    broker.deliver(*numbered(5))
+    broker.lose()
+    broker.wait_open(2)
+    broker.wait_subscribed()
+    if queue is None:  # a private queue died with its connection
+        messages = [stream.receive(PATIENCE) for _ in range(5)]
+        assert [message.payload for message in messages] == numbered(5)
+        assert {state(message) for message in messages} == {AcknowledgeType.UNSUPPORTED}
+    else:
+        broker.deliver(b"again")
+        assert receive(stream, 1) == [b"again"]
+    assert broker.acknowledged == []
+    stream.close().result(PATIENCE)
+
+
+def test_what_a_resumed_session_delivers_again_is_not_kept_twice(broker: FakeBroker, connect: Connect) -> None:
+    broker.resumes = True
+    m = connect(broker)
+    stream = manual(m)
+    broker.deliver(*numbered(3))
+    broker.lose()
+    broker.wait_open(2)
+    m.publish("b", b"").result(PATIENCE)
+    broker.deliver(*numbered(3))
+    broker.deliver(b"end")
+    assert receive(stream, 4) == [*numbered(3), b"end"]
+    stream.close().result(PATIENCE)
+
+
+def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    """With a prefetch above the buffer size the buffer may hold more than ``bufferSize``: all of it counts."""
+    broker.resumes = broker.tokens_survive = True
+    m = connect(broker)
+    stream = manual(m, bufferSize=3, prefetch=10)
+    tokens = broker.deliver(*numbered(10))
+    broker.lose()
+    broker.wait_open(2)
+    m.publish("b", b"").result(PATIENCE)
+    messages = [stream.receive(PATIENCE) for _ in range(10 - stream.counters.dropped)]
+    for message in messages:
+        assert acknowledge(message)
+    broker.wait_acknowledged(len(messages))
+    assert [message.payload for message in messages] == numbered(10)
+    assert broker.acknowledged == tokens
+    stream.close().result(PATIENCE)
+
+
+def test_stale_messages_kept_over_losses_are_bounded_and_counted(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, bufferSize=4)
+    for round_ in range(5):
+        broker.deliver(*numbered(4, round_ * 4))
+        broker.lose()
+        broker.wait_open(round_ + 2)
+        broker.wait_subscribed()
+        m.publish("b", b"").result(PATIENCE)
+        assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= 8
+    left = m.runtime.get_runtime_dto().subscriptions[0].buffered
+    payloads = receive(stream, left)
+    assert payloads == numbered(left, 20 - left)  # the newest
+    assert stream.counters.dropped == 20 - left
+    stream.close().result(PATIENCE)
+
+
+def test_stale_messages_of_a_stream_of_mixed_quality_are_bounded(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m, bufferSize=4)
+    for round_ in range(10):
+        broker.deliver(*numbered(4, round_ * 5))
+        broker.deliver(*numbered(1, round_ * 5 + 4), qos0=True)
+        broker.lose()
+        broker.wait_open(round_ + 2)
+        broker.wait_subscribed()
+        m.publish("b", b"").result(PATIENCE)
+        assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= 10
+    left = m.runtime.get_runtime_dto().subscriptions[0].buffered
+    assert receive(stream, left) == numbered(50)[-left:]
+    assert stream.counters.dropped == 50 - left
+    stream.close().result(PATIENCE)
+
+
+def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: Connect) -> None:
+    """They are acknowledged: the broker has forgotten them, so they are here or nowhere."""
+    cases: list[dict[str, Any]] = [{}, {"queue": "jobs"}]
+    for queue in cases:
+        m = connect(broker)
+        stream = m.subscribe("a", auto_acknowledge=True, **queue)
+        stream.ready.result(PATIENCE)
+        broker.deliver(*numbered(3))
+        opened = broker.opened
+        broker.lose()
+        broker.wait_open(opened + 1)
+        broker.wait_subscribed()
+        assert receive(stream, 3) == numbered(3), queue
+        stream.close().result(PATIENCE)
+        m.close()
+
+
+def test_sorting_out_after_a_loss_races_with_the_consumer(broker: FakeBroker, connect: Connect) -> None:
+    """The consumer empties the buffer between the loop's look and its grasp: nothing breaks, order holds."""
+    m = connect(broker)
+    stream = manual(m)
+    broker.deliver(*numbered(3))
+    subscription = stream._primary
+    taken: list[Message] = []
+
+    class Contended(deque[Incoming]):
+        """Before the loop takes the last one, the consumer has."""
+
+        armed = True
+
+        def popleft(self) -> Incoming:
+            if self.armed and len(self) == 1 and threading.current_thread().name == "messaging-engine":
+                self.armed = False
+
+                def consume() -> None:
+                    message = subscription.take()
+                    if message is not None:
+                        taken.append(message)
+
+                consumer = threading.Thread(target=consume)
+                consumer.start()
+                consumer.join(PATIENCE)
+            return super().popleft()
+
+    contended = Contended(subscription._buffer)
+    subscription._buffer = contended
+    subscription._moving = map(Contended.popleft, repeat(contended))
+    broker.lose()
+    broker.wait_open(2)
+    assert m.publish("b", b"").result(PATIENCE) is None  # the connection lives
+    rest = [stream.receive(PATIENCE) for _ in range(3 - len(taken))]
+    assert [message.payload for message in (*taken, *rest)] == numbered(3)
+    stream.close().result(PATIENCE)
+
+
+def test_losses_under_load_with_an_observer_keep_order_and_life(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    seen: list[int] = []
+    m.subscribe("a").subscribe(lambda message: seen.append(int(message.payload)))
+    for round_ in range(40):
+        broker.deliver(*numbered(25, round_ * 25))
+        broker.lose()
+        broker.wait_open(round_ + 2)
+        broker.wait_subscribed()
+    broker.deliver(b"100000")
+    until(lambda: seen and seen[-1] == 100_000, "life after the losses")
+    assert seen == sorted(set(seen)), "out of order or twice"
+    assert m.publish("b", b"").result(PATIENCE) is None
+
+
+# --- deliver never raises
+
+
+def test_what_arrives_after_the_end_is_ignored(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = manual(m)
+    handle = broker.live[0]
+    stream.close().result(PATIENCE)
+    on_loop(lambda: handle.sink.deliver([Incoming(b"late", "a", token=object())]))
+    on_loop(lambda: handle.sink.fail(UnsupportedFeatureError("x", "y")))
+    assert [*stream] == []
+    assert stream.counters.received == 0
+
+
+def test_messages_that_arrive_while_a_stream_closes_are_counted_as_dropped(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    broker.requeues = False
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.subscribe(slow)
+    broker.deliver(b"first")
+    slow.wait()
+    closing = stream.close()
+    settle_loop()
+    broker.deliver(b"second", b"third")
+    slow.go()
+    closing.result(PATIENCE)
+    assert stream.counters.dropped == 2
+    assert stream.counters.acknowledged == 1

@@ -1,0 +1,1242 @@
+"""MessageStream in its three faces: emits in order, one at a time; ends once; disposing unsubscribes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+import reactivex as rx
+from reactivex import operators as ops
+
+from messaging import AcknowledgeType, Message, MessageStream
+from messaging.errors import (
+    ClosedError,
+    DeadlineError,
+    MessagingError,
+    StreamConsumedError,
+    SubscriptionRefusedError,
+)
+from messaging.instance import Messaging
+from messaging.receiving import Subscription, in_observer
+from tests.conformance.helpers import retried
+from tests.doubles.consumers import Slow, acknowledge, manual, numbered, receive, state
+from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+
+class Observer:
+    """Writes down what it is told, and fails if it is told after the end or by two threads at once."""
+
+    def __init__(self, on_next: Callable[[Message], object] = lambda _: None) -> None:
+        self.seen: list[bytes] = []
+        self.end: list[Exception | None] = []
+        self.broken: list[str] = []
+        self._on_next = on_next
+        self._inside = threading.Lock()
+
+    def on_next(self, message: Message) -> None:
+        if not self._inside.acquire(blocking=False):
+            self.broken.append("two at once")
+        try:
+            if self.end:
+                self.broken.append("after the end")
+            self.seen.append(message.payload)
+            self._on_next(message)
+        finally:
+            self._inside.release()
+
+    def on_error(self, error: Exception) -> None:
+        self.end.append(error)
+
+    def on_completed(self) -> None:
+        self.end.append(None)
+
+    def wait_end(self) -> Exception | None:
+        until(lambda: self.end, "the end")
+        assert self.broken == []
+        assert len(self.end) == 1
+        return self.end[0]
+
+
+# --- observers
+
+
+def test_an_observer_sees_messages_on_a_worker_thread(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    threads: list[str] = []
+    inside: list[bool] = []
+
+    def look(_: Message) -> None:
+        threads.append(threading.current_thread().name)
+        inside.append(in_observer())
+
+    m.subscribe("a").subscribe(look)
+    broker.deliver(*numbered(3))
+    until(lambda: len(threads) == 3)
+    assert all(name.startswith("messaging-worker") for name in threads)
+    assert inside == [True] * 3
+    assert not in_observer()
+
+
+def test_observers_and_callbacks_are_taken_alike(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    first, second, third = Observer(), Observer(), Observer()
+    streams = [m.subscribe("a") for _ in range(3)]
+    streams[0].subscribe(first)
+    streams[1].subscribe(second.on_next, second.on_error, second.on_completed)
+    streams[2].subscribe(on_next=third.on_next, on_completed=third.on_completed)
+    for number in range(3):
+        broker.deliver(b"1", handle=number)
+    for observer in (first, second, third):
+        until(lambda observer=observer: observer.seen == [b"1"])  # type: ignore[misc]
+    m.close()
+    assert [observer.wait_end() for observer in (first, second, third)] == [None, None, None]
+
+
+def test_a_stream_subscribed_without_observer_acknowledges_everything(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    m.subscribe("a").subscribe()
+    tokens = broker.deliver(*numbered(3))
+    until(lambda: broker.acknowledged == tokens)
+
+
+def test_a_message_is_acknowledged_when_the_observer_returned(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker)
+    m.subscribe("a").subscribe(slow)
+    tokens = broker.deliver(*numbered(2))
+    slow.wait()
+    settle_loop()
+    assert broker.acknowledged == []
+    slow.go()
+    slow.wait()
+    until(lambda: broker.acknowledged == tokens[:1])
+    slow.go()
+    until(lambda: broker.acknowledged == tokens)
+
+
+def test_an_observer_that_raises_ends_its_stream_and_rejects_its_message(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 34 [S]: and other subscribers go on."""
+    m = connect(broker)
+    failure = ValueError("cannot")
+
+    def fail(_: Message) -> None:
+        raise failure
+
+    failing, healthy = Observer(fail), Observer()
+    m.subscribe("a").subscribe(failing)
+    m.subscribe("a").subscribe(healthy)
+    tokens = broker.deliver(*numbered(3), handle=0)
+    assert failing.wait_end() is failure
+    until(lambda: broker.rejected == tokens[:1])
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert failing.seen == [b"0"]
+    assert broker.acknowledged == []
+    broker.deliver(*numbered(3))
+    until(lambda: healthy.seen == numbered(3))
+    assert healthy.end == []
+
+
+def test_an_error_nobody_takes_is_logged_with_its_traceback(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = connect(broker)
+
+    def fail(_: Message) -> None:
+        raise ValueError("cannot")
+
+    m.subscribe("a").subscribe(fail)
+    broker.deliver(b"0")
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert "the observer of 'a' raised; its stream ends" in caplog.text
+    assert "ValueError: cannot" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+def test_whatever_an_observer_raises_ends_this_stream_only(
+    broker: FakeBroker, connect: Connect, kind: type[BaseException]
+) -> None:
+    m = connect(broker)
+
+    def fail(_: Message) -> None:
+        raise kind
+
+    observer = Observer(fail)
+    m.subscribe("a").subscribe(observer)
+    broker.deliver(b"0")
+    error = observer.wait_end()
+    assert isinstance(error, MessagingError)
+    assert isinstance(error.__cause__, kind)
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+@pytest.mark.parametrize("where", ["on_error", "on_completed"])
+def test_what_on_error_and_on_completed_raise_is_logged(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture, where: str, kind: type[BaseException]
+) -> None:
+    m = connect(broker, close_timeout=1.0)
+
+    def explode(*_: object) -> None:
+        raise kind("explosion")
+
+    stream = m.subscribe("a")
+    stream.subscribe(on_next=print, on_error=explode, on_completed=explode)
+    started = time.monotonic()
+    if where == "on_error":
+        broker.end_subscription(SubscriptionRefusedError("gone"))
+    else:
+        stream.close().result(PATIENCE)
+    until(lambda: "raised from on_error or on_completed" in caplog.text, "the log entry")
+    m.close()
+    assert time.monotonic() - started < 1.0  # nobody waits for an observer that is through
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_two_streams_never_wait_for_each_other(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker)
+    quick = Observer()
+    blocked = [Slow() for _ in range(10)]
+    for observer in blocked:
+        m.subscribe("a").subscribe(observer)
+    m.subscribe("b").subscribe(quick)
+    for number in range(10):
+        broker.deliver(b"x", handle=number)
+    for observer in blocked:
+        observer.wait()
+    broker.deliver(*numbered(50))
+    until(lambda: quick.seen == numbered(50))
+    for observer in blocked:
+        observer.go()
+
+
+def test_two_observers_of_one_stream_are_independent(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    first, second = Observer(), Observer()
+    stream = m.subscribe("a")
+    disposable = stream.subscribe(first)
+    stream.subscribe(second)
+    assert len(broker.live) == 2
+    broker.deliver(b"1", handle=0)
+    broker.deliver(b"2", handle=1)
+    until(lambda: first.seen == [b"1"] and second.seen == [b"2"])
+    disposable.dispose()
+    until(lambda: len(broker.live) == 1)
+    broker.deliver(b"3")
+    until(lambda: second.seen == [b"2", b"3"])
+    assert first.end == []
+    stream.close().result(PATIENCE)
+    assert second.wait_end() is None
+
+
+def test_an_observer_and_the_iterator_of_one_stream_are_independent(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    stream = m.subscribe("a")
+    stream.subscribe(observer)
+    with pytest.raises(DeadlineError):
+        stream.receive(0.01)
+    broker.wait_subscribed(2)
+    broker.deliver(b"1", handle=0)
+    broker.deliver(b"2", handle=1)
+    assert stream.receive(PATIENCE).payload == b"2"
+    until(lambda: observer.seen == [b"1"])
+    stream.close().result(PATIENCE)
+    assert observer.wait_end() is None
+    assert len(broker.unsubscribed) == 2
+
+
+def test_subscribe_returns_when_the_broker_has_confirmed(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.gates["subscribe"].close()
+    stream = m.subscribe("a")
+    with ThreadPoolExecutor(1) as pool:
+        subscribing = pool.submit(stream.subscribe, print)
+        until(lambda: broker.gates["subscribe"].waiting == 1)
+        assert not subscribing.done()
+        broker.gates["subscribe"].open()
+        subscribing.result(PATIENCE)
+    assert stream.ready.done()
+
+
+def test_subscribe_waits_no_longer_than_the_timeout(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, timeout=0.1)
+    broker.gates["subscribe"].close()
+    stream = m.subscribe("a")
+    stream.subscribe(print)
+    assert not stream.ready.done()
+    broker.gates["subscribe"].open()
+    assert stream.ready.result(PATIENCE) is None
+
+
+def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.gates["subscribe"].close()
+
+    async def main() -> None:
+        stream = m.subscribe("a")
+        stream.subscribe(print)
+        assert not stream.ready.done()
+        broker.gates["subscribe"].open()
+        await stream.ready
+
+    asyncio.run(main())
+
+
+def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    inner = Observer()
+    started: list[bool] = []
+
+    def outer(_: Message) -> None:
+        stream = m.subscribe("b")
+        stream.subscribe(inner)
+        started.append(stream.ready.done())
+
+    m.subscribe("a").subscribe(outer)
+    broker.deliver(b"1")
+    until(lambda: started == [True])
+    broker.deliver(b"2")
+    until(lambda: inner.seen == [b"2"])
+
+
+# --- Rx operators
+
+
+def number(message: Message) -> int:
+    return int(message.payload)
+
+
+def is_even(number: int) -> bool:
+    return number % 2 == 0
+
+
+def test_operators_work_on_a_stream(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    seen: list[int] = []
+    done = threading.Event()
+    m.subscribe("a").pipe(
+        ops.map(number),
+        ops.filter(is_even),
+        ops.take(3),
+    ).subscribe(seen.append, on_completed=done.set)
+    broker.deliver(*numbered(20))
+    assert done.wait(PATIENCE)
+    assert seen == [0, 2, 4]
+    until(lambda: len(broker.unsubscribed) == 1)  # take() disposes of its source
+
+
+def test_a_function_of_an_operator_that_raises_is_the_observers_failure(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    errors: list[Exception] = []
+
+    def divide(message: Message) -> float:
+        return 1 / number(message)
+
+    m.subscribe("a").pipe(ops.map(divide)).subscribe(on_next=lambda _: None, on_error=errors.append)
+    tokens = broker.deliver(b"1", b"0", b"1")
+    until(lambda: errors)
+    assert isinstance(errors[0], ZeroDivisionError)
+    until(lambda: broker.rejected == tokens[1:2])
+    assert broker.acknowledged == tokens[:1]
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+def test_merged_streams_do_not_mix_up_their_messages(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    rx.merge(m.subscribe("a"), m.subscribe("b")).subscribe(observer.on_next, observer.on_error, observer.on_completed)
+    broker.wait_subscribed(2)
+    broker.deliver(*numbered(50), handle=0)
+    broker.deliver(*numbered(50, 50), handle=1)
+    until(lambda: len(observer.seen) == 100)
+    assert [payload for payload in observer.seen if int(payload) < 50] == numbered(50)
+    assert [payload for payload in observer.seen if int(payload) >= 50] == numbered(50, 50)
+    m.close()
+    assert observer.wait_end() is None
+
+
+def test_a_disposable_of_a_pipe_unsubscribes(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    disposable = m.subscribe("a").pipe(ops.map(number)).subscribe(print)
+    disposable.dispose()
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+# --- ending
+
+
+def test_disposing_lets_the_message_in_progress_finish_and_emits_no_more(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker)
+    disposable = m.subscribe("a").subscribe(slow)
+    tokens = broker.deliver(*numbered(5))
+    slow.wait()
+    disposable.dispose()
+    settle_loop()
+    assert broker.unsubscribed == []
+    slow.go(10)
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert slow.seen == [b"0"]
+    assert broker.acknowledged == tokens[:1]
+    disposable.dispose()  # again is no error
+
+
+def test_disposing_is_not_completion(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    m.subscribe("a").subscribe(observer).dispose()
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert observer.end == []
+
+
+def test_closing_completes_and_the_promise_waits_for_the_observer(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker)
+    observer = Observer(slow)
+    stream = m.subscribe("a")
+    stream.subscribe(observer)
+    broker.deliver(*numbered(5))
+    slow.wait()
+    closing = stream.close()
+    settle_loop()
+    assert not closing.done()
+    assert observer.end == []
+    slow.go(10)
+    assert closing.result(PATIENCE) is None
+    assert observer.wait_end() is None
+    assert observer.seen == [b"0"]
+    assert len(broker.unsubscribed) == 1
+    assert stream.close().result(PATIENCE) is None  # idempotent
+    assert len(broker.unsubscribed) == 1
+
+
+def test_closing_the_instance_completes_its_streams(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 31 [S]."""
+    m = connect(broker)
+    observer = Observer()
+    m.subscribe("a").subscribe(observer)
+    stream = m.subscribe("b")
+    m.close()
+    assert observer.wait_end() is None
+    assert [*stream] == []
+    assert len(broker.unsubscribed) == 2
+
+
+def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 31 [S], by whoever holds the registration."""
+    m = connect(broker)
+    observer = Observer()
+    m.subscribe("a").subscribe(observer)
+    from messaging import MessageSubscription
+
+    for registration in m._registrations:
+        if MessageSubscription.__name__ in str(registration.reference.interfaces):
+            assert registration.unregister()
+    assert observer.wait_end() is None
+    until(lambda: len(broker.unsubscribed) == 1)
+    m.publish("a", b"1").result(PATIENCE)
+
+
+def test_a_closed_stream_refuses_observers_and_iterates_nothing(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.close().result(PATIENCE)
+    with pytest.raises(ClosedError):
+        stream.subscribe(print)
+    with pytest.raises(ClosedError):
+        stream.receive(1)
+    assert [*stream] == []
+
+    async def iterate() -> list[Message]:
+        return [message async for message in stream]
+
+    assert asyncio.run(iterate()) == []
+
+
+@pytest.mark.parametrize("how", ["stream", "result", "with", "dispose", "instance"])
+def test_ending_it_from_inside_an_observer_does_not_deadlock(broker: FakeBroker, connect: Connect, how: str) -> None:
+    m = connect(broker, close_timeout=0.5)
+    done = threading.Event()
+    stream = m.subscribe("a")
+    disposables: list[Any] = []
+
+    def end(_: Message) -> None:
+        if how == "stream":
+            stream.close()
+        elif how == "result":  # not wise, but bounded
+            stream.close().exception(PATIENCE)
+        elif how == "with":
+            with stream:
+                pass
+        elif how == "dispose":
+            disposables[0].dispose()
+        else:
+            m.close()
+        done.set()
+
+    observer = Observer(end)
+    disposables.append(stream.subscribe(observer))
+    token = broker.deliver(*numbered(3))
+    assert done.wait(PATIENCE)
+    until(lambda: len(broker.unsubscribed) == 1)
+    if how != "instance":  # that one tells its streams in a moment
+        assert observer.seen == [b"0"]
+    if how != "result":  # there the deadline of closing passed first, and the message was released
+        assert broker.acknowledged == token[:1]
+    if how != "dispose":
+        assert observer.wait_end() is None
+    m.close()
+
+
+def test_an_observer_that_hangs_does_not_hang_closing(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker, close_timeout=0.2)
+    stream = m.subscribe("a")
+    stream.subscribe(slow)
+    broker.deliver(b"0")
+    slow.wait()
+    started = time.monotonic()
+    stream.close().result(PATIENCE)
+    m.close()
+    assert time.monotonic() - started < 3
+    assert len(broker.unsubscribed) == 1
+    slow.go()
+
+
+def test_an_observer_that_hangs_does_not_hang_closing_the_instance(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker, close_timeout=0.2)
+    m.subscribe("a").subscribe(slow)
+    quick = Observer()
+    m.subscribe("b").subscribe(quick)
+    broker.deliver(b"0", handle=0)
+    slow.wait()
+    promise = m.publish("c", b"still sent")
+    started = time.monotonic()
+    m.close()
+    assert time.monotonic() - started < 3
+    assert promise.result(0) is None
+    assert quick.wait_end() is None
+    slow.go()
+
+
+def test_an_observer_may_publish_while_its_instance_closes(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker)
+    outcomes: list[object] = []
+
+    def forward(message: Message) -> None:
+        slow(message)
+        outcomes.append(m.publish("b", message.payload).exception(PATIENCE))
+
+    m.subscribe("a").subscribe(forward)
+    broker.deliver(b"0")
+    slow.wait()
+    closing = m._close(None)
+    settle_loop()
+    slow.go()
+    closing.result(PATIENCE)
+    assert outcomes == [None]
+    assert broker.payloads == [b"0"]
+
+
+def test_disposing_races_with_delivering(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(60):
+        observer = Observer()
+        disposable = m.subscribe("a").subscribe(observer)
+        barrier = threading.Barrier(3)
+
+        def deliver(barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(PATIENCE)
+            for _ in range(5):
+                if broker.live:
+                    broker.deliver(*numbered(3))
+
+        def dispose(barrier: threading.Barrier = barrier, disposable: Any = disposable) -> None:
+            barrier.wait(PATIENCE)
+            disposable.dispose()
+
+        threads = [threading.Thread(target=target) for target in (dispose, dispose)]
+        for thread in threads:
+            thread.start()
+        with contextlib.suppress(IndexError):  # it was gone between the look and the delivery
+            deliver()
+        for thread in threads:
+            thread.join(PATIENCE)
+        until(lambda: broker.live == [], "the unsubscription")
+        assert observer.broken == []
+        assert observer.end == []
+        seen = len(observer.seen)
+        settle_loop()
+        assert len(observer.seen) == seen
+        assert observer.seen == (numbered(3) * 5)[:seen]
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_closing_races_with_errors_and_disposal_and_ends_once(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(60):
+        observer = Observer()
+        stream = m.subscribe("a")
+        disposable = stream.subscribe(observer)
+        handle = broker.live[0]
+        barrier = threading.Barrier(4)
+        actions: list[Callable[[], object]] = [
+            stream.close,
+            disposable.dispose,
+            lambda handle=handle: on_loop(handle.sink.fail, SubscriptionRefusedError("gone")),  # type: ignore[misc]
+            lambda: broker.deliver(b"x") if broker.live else None,
+        ]
+
+        def run(action: Callable[[], object], barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(PATIENCE)
+            action()
+
+        with ThreadPoolExecutor(4) as pool:
+            for each in [pool.submit(run, action) for action in actions]:
+                assert isinstance(each.exception(PATIENCE), (type(None), IndexError))
+        stream.close().result(PATIENCE)
+        until(lambda: broker.live == [])
+        assert len(observer.end) <= 1
+        assert observer.broken == []
+
+
+def test_subscribing_races_with_closing_and_leaves_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
+    """Between having a subscription and being known to the stream an observer must not be forgotten."""
+    m = connect(broker)
+    for _ in range(60):
+        stream = m.subscribe("a")
+        barrier = threading.Barrier(3)
+        observers = [Observer(), Observer()]
+        refused: list[Observer] = []
+
+        def subscribe(
+            observer: Observer,
+            stream: MessageStream = stream,
+            barrier: threading.Barrier = barrier,
+            refused: list[Observer] = refused,
+        ) -> None:
+            barrier.wait(PATIENCE)
+            try:
+                stream.subscribe(observer)
+            except ClosedError:
+                refused.append(observer)
+
+        with ThreadPoolExecutor(2) as pool:
+            subscribing = [pool.submit(subscribe, observer) for observer in observers]
+            barrier.wait(PATIENCE)
+            stream.close().result(PATIENCE)
+            for each in subscribing:
+                each.result(PATIENCE)
+        for observer in observers:
+            if observer not in refused:
+                assert observer.wait_end() is None
+        until(lambda: broker.live == [], "everything unsubscribed")
+        assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_two_threads_that_begin_to_iterate_at_once_leave_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(40):
+        stream = m.subscribe("a")
+        stream.ready.result(PATIENCE)
+        barrier = threading.Barrier(2)
+
+        def iterate(stream: MessageStream = stream, barrier: threading.Barrier = barrier) -> Exception | None:
+            barrier.wait(PATIENCE)
+            try:
+                stream.receive(0.01)
+            except (DeadlineError, StreamConsumedError) as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(2) as pool:
+            outcomes = [each.result(PATIENCE) for each in [pool.submit(iterate) for _ in range(2)]]
+        assert None not in outcomes
+        assert len(broker.live) == 1
+        stream.close().result(PATIENCE)
+        assert broker.live == []
+
+
+# --- the iterator
+
+
+def test_an_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    tokens: list[Any] = []
+    with m.subscribe("a") as stream:
+        tokens = broker.deliver(*numbered(3))
+        assert next(stream).payload == b"0"
+        settle_loop()
+        assert broker.acknowledged == []
+        assert next(stream).payload == b"1"
+        until(lambda: broker.acknowledged == tokens[:1])
+    assert broker.acknowledged == tokens[:2]
+    assert broker.rejected == []
+    assert len(broker.unsubscribed) == 1
+
+
+def test_leaving_by_an_exception_rejects(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    def consume() -> None:
+        with m.subscribe("a") as stream:
+            broker.deliver(*numbered(2))
+            next(stream)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        consume()
+    assert [token.number for token in broker.rejected] == [1]
+    assert broker.acknowledged == []
+
+
+def test_leaving_an_async_with_by_an_exception_rejects_and_by_cancellation_does_not(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+
+    async def fail() -> None:
+        async with m.subscribe("a") as stream:
+            await asyncio.to_thread(broker.deliver, b"0")
+            await anext(stream)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        asyncio.run(fail())
+    until(lambda: len(broker.rejected) == 1)
+
+    async def cancelled() -> None:
+        async with m.subscribe("a") as stream:
+            await asyncio.to_thread(broker.deliver, b"0")
+            await anext(stream)
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(cancelled())
+        await asyncio.to_thread(until, lambda: len(broker.handles) == 2 and broker.adapter is not None)
+        subscription = next(iter(m._connection.subscriptions))
+        await asyncio.to_thread(until, lambda: subscription.counters.delivered == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert len(broker.rejected) == 1
+    assert len(broker.acknowledged) == 1
+
+
+def test_receive_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with m.subscribe("a") as stream:
+        started = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"no message on 'a' within 0\.05 s"):
+            stream.receive(0.05)
+        assert time.monotonic() - started >= 0.05
+        broker.deliver(b"1")
+        assert stream.receive(0).payload == b"1"
+        with pytest.raises(DeadlineError):
+            stream.receive(0)
+
+
+def test_a_waiting_iterator_is_woken_by_a_message_and_by_the_end(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    with ThreadPoolExecutor(1) as pool:
+        iterating = pool.submit(lambda: [message.payload for message in stream])
+        broker.wait_subscribed()
+        broker.deliver(b"1")
+        broker.deliver(b"2")
+        until(lambda: stream.counters.delivered == 2)
+        stream.close().result(PATIENCE)
+        assert iterating.result(PATIENCE) == [b"1", b"2"]
+
+
+def test_an_iterator_ends_with_the_error_of_its_stream_every_time(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.end_subscription(SubscriptionRefusedError("queue deleted"))
+    for _ in range(3):
+        with pytest.raises(SubscriptionRefusedError, match="queue deleted"):
+            next(stream)
+    with pytest.raises(SubscriptionRefusedError, match="queue deleted"):
+        stream.receive(1)
+
+
+def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(stream.receive, PATIENCE)
+        until(lambda: stream._pull is not None and stream._pull._asking is not None)
+        with pytest.raises(StreamConsumedError, match="iterated already"):
+            stream.receive(1)
+
+        async def third() -> None:
+            with pytest.raises(StreamConsumedError):
+                await anext(stream)
+
+        asyncio.run(third())
+        broker.deliver(b"1")
+        assert first.result(PATIENCE).payload == b"1"
+    broker.deliver(b"2")
+    assert stream.receive(PATIENCE).payload == b"2"  # one after the other is fine
+    stream.close().result(PATIENCE)
+
+
+class _Interrupting:
+    """A lock; an interrupt arrives right after it was released."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_asking_leaves_the_stream_to_be_iterated(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    with pytest.raises(DeadlineError):
+        stream.receive(0.01)
+    pull = stream._pull
+    assert pull is not None
+    guard, pull._guard = pull._guard, cast("threading.Lock", _Interrupting(pull._guard))
+    with pytest.raises(KeyboardInterrupt):
+        stream.receive(1)
+
+    async def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            await anext(stream)
+
+    asyncio.run(interrupted())
+    pull._guard = guard
+    broker.deliver(b"1")
+    assert stream.receive(PATIENCE).payload == b"1"
+    stream.close().result(PATIENCE)
+
+
+def test_a_million_turns_of_the_iterator_keep_order_under_a_storm(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with m.subscribe("a", buffer_size=16) as stream, ThreadPoolExecutor(1) as pool:
+        iterating = pool.submit(receive, stream, 2000)
+        for start in range(0, 2000, 8):
+            broker.deliver(*numbered(8, start))
+        assert iterating.result(60) == numbered(2000)
+
+
+def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    """Ctrl-C in ``for message in stream``."""
+    m = connect(broker)
+    with m.subscribe("a") as stream:
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            until(lambda: stream._pull is not None and stream._pull._asking is not None)
+            signal.pthread_kill(main, signal.SIGINT)  # interrupt_main() would not end the wait
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            stream.receive(PATIENCE)
+        interrupter.join(PATIENCE)
+        broker.deliver(b"1")
+        assert stream.receive(PATIENCE).payload == b"1"
+
+
+# --- the async iterator
+
+
+def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> None:
+        seen: list[bytes] = []
+        async with m.subscribe("a") as stream:
+            tokens = await asyncio.to_thread(broker.deliver, *numbered(3))
+            async for message in stream:
+                await asyncio.to_thread(broker.wait_acknowledged, len(seen))
+                await asyncio.to_thread(settle_loop)
+                assert broker.acknowledged == tokens[: len(seen)]
+                seen.append(message.payload)
+                if len(seen) == 3:
+                    break
+        assert seen == numbered(3)
+        assert broker.acknowledged == tokens
+
+    asyncio.run(main())
+
+
+def test_cancelling_anext_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    total = 300
+
+    async def main() -> list[bytes]:
+        seen: list[bytes] = []
+        async with m.subscribe("a") as stream:
+            loop = asyncio.get_running_loop()
+            delivering = loop.run_in_executor(None, lambda: [broker.deliver(b"%d" % number) for number in range(total)])
+            turn = 0
+            async with asyncio.timeout(60):
+                while len(seen) < total:
+                    turn += 1
+                    task = asyncio.ensure_future(anext(stream))
+                    for _ in range(turn % 4):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        seen.append((await task).payload)
+            await delivering
+        return seen
+
+    assert asyncio.run(main()) == numbered(total)
+    assert len(broker.acknowledged) == total
+
+
+def test_a_timeout_around_anext_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> None:
+        async with m.subscribe("a") as stream:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await anext(stream)
+            await asyncio.to_thread(broker.deliver, b"1")
+            assert (await anext(stream)).payload == b"1"
+
+    asyncio.run(main())
+
+
+def test_a_waiting_async_iterator_is_woken_by_the_end(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> list[bytes]:
+        async with asyncio.timeout(PATIENCE):
+            stream = m.subscribe("a")
+
+            async def iterate() -> list[bytes]:
+                return [message.payload async for message in stream]
+
+            task = asyncio.create_task(iterate())
+            await stream.ready
+            await asyncio.to_thread(broker.deliver, b"1")
+            await asyncio.to_thread(until, lambda: stream.counters.delivered == 1)
+            await stream.close()
+            return await task
+
+    assert asyncio.run(main()) == [b"1"]
+
+
+def test_a_generator_over_a_stream_can_be_abandoned(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> bytes:
+        async def generate() -> AsyncIterator[bytes]:
+            async with m.subscribe("a") as stream:
+                await asyncio.to_thread(broker.deliver, *numbered(3))
+                async for message in stream:
+                    yield message.payload
+
+        generator = generate()
+        try:
+            return await anext(generator)
+        finally:
+            await generator.aclose()  # type: ignore[attr-defined]
+
+    assert asyncio.run(main()) == b"0"
+    until(lambda: broker.live == [])
+    assert broker.rejected == []
+    assert len(broker.acknowledged) == 1
+
+
+def test_several_loops_consume_streams_at_once(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    ready = threading.Barrier(5)
+
+    def consume() -> list[bytes]:
+        async def main() -> list[bytes]:
+            seen: list[bytes] = []
+            async with asyncio.timeout(60), m.subscribe("a") as stream:
+                await asyncio.to_thread(ready.wait, PATIENCE)
+                async for message in stream:
+                    seen.append(message.payload)
+                    if len(seen) == 200:
+                        break
+            return seen
+
+        return asyncio.run(main())
+
+    with ThreadPoolExecutor(4) as pool:
+        consuming = [pool.submit(consume) for _ in range(4)]
+        ready.wait(PATIENCE)
+        handles = [*broker.handles]
+        assert len(handles) == 4
+        for start in range(0, 200, 10):
+            for number in range(4):
+                broker.deliver(*numbered(10, start), handle=handles[number])
+        for each in consuming:
+            assert each.result(60) == numbered(200)
+
+
+def test_deliveries_to_an_iterator_whose_loop_is_gone_are_not_hoarded(broker: FakeBroker, connect: Connect) -> None:
+    from messaging.execution import mailbox
+
+    m = connect(broker)
+    stream = m.subscribe("a", overflow="drop_oldest", buffer_size=10)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(stream)
+
+    asyncio.run(main())
+    broker.wait_subscribed()
+    for _ in range(100):
+        broker.deliver(b"x")
+    assert len(mailbox(loops[0])._pending) < 5
+    stream.close().result(PATIENCE)
+
+
+# --- flow
+
+
+def test_a_paused_stream_emits_nothing_until_it_is_resumed(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    stream = m.subscribe("a")
+    stream.subscribe(observer)
+    stream.pause()
+    until(lambda: broker.live[0].paused)
+    broker.deliver(*numbered(5))
+    settle_loop()
+    assert observer.seen == []
+    assert m.runtime.get_runtime_dto().subscriptions[0].buffered == 5
+    stream.resume()
+    until(lambda: observer.seen == numbered(5))
+    assert not broker.live[0].paused
+
+
+def test_pausing_from_inside_an_observer_holds_at_once(broker: FakeBroker, connect: Connect) -> None:
+    """At the latest when the loop had a turn; here the observer gives it one."""
+    m = connect(broker)
+    stream = m.subscribe("a")
+
+    def pause(_: Message) -> None:
+        stream.pause()
+        settle_loop()
+
+    observer = Observer(pause)
+    stream.subscribe(observer)
+    broker.deliver(*numbered(5))
+    for count in range(1, 6):
+        until(lambda count=count: len(observer.seen) == count)  # type: ignore[misc]
+        settle_loop()
+        assert observer.seen == numbered(count)
+        stream.resume()
+
+
+def test_a_paused_iterator_waits_and_its_stream_can_be_closed(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    stream.pause()
+    settle_loop()
+    broker.deliver(b"1")
+    with pytest.raises(DeadlineError):
+        stream.receive(0.02)
+    stream.resume()
+    assert stream.receive(PATIENCE).payload == b"1"
+    stream.pause()
+    stream.close().result(PATIENCE)
+    assert [*stream] == []
+
+
+def test_pausing_and_resuming_under_load_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    stream = m.subscribe("a", buffer_size=4096)
+    stream.subscribe(observer)
+    for start in range(0, 1000, 10):
+        stream.pause()
+        broker.deliver(*numbered(10, start))
+        stream.resume()
+    until(lambda: len(observer.seen) == 1000)
+    assert observer.seen == numbered(1000)
+
+
+# --- left alone
+
+
+def collect() -> None:
+    for _ in range(3):
+        gc.collect()
+
+
+def test_an_abandoned_stream_warns_and_unsubscribes(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del stream
+        collect()
+    assert [str(each.message) for each in caught if each.category is ResourceWarning] == [
+        "a stream of 'a' was neither consumed nor closed"
+    ]
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_abandoned_stream_unsubscribes_even_where_warnings_are_errors(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        del stream
+        collect()
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+def test_a_stream_that_was_iterated_and_then_abandoned_unsubscribes(broker: FakeBroker, connect: Connect) -> None:
+    """``for message in m.subscribe("a"): ... break``: nobody can ever close it."""
+    m = connect(broker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        stream = m.subscribe("a")
+        stream.ready.result(PATIENCE)
+        broker.deliver(b"1")
+        for _ in stream:
+            break
+        del stream, _
+        collect()
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+def test_a_stream_whose_observer_lives_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    m.subscribe("a").subscribe(observer)
+    collect()
+    broker.deliver(b"1")
+    until(lambda: observer.seen == [b"1"])
+    assert len(broker.live) == 1
+
+
+def test_a_closed_or_refused_stream_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        m.subscribe("a").close().result(PATIENCE)
+        broker.errors["subscribe"].append(SubscriptionRefusedError("no"))
+        stream = m.subscribe("a")
+        stream.ready.exception(PATIENCE)
+        del stream
+        collect()
+
+
+# --- manual acknowledgement in the three faces
+
+
+def test_with_manual_acknowledgement_nothing_is_settled_behind_the_users_back(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    kept: list[Message] = []
+    context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
+    m.subscription.subscribe(context).subscribe(kept.append)
+    tokens = broker.deliver(*numbered(3))
+    until(lambda: len(kept) == 3)
+    settle_loop()
+    assert broker.acknowledged == broker.rejected == []
+    assert {state(message) for message in kept} == {AcknowledgeType.RECEIVED}
+    assert acknowledge(kept[1])
+    until(lambda: broker.acknowledged == tokens[1:2])
+
+    stream = manual(m)
+    broker.deliver(*numbered(3))
+    receive(stream, 3)
+    settle_loop()
+    assert broker.acknowledged == tokens[1:2]
+    stream.close().result(PATIENCE)
+    assert broker.acknowledged == tokens[1:2]
+
+
+def test_a_manual_observer_that_raises_leaves_its_message_alone(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    def fail(_: Message) -> None:
+        raise ValueError
+
+    observer = Observer(fail)
+    context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
+    m.subscription.subscribe(context).subscribe(observer)
+    broker.deliver(b"0")
+    assert isinstance(observer.wait_end(), ValueError)
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert broker.acknowledged == broker.rejected == []
+
+
+def test_a_consumer_that_settled_the_message_itself_has_the_last_word(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    def reject_it(message: Message) -> None:
+        message.context.acknowledge_handler.reject()  # type: ignore[attr-defined]
+
+    m.subscribe("a").subscribe(reject_it)
+    tokens = broker.deliver(*numbered(2))
+    until(lambda: broker.rejected == tokens)
+    settle_loop()
+    assert broker.acknowledged == []
+
+
+def test_repr_names_the_channel(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with m.subscribe("a/+") as stream:
+        assert repr(stream) == "<MessageStream of 'a/+'>"
+
+
+def test_streams_of_a_closed_instance_cannot_be_had(broker: FakeBroker, connect: Connect) -> None:
+    m: Messaging = connect(broker)
+    m.close()
+    with pytest.raises(ClosedError):
+        m.subscribe("a")
+
+
+def test_subscriptions_that_retry_has_replaced_are_forgotten(connect: Connect) -> None:
+    m = connect()
+    payloads = [b"%d" % number for number in range(20)]
+    stream = m.subscribe("retried", queue="retried")
+    seen = retried(stream, [*payloads])
+    for payload in payloads:
+        m.publish("retried", payload).result(PATIENCE)
+    until(lambda: len(seen) == 2 * len(payloads), "each message twice")
+
+    def count() -> int:
+        gc.collect()
+        return sum(type(each) is Subscription and each.spec.channel == "retried" for each in gc.get_objects())
+
+    until(lambda: count() < 6, "replaced subscriptions forgotten")  # a worker may hold on to its last one
+    stream.close().result(PATIENCE)
