@@ -1,11 +1,8 @@
-"""Between broker and consumer: the bounded buffer, credit, overflow, and what becomes of both over a loss."""
+"""Between broker and consumer: the bounded buffer, credit, overflow, and both over a lost connection."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from messaging import AcknowledgeType, Message
 from messaging.errors import StreamOverflowError, UnsupportedFeatureError
 from messaging.model import Incoming
+from tests.doubles.calling import Calling
 from tests.doubles.consumers import Slow, acknowledge, manual, numbered, receive, reject, state
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
@@ -49,22 +47,6 @@ def test_counters_add_up_and_are_in_the_runtime_dto(broker: FakeBroker, connect:
     assert dto.counters == counters
     assert dto.counters is not counters
     stream.close().result(PATIENCE)
-
-
-def test_a_dto_in_hand_does_not_change(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 101 [S]."""
-    m = connect(broker)
-    stream = manual(m)
-    before = m.runtime.get_runtime_dto()
-    broker.deliver(*numbered(3))
-    stream.receive(PATIENCE)
-    assert before.subscriptions[0].counters.received == 0
-    assert before.subscriptions[0].buffered == 0
-    with pytest.raises(AttributeError):
-        before.subscriptions[0].buffered = 7  # type: ignore[misc]
-    stream.close().result(PATIENCE)
-    assert len(before.subscriptions) == 1
-    assert m.runtime.get_runtime_dto().subscriptions == ()  # scenario 100 [S]
 
 
 # --- credit
@@ -105,28 +87,6 @@ def test_no_more_messages_are_handed_out_unsettled_than_the_prefetch(broker: Fak
         stream.receive(0.05)
     reject(first)
     assert stream.receive(PATIENCE).payload == b"3"
-    stream.close().result(PATIENCE)
-
-
-def test_guaranteed_ordering_hands_out_one_at_a_time_and_a_redelivery_keeps_its_place(
-    bare: FakeBroker, connect: Connect
-) -> None:
-    m = connect(bare)
-    stream = manual(m, guaranteedOrdering=True)
-    bare.deliver(*numbered(3))
-    message = stream.receive(PATIENCE)
-    assert message.payload == b"0"
-    with pytest.raises(TimeoutError):
-        stream.receive(0.05)
-    reject(message)
-    again = stream.receive(PATIENCE)
-    assert again.payload == b"0"
-    assert again.context.extensions["redelivered"] is True
-    acknowledge(again)
-    for expected in (b"1", b"2"):
-        message = stream.receive(PATIENCE)
-        assert message.payload == expected
-        acknowledge(message)
     stream.close().result(PATIENCE)
 
 
@@ -184,7 +144,7 @@ def test_block_holds_the_broker_back_by_its_credit_and_drops_nothing(
 def test_block_without_acknowledgement_drops_the_oldest_and_counts(
     broker: FakeBroker, connect: Connect, slow: Slow, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is not acknowledged cannot be held back. Nobody asked for ``block`` here, it is the default."""
+    """Messages without acknowledgement cannot be held back. ``block`` is the default here, and was not asked for."""
     m = connect(broker)
     context = m.context_builder().channel("a").extension_entry("bufferSize", 3).build_context()
     stream = m.subscription.subscribe(context)
@@ -234,23 +194,6 @@ def test_dropping_policies_drop_what_they_say_and_count(
         assert set(dropped) <= set(broker.acknowledged)
 
 
-def test_fail_ends_the_stream_at_the_first_message_too_many(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
-    m = connect(broker)
-    errors: list[Exception] = []
-    m.subscribe("a", overflow="fail", buffer_size=3).subscribe(slow, errors.append)
-    broker.deliver(b"first")
-    slow.wait()
-    broker.deliver(*numbered(3))
-    assert errors == []
-    broker.deliver(b"too many")
-    slow.go()
-    until(lambda: errors)
-    assert isinstance(errors[0], StreamOverflowError)
-    assert "its buffer holds 3 messages" in str(errors[0])
-    assert slow.seen == [b"first"]
-    until(lambda: len(broker.unsubscribed) == 1)
-
-
 @pytest.mark.parametrize("what", ["stream", "instance"])
 def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_error(
     broker: FakeBroker, connect: Connect, slow: Slow, what: str
@@ -266,39 +209,32 @@ def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_
     broker.gates["unsubscribe"].close()
     broker.deliver(b"second", b"too many")
     until(lambda: broker.gates["unsubscribe"].waiting)
-    with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
-        until(lambda: stream._closed or m._closing is not None)
-        settle_loop()
-        broker.gates["unsubscribe"].open()
-        until(lambda: len(broker.unsubscribed) == 1)
-        settle_loop()
-        assert not closing.done()
-        slow.go()
-        closing.result(PATIENCE)
+    closing = Calling(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
+    closing.until_waiting()
+    settle_loop()
+    broker.gates["unsubscribe"].open()
+    until(lambda: len(broker.unsubscribed) == 1)
+    settle_loop()
+    assert not closing.done()
+    slow.go()
+    closing.result()
     assert [type(error) for error in errors] == [StreamOverflowError]
     assert not completed
     assert len(broker.unsubscribed) == 1
 
 
-def test_fail_within_a_batch_takes_no_more_of_it(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_stream_that_fails_on_overflow_buffers_no_more_of_the_batch(
+    broker: FakeBroker, connect: Connect, auto: bool
+) -> None:
     m = connect(broker)
-    stream = manual(m, overflow="fail", bufferSize=2)
+    stream = m.subscribe("a", overflow="fail", buffer_size=2, auto_acknowledge=auto)
+    stream.ready.result(PATIENCE)
     broker.deliver(*numbered(10))
-    with pytest.raises(StreamOverflowError):
+    with pytest.raises(StreamOverflowError, match="its buffer holds 2 messages"):
         stream.receive(PATIENCE)
-    assert m.runtime.get_runtime_dto().subscriptions == ()
-    assert broker.acknowledged == []
-
-
-def test_a_dropping_stream_lets_the_broker_send_more_than_it_can_hold(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m, overflow="drop_oldest", bufferSize=2)
-    assert broker.live[0].spec.options.prefetch == 65_535
-    broker.deliver(*numbered(100))
-    assert receive(stream, 2) == [b"98", b"99"]
-    broker.wait_acknowledged(98)
-    stream.close().result(PATIENCE)
+    until(lambda: m.runtime.get_runtime_dto().subscriptions == ())
+    assert len(broker.acknowledged) == (3 if auto else 0)
 
 
 # --- automatic acknowledgement
@@ -310,7 +246,7 @@ def test_auto_acknowledge_acknowledges_on_arrival(broker: FakeBroker, connect: C
     stream = m.subscribe("a", auto_acknowledge=True)
     stream.ready.result(PATIENCE)
     tokens = broker.deliver(*numbered(3))
-    assert broker.acknowledged == tokens  # nobody has looked at them yet
+    assert broker.acknowledged == tokens  # before a consumer has looked at them
     message = stream.receive(PATIENCE)
     assert state(message) is AcknowledgeType.ACKNOWLEDGED
     assert not reject(message)
@@ -336,7 +272,7 @@ def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
-def test_auto_acknowledge_acknowledges_what_it_drops(
+def test_auto_acknowledge_acknowledges_dropped_messages(
     broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]
 ) -> None:
     """Or the broker's credit runs out, and the stream is dead."""
@@ -348,15 +284,6 @@ def test_auto_acknowledge_acknowledges_what_it_drops(
     assert stream.counters.dropped == 8
     assert sorted(token.number for token in broker.acknowledged) == sorted(token.number for token in tokens)
     stream.close().result(PATIENCE)
-
-
-def test_auto_acknowledge_with_fail_ends_the_stream(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=2, overflow="fail")
-    stream.ready.result(PATIENCE)
-    broker.deliver(*numbered(3))
-    with pytest.raises(StreamOverflowError):
-        stream.receive(PATIENCE)
 
 
 def test_auto_acknowledge_under_load_loses_no_wake_up(broker: FakeBroker, connect: Connect) -> None:
@@ -374,22 +301,7 @@ def test_auto_acknowledge_under_load_loses_no_wake_up(broker: FakeBroker, connec
 # --- states
 
 
-def test_a_message_without_acknowledgement_says_so(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 69 [S]."""
-    m = connect(broker)
-    stream = manual(m)
-    broker.deliver(b"0", qos0=True)
-    broker.deliver(b"1")
-    without, with_ = stream.receive(PATIENCE), stream.receive(PATIENCE)
-    assert state(without) is AcknowledgeType.UNSUPPORTED
-    assert not acknowledge(without)
-    assert not reject(without)
-    assert state(without) is AcknowledgeType.UNSUPPORTED
-    assert state(with_) is AcknowledgeType.RECEIVED
-    stream.close().result(PATIENCE)
-
-
-def test_what_was_never_acted_on_is_released_when_its_stream_closes(broker: FakeBroker, connect: Connect) -> None:
+def test_unsettled_messages_are_released_when_their_stream_closes(broker: FakeBroker, connect: Connect) -> None:
     """Scenario 89 [I]."""
     m = connect(broker)
     stream = manual(m)
@@ -429,7 +341,11 @@ def test_a_verdict_on_a_message_of_a_lost_connection_never_reaches_the_new_one(
     stream.close().result(PATIENCE)
 
 
-def test_verdicts_in_vain_give_their_credit_back(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_lost_connection_gives_the_credit_of_its_messages_back(
+    broker: FakeBroker, connect: Connect, settles: bool
+) -> None:
+    """Once, whether the application settles them or not: the broker delivers them again, and they must get in."""
     m = connect(broker)
     stream = manual(m, prefetch=2)
     broker.deliver(*numbered(2))
@@ -437,29 +353,17 @@ def test_verdicts_in_vain_give_their_credit_back(broker: FakeBroker, connect: Co
     broker.lose()
     broker.wait_open(2)
     broker.wait_subscribed()
-    broker.deliver(*numbered(2, 2))
-    for message in messages:
-        acknowledge(message)
-    assert receive(stream, 2) == numbered(2, 2)
-    stream.close().result(PATIENCE)
-
-
-def test_credit_of_a_lost_connection_is_given_back_even_without_a_verdict(broker: FakeBroker, connect: Connect) -> None:
-    """An application that drops messages it never settled: the broker delivers them again, and they must get in."""
-    m = connect(broker)
-    stream = manual(m, prefetch=2)
-    broker.deliver(*numbered(2))
-    receive(stream, 2)  # and forgotten
-    broker.lose()
-    broker.wait_open(2)
-    broker.wait_subscribed()
-    broker.deliver(*numbered(2))
+    broker.deliver(*numbered(3))
+    for message in messages if settles else ():
+        assert not acknowledge(message)
     assert receive(stream, 2) == numbered(2)
+    with pytest.raises(TimeoutError):
+        stream.receive(0.05)
     stream.close().result(PATIENCE)
 
 
 @pytest.mark.parametrize("queue", [None, "jobs"])
-def test_what_waited_in_the_buffer_is_kept_only_where_nobody_delivers_it_again(
+def test_buffered_messages_are_kept_over_a_loss_only_where_the_broker_does_not_redeliver_them(
     broker: FakeBroker, connect: Connect, queue: str | None
 ) -> None:
     m = connect(broker)
@@ -479,7 +383,7 @@ def test_what_waited_in_the_buffer_is_kept_only_where_nobody_delivers_it_again(
     stream.close().result(PATIENCE)
 
 
-def test_what_a_resumed_session_delivers_again_is_not_kept_twice(broker: FakeBroker, connect: Connect) -> None:
+def test_messages_redelivered_by_a_resumed_session_are_not_kept_twice(broker: FakeBroker, connect: Connect) -> None:
     broker.resumes = True
     m = connect(broker)
     stream = manual(m)
@@ -511,37 +415,24 @@ def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker
     stream.close().result(PATIENCE)
 
 
-def test_stale_messages_kept_over_losses_are_bounded_and_counted(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize(("unacknowledged", "bound"), [(0, 8), (1, 10)])
+def test_stale_messages_kept_over_losses_are_bounded_and_counted(
+    broker: FakeBroker, connect: Connect, unacknowledged: int, bound: int
+) -> None:
     m = connect(broker)
     stream = manual(m, bufferSize=4)
-    for round_ in range(5):
-        broker.deliver(*numbered(4, round_ * 4))
+    each, rounds = 4 + unacknowledged, 10
+    for round_ in range(rounds):
+        broker.deliver(*numbered(4, round_ * each))
+        broker.deliver(*numbered(unacknowledged, round_ * each + 4), qos0=True)
         broker.lose()
         broker.wait_open(round_ + 2)
         broker.wait_subscribed()
         m.publish("b", b"").result(PATIENCE)
-        assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= 8
+        assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= bound
     left = m.runtime.get_runtime_dto().subscriptions[0].buffered
-    payloads = receive(stream, left)
-    assert payloads == numbered(left, 20 - left)  # the newest
-    assert stream.counters.dropped == 20 - left
-    stream.close().result(PATIENCE)
-
-
-def test_stale_messages_of_a_stream_of_mixed_quality_are_bounded(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m, bufferSize=4)
-    for round_ in range(10):
-        broker.deliver(*numbered(4, round_ * 5))
-        broker.deliver(*numbered(1, round_ * 5 + 4), qos0=True)
-        broker.lose()
-        broker.wait_open(round_ + 2)
-        broker.wait_subscribed()
-        m.publish("b", b"").result(PATIENCE)
-        assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= 10
-    left = m.runtime.get_runtime_dto().subscriptions[0].buffered
-    assert receive(stream, left) == numbered(50)[-left:]
-    assert stream.counters.dropped == 50 - left
+    assert receive(stream, left) == numbered(rounds * each)[-left:]  # the newest
+    assert stream.counters.dropped == rounds * each - left
     stream.close().result(PATIENCE)
 
 
@@ -562,45 +453,7 @@ def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: 
         m.close()
 
 
-def test_sorting_out_after_a_loss_races_with_the_consumer(broker: FakeBroker, connect: Connect) -> None:
-    """The consumer empties the buffer between the loop's look and its grasp: nothing breaks, order holds."""
-    m = connect(broker)
-    stream = manual(m)
-    broker.deliver(*numbered(3))
-    subscription = stream._primary
-    taken: list[Message] = []
-
-    class Contended(deque[Incoming]):
-        """Before the loop takes the last one, the consumer has."""
-
-        armed = True
-
-        def popleft(self) -> Incoming:
-            if self.armed and len(self) == 1 and threading.current_thread().name == "messaging-engine":
-                self.armed = False
-
-                def consume() -> None:
-                    message = subscription.take()
-                    if message is not None:
-                        taken.append(message)
-
-                consumer = threading.Thread(target=consume)
-                consumer.start()
-                consumer.join(PATIENCE)
-            return super().popleft()
-
-    contended = Contended(subscription._buffer)
-    subscription._buffer = contended
-    subscription._moving = map(Contended.popleft, repeat(contended))
-    broker.lose()
-    broker.wait_open(2)
-    assert m.publish("b", b"").result(PATIENCE) is None  # the connection lives
-    rest = [stream.receive(PATIENCE) for _ in range(3 - len(taken))]
-    assert [message.payload for message in (*taken, *rest)] == numbered(3)
-    stream.close().result(PATIENCE)
-
-
-def test_losses_under_load_with_an_observer_keep_order_and_life(broker: FakeBroker, connect: Connect) -> None:
+def test_an_observer_gets_messages_in_order_through_losses_under_load(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     seen: list[int] = []
     m.subscribe("a").subscribe(lambda message: seen.append(int(message.payload)))
@@ -618,7 +471,7 @@ def test_losses_under_load_with_an_observer_keep_order_and_life(broker: FakeBrok
 # --- deliver never raises
 
 
-def test_what_arrives_after_the_end_is_ignored(broker: FakeBroker, connect: Connect) -> None:
+def test_deliveries_to_an_ended_stream_are_ignored(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     stream = manual(m)
     handle = broker.live[0]

@@ -1,27 +1,20 @@
-"""What becomes of rejected messages: delivered again by the broker or from here, or buried, and never lost between."""
+"""Rejected messages: delivered again by the broker or from here, or dead-lettered, and never lost between."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from messaging import Message, MessageStream
-from messaging.errors import PublishRefusedError
+from messaging.errors import DecodeError, PublishRefusedError
 from messaging.instance import Messaging
-from messaging.model import Incoming
-from messaging.receiving import redelivery
 from messaging.receiving.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
+from tests.doubles.calling import Calling
 from tests.doubles.consumers import acknowledge, manual, numbered, reject
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
-
-
-@pytest.fixture
-def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.receiving.redelivery._FIRST_RETRY", 0.01)
 
 
 def close(stream: MessageStream) -> None:
@@ -44,28 +37,7 @@ def test_a_rejection_goes_to_the_broker_where_it_has_a_form_on_the_wire(broker: 
 
 
 def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    stream = manual(m)
-    tokens = bare.deliver(b"0", b"1", channel="a/b", extensions={"qos": "1"})
-    first = stream.receive(PATIENCE)
-    assert reject(first)
-    assert stream.receive(PATIENCE).payload == b"1"
-    again = stream.receive(PATIENCE)
-    assert again is not first
-    assert again.payload == b"0"
-    assert again.context.channel == "a/b"
-    assert again.context.extensions == {"qos": "1", "redelivered": True}
-    assert not reject(first)  # its state is its own, and final
-    assert acknowledge(again)
-    bare.wait_acknowledged(1)
-    assert bare.acknowledged == tokens[:1]  # once, and not before
-    assert stream.counters.redelivered == 1
-    close(stream)
-
-
-def test_a_redelivery_keeps_what_the_message_said(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    stream = manual(m)
+    stream = manual(connect(bare))
     context: dict[str, Any] = {
         "channel_extension": "key",
         "content_type": "text/plain",
@@ -73,11 +45,21 @@ def test_a_redelivery_keeps_what_the_message_said(bare: FakeBroker, connect: Con
         "correlation_id": "c",
         "reply_to_channel": "r",
     }
-    bare.deliver(b"0", extensions={"messageId": "m1"}, **context)
-    reject(stream.receive(PATIENCE))
-    again = stream.receive(PATIENCE).context
-    assert {name: getattr(again, name) for name in context} == context
-    assert again.extensions["messageId"] == "m1"
+    tokens = bare.deliver(b"0", b"1", channel="a/b", extensions={"qos": "1", "messageId": "m1"}, **context)
+    first = stream.receive(PATIENCE)
+    assert reject(first)
+    assert stream.receive(PATIENCE).payload == b"1"
+    again = stream.receive(PATIENCE)
+    assert again is not first
+    assert again.payload == b"0"
+    assert again.context.channel == "a/b"
+    assert {name: getattr(again.context, name) for name in context} == context
+    assert again.context.extensions == {"qos": "1", "messageId": "m1", "redelivered": True}
+    assert not reject(first)  # its state is its own, and final
+    assert acknowledge(again)
+    bare.wait_acknowledged(1)
+    assert bare.acknowledged == tokens[:1]  # once, and not before
+    assert stream.counters.redelivered == 1
     close(stream)
 
 
@@ -96,7 +78,7 @@ def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: C
     close(stream)
 
 
-def test_a_message_that_is_always_rejected_keeps_nobody_busy(bare: FakeBroker, connect: Connect) -> None:
+def test_a_message_that_is_always_rejected_comes_again_after_growing_delays(bare: FakeBroker, connect: Connect) -> None:
     m = connect(bare)
     rejections: list[float] = []
 
@@ -113,7 +95,7 @@ def test_a_message_that_is_always_rejected_keeps_nobody_busy(bare: FakeBroker, c
 
 
 @pytest.mark.parametrize("count", [5, 1000, 1100, 2**31])
-def test_a_message_delivered_very_often_is_still_given_back(broker: FakeBroker, connect: Connect, count: int) -> None:
+def test_a_message_delivered_very_often_is_still_requeued(broker: FakeBroker, connect: Connect, count: int) -> None:
     m = connect(broker)
     stream = manual(m, prefetch=1)
     tokens = broker.deliver(b"0", delivery_count=count)
@@ -128,7 +110,7 @@ def test_a_message_delivered_very_often_is_still_given_back(broker: FakeBroker, 
 
 
 @pytest.mark.parametrize("counted_by", ["broker", "core"])
-def test_after_max_deliveries_a_message_is_buried(
+def test_after_max_deliveries_a_message_is_dead_lettered(
     broker: FakeBroker, bare: FakeBroker, connect: Connect, counted_by: str
 ) -> None:
     used = broker if counted_by == "broker" else bare
@@ -152,7 +134,7 @@ def test_after_max_deliveries_a_message_is_buried(
     close(stream)
 
 
-def test_without_a_dead_letter_channel_it_is_discarded_and_said_so(
+def test_a_message_discarded_after_max_deliveries_is_logged(
     bare: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     m = connect(bare)
@@ -167,11 +149,14 @@ def test_without_a_dead_letter_channel_it_is_discarded_and_said_so(
     close(stream)
 
 
-def test_deliveries_of_messages_with_an_id_are_counted_by_it(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    stream = manual(m, maxDeliveries=2)
-    bare.deliver(b"same", extensions={"messageId": "1"})
-    bare.deliver(b"same", extensions={"messageId": "2"})
+@pytest.mark.parametrize("other", [("a", "2"), ("b", "1")], ids=["another id", "another channel"])
+def test_deliveries_of_messages_with_an_id_are_counted_by_channel_and_id(
+    bare: FakeBroker, connect: Connect, other: tuple[str, str]
+) -> None:
+    """Applications that do not know of each other may give the same id."""
+    stream = manual(connect(bare), maxDeliveries=2)
+    for channel, message_id in (("a", "1"), other):
+        bare.deliver(b"same", channel=channel, extensions={"messageId": message_id})
     reject(stream.receive(PATIENCE))
     reject(stream.receive(PATIENCE))
     until(lambda: stream.counters.redelivered == 2)
@@ -179,17 +164,10 @@ def test_deliveries_of_messages_with_an_id_are_counted_by_it(bare: FakeBroker, c
     close(stream)
 
 
-def test_ids_of_the_application_are_counted_by_channel() -> None:
-    """Applications that do not know of each other may give the same."""
-    one, other = (Incoming(b"x", channel, extensions={"messageId": "1"}) for channel in "ab")
-    assert redelivery._key(one) != redelivery._key(other)
-    assert redelivery._key(one) == redelivery._key(Incoming(b"y", "a", extensions={"messageId": "1"}))
-
-
 def test_a_message_that_was_accepted_does_not_count_against_the_next_with_its_content(
     bare: FakeBroker, connect: Connect
 ) -> None:
-    """Sensors send ``ON`` all day: one rejection now and then must not bury one that was delivered once."""
+    """Sensors send ``ON`` all day: one rejection now and then must not dead-letter one that was delivered once."""
     m = connect(bare)
     stream = manual(m, maxDeliveries=2, deadLetterChannel="dead")
     for _ in range(3):
@@ -274,7 +252,7 @@ def test_a_dead_letter_carries_what_the_instance_can_carry(bare: FakeBroker, con
     close(stream)
 
 
-def test_first_published_then_acknowledged(broker: FakeBroker, connect: Connect) -> None:
+def test_a_dead_letter_is_published_before_its_message_is_acknowledged(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     stream = manual(m, deadLetterChannel="dead")
     broker.hold = True
@@ -292,27 +270,24 @@ def test_first_published_then_acknowledged(broker: FakeBroker, connect: Connect)
     close(stream)
 
 
-@pytest.mark.usefixtures("quick_retry")
 def test_a_dead_letter_that_is_refused_is_tried_again(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(broker)
-    stream = manual(m, deadLetterChannel="dead")
+    """After a second; ``tests/execution/test_fairness.py`` has the delays of further attempts."""
+    stream = manual(connect(broker), deadLetterChannel="dead")
     broker.hold = True
     broker.deliver(b"0")
     reject(stream.receive(PATIENCE))
-    for attempt in (1, 2, 3):
-        broker.wait_sent(attempt)
-        broker.fail(PublishRefusedError("full"))
+    broker.wait_sent(1)
+    broker.fail(PublishRefusedError("full"))
     assert broker.acknowledged == []
-    broker.wait_sent(4)
+    broker.wait_sent(2)
     broker.confirm()
     broker.wait_acknowledged(1)
-    assert caplog.text.count("dead letter of 'a' did not reach 'dead': full") == 3
+    assert caplog.text.count("dead letter of 'a' did not reach 'dead': full") == 1
     close(stream)
 
 
-@pytest.mark.usefixtures("quick_retry")
 def test_a_dead_letter_the_outbox_has_no_room_for_is_tried_again(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, outbox_size=1)
     stream = manual(m, deadLetterChannel="dead")
@@ -349,9 +324,8 @@ def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_fo
     close(stream)
 
 
-@pytest.mark.usefixtures("quick_retry")
 def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroker, connect: Connect) -> None:
-    """The stream ends: the broker still has the message, and nobody tries for ever."""
+    """The stream ends: the broker still has the message, and there are no further attempts."""
     m = connect(broker)
     stream = manual(m, deadLetterChannel="dead")
     broker.hold = True
@@ -365,26 +339,9 @@ def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroke
     assert len(broker.sent) == 1
 
 
-def test_the_reject_of_an_observer_that_raised_is_buried_although_its_stream_ends(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    m = connect(broker)
-    errors: list[Exception] = []
-
-    def observer(message: Message) -> None:
-        raise ValueError("bad")
-
-    context = m.context_builder().channel("a").extension_entry("deadLetterChannel", "dead").build_context()
-    m.subscription.subscribe(context).subscribe(observer, errors.append)
-    broker.deliver(b"0")
-    until(lambda: errors)
-    broker.wait_sent(1)
-    assert broker.payloads == [b"0"]
-
-
 @pytest.mark.parametrize("what", ["stream", "instance"])
 def test_closing_waits_for_the_end_of_an_observer_that_failed(broker: FakeBroker, connect: Connect, what: str) -> None:
-    """Its dead letter is confirmed, and the broker told, before anybody hears that it is over."""
+    """Its dead letter is confirmed, and the broker told, before closing returns."""
     broker.hold = True
     m = connect(broker)
     errors: list[Exception] = []
@@ -397,23 +354,23 @@ def test_closing_waits_for_the_end_of_an_observer_that_failed(broker: FakeBroker
     stream.subscribe(observer, errors.append)
     broker.deliver(b"0")
     broker.wait_sent(1)
+    assert broker.payloads == [b"0"]
     until(lambda: errors)
     broker.gates["unsubscribe"].close()
-    with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
-        until(lambda: stream._closed or m._closing is not None)
-        settle_loop()
-        assert not closing.done()
-        broker.confirm()
-        until(lambda: broker.gates["unsubscribe"].waiting)
-        assert len(broker.acknowledged) == 1
-        assert not closing.done()
-        broker.gates["unsubscribe"].open()
-        closing.result(PATIENCE)
+    closing = Calling(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
+    closing.until_waiting()
+    settle_loop()
+    assert not closing.done()
+    broker.confirm()
+    until(lambda: broker.gates["unsubscribe"].waiting)
+    assert len(broker.acknowledged) == 1
+    assert not closing.done()
+    broker.gates["unsubscribe"].open()
+    closing.result()
     assert len(broker.unsubscribed) == 1
 
 
-# --- messages that do not fit
+# --- invalid messages
 
 
 def model_stream(m: Messaging, **settings: Any) -> MessageStream:
@@ -422,7 +379,9 @@ def model_stream(m: Messaging, **settings: Any) -> MessageStream:
     return stream
 
 
-def test_skip_acknowledges_and_counts(broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_invalid_messages_are_acknowledged_and_counted(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     m = connect(broker)
     stream = model_stream(m, on_invalid="skip")
     tokens = broker.deliver(b"no json", b'{"x": 1}', content_type="application/json")
@@ -435,7 +394,7 @@ def test_skip_acknowledges_and_counts(broker: FakeBroker, connect: Connect, capl
     close(stream)
 
 
-def test_dead_letter_keeps_the_original_bytes(broker: FakeBroker, connect: Connect) -> None:
+def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     stream = model_stream(m, on_invalid="dead_letter", dead_letter_channel="dead")
     broker.hold = True
@@ -463,22 +422,7 @@ def test_invalid_messages_do_not_stop_the_stream_at_a_credit_of_one(
     close(stream)
 
 
-def test_raise_ends_the_stream_and_rejects(broker: FakeBroker, connect: Connect) -> None:
-    from messaging.errors import DecodeError
-
-    m = connect(broker)
-    errors: list[Exception] = []
-    m.subscribe("a", dict[str, int]).subscribe(print, errors.append)
-    token = broker.deliver(b"no json", content_type="application/json")
-    until(lambda: errors)
-    assert isinstance(errors[0], DecodeError)
-    until(lambda: broker.rejected == token)
-    until(lambda: len(broker.unsubscribed) == 1)
-
-
-def test_raise_in_an_iterator_ends_the_stream(broker: FakeBroker, connect: Connect) -> None:
-    from messaging.errors import DecodeError
-
+def test_an_invalid_message_ends_the_stream_of_an_iterator(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     stream = model_stream(m)
     tokens = broker.deliver(b"no json", b'{"x": 1}', content_type="application/json")
@@ -509,7 +453,7 @@ def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBr
     close(stream)
 
 
-def test_auto_acknowledged_invalid_messages_are_buried_without_a_second_acknowledgement(
+def test_auto_acknowledged_invalid_messages_are_dead_lettered_without_a_second_acknowledgement(
     broker: FakeBroker, connect: Connect
 ) -> None:
     m = connect(broker)
