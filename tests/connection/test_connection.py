@@ -1,4 +1,4 @@
-"""The connection: made, lost, made again; and what a subscription and a stream see of it."""
+"""The connection: made, lost, made again; and its effects on subscriptions and streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from messaging import Message
 from messaging.connection import Connection
 from messaging.errors import (
     AuthenticationError,
@@ -24,8 +23,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.instance import Messaging
-from messaging.receiving import Subscription
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import Connect
 
 
@@ -36,10 +34,18 @@ def state(m: Messaging) -> str:
 # --- the first connection
 
 
-def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("face", ["blocking", "async with"])
+def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(
+    broker: FakeBroker, connect: Connect, face: str
+) -> None:
     broker.errors["open"].append(AuthenticationError("wrong password for 'me'"))
+
+    async def enter() -> None:
+        async with connect(broker, name="one"):
+            raise AssertionError("entered")
+
     with pytest.raises(AuthenticationError, match="wrong password for 'me'"):
-        connect(broker, name="one")
+        connect(broker, name="one") if face == "blocking" else asyncio.run(enter())
     assert broker.closed == 1
     assert connect(broker, name="one").publish("a", b"1").result(PATIENCE) is None  # the name is free again
 
@@ -113,19 +119,7 @@ def test_the_first_connection_failing_fails_everything_that_waits_for_it(broker:
     asyncio.run(main())
 
 
-def test_async_with_closes_what_it_could_not_open(broker: FakeBroker, connect: Connect) -> None:
-    broker.errors["open"].append(ConnectFailedError("no"))
-
-    async def main() -> None:
-        with pytest.raises(ConnectFailedError):
-            async with connect(broker, name="one"):
-                raise AssertionError("entered")
-
-    asyncio.run(main())
-    connect(broker, name="one")
-
-
-def test_giving_up_waiting_for_a_connection_closes_the_instance(broker: FakeBroker, connect: Connect) -> None:
+def test_cancelling_the_wait_for_a_connection_closes_the_instance(broker: FakeBroker, connect: Connect) -> None:
     broker.gates["open"].close()
 
     async def main() -> None:
@@ -275,23 +269,37 @@ def test_delays_between_attempts_grow_and_stay_within_their_bounds(broker: FakeB
     assert all(delay <= 3.0 for delay in itertools.islice(other._connection._delays(), 50))
 
 
-@pytest.mark.parametrize("stable", [-1.0, 3600.0])
-def test_a_connection_that_ends_as_soon_as_it_is_made_is_no_reason_to_hurry(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, stable: float
+@pytest.mark.parametrize(
+    ("stable", "refusals", "expected"),
+    [(3600.0, 0, [0, 1, 2]), (-1.0, 0, [0, 0, 0]), (-1.0, 4, [0, 1, 2, 3, 4, 0, 0])],
+    ids=["connections that do not last", "connections that last", "attempts that fail"],
+)
+def test_delays_grow_until_a_connection_lasts(
+    broker: FakeBroker,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    stable: float,
+    refusals: int,
+    expected: list[int],
 ) -> None:
+    taken: list[int] = []
+
+    def delays(_: object) -> Iterator[float]:
+        """A series of delays that take no time; notes the position of each in its series."""
+        for number in itertools.count():
+            taken.append(number)
+            yield 0.0
+
+    monkeypatch.setattr(Connection, "_delays", delays)
     monkeypatch.setattr("messaging.connection.connection._STABLE_SECONDS", stable)
-    m = connect(broker)
-    begun: list[Iterator[float]] = []
-
-    def delays(connection: Connection = m._connection) -> Iterator[float]:
-        begun.append(Connection._delays(connection))
-        return begun[-1]
-
-    monkeypatch.setattr(m._connection, "_delays", delays)
-    for count in range(2, 12):
+    connect(broker)
+    taken.clear()
+    broker.errors["open"].extend([ConnectFailedError("not now")] * refusals)
+    for count in (2, 3, 4):
         broker.lose()
         broker.wait_open(count)
-    assert len(begun) == (10 if stable < 0 else 0)  # delays that begin anew, rather than grow
+        settle_loop()
+    assert taken == expected
 
 
 def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, connect: Connect) -> None:
@@ -307,24 +315,19 @@ def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, connec
     assert [*stream] == []
 
 
-def test_an_adapter_that_hangs_in_close_does_not_hang_close(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("how", ["hangs", "raises"])
+def test_an_adapter_that_hangs_or_raises_in_close_is_logged_and_does_not_hang_close(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     monkeypatch.setattr("messaging.connection.connection._ADAPTER_CLOSE_SECONDS", 0.2)
     m = connect(broker)
-    broker.gates["close"].close()
+    if how == "hangs":
+        broker.gates["close"].close()
+    else:
+        broker.errors["close"].append(RuntimeError("a defect"))
     started = time.monotonic()
     m.close(0.1)
     assert time.monotonic() - started < 3
-    assert "failed to close" in caplog.text
-
-
-def test_an_adapter_that_raises_in_close_is_logged(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    m = connect(broker)
-    broker.errors["close"].append(RuntimeError("a defect"))
-    m.close()
     assert "failed to close" in caplog.text
     assert state(m) == "closed"
 
@@ -354,21 +357,6 @@ def test_a_name_is_free_again_as_soon_as_close_returned(connect: Connect) -> Non
 # --- subscriptions
 
 
-def test_subscriptions_are_renewed_after_a_loss(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 36 [I]: no stream has to be rebuilt by the user."""
-    m = connect(broker)
-    seen: list[bytes] = []
-    m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
-    m.subscribe("b").subscribe(lambda message: seen.append(message.payload))
-    broker.deliver(b"1", handle=0)
-    broker.lose()
-    broker.wait_open(2)
-    broker.wait_subscribed(2)
-    broker.deliver(b"2", handle=0)
-    broker.deliver(b"3", handle=1)
-    until(lambda: sorted(seen) == [b"1", b"2", b"3"])
-
-
 def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: Connect) -> None:
     broker.resumes = True
     m = connect(broker)
@@ -383,7 +371,7 @@ def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: 
 
 
 def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, connect: Connect) -> None:
-    """So that nobody misses the answer to a request that waited in the outbox."""
+    """So that the reply to a request that waited in the outbox is not missed."""
     m = connect(broker)
     m.subscribe("a").subscribe(print)
     broker.gates["open"].close()
@@ -393,19 +381,6 @@ def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, c
     broker.gates["open"].open()
     promise.result(PATIENCE)
     assert broker.calls.index("subscribe") < broker.calls.index("publish")
-
-
-def test_a_subscription_made_while_disconnected_waits_for_the_connection(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    broker.gates["open"].close()
-    broker.lose()
-    stream = m.subscribe("a")
-    settle_loop()
-    assert not stream.ready.done()
-    broker.gates["open"].open()
-    assert stream.ready.result(PATIENCE) is None
-    broker.deliver(b"1")
-    assert stream.receive(PATIENCE).payload == b"1"
 
 
 def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBroker, connect: Connect) -> None:
@@ -455,7 +430,7 @@ def test_a_loss_while_subscribing_that_the_adapter_reports_late_is_made_good(
         stream.close().result(PATIENCE)
 
 
-def test_a_subscription_the_broker_never_answers_does_not_keep_everybody_from_publishing(
+def test_a_subscription_the_broker_never_answers_does_not_block_publishing(
     broker: FakeBroker, connect: Connect
 ) -> None:
     m = connect(broker, connect_timeout=0.3)
@@ -534,7 +509,9 @@ def test_a_stream_closed_while_subscribing_is_unsubscribed_once_the_broker_answe
     assert broker.live == []
 
 
-def test_what_arrives_before_the_confirmation_is_not_lost(broker: FakeBroker, connect: Connect) -> None:
+def test_messages_that_arrive_before_the_subscription_is_confirmed_are_not_lost(
+    broker: FakeBroker, connect: Connect
+) -> None:
     """``deliver`` may be called before ``subscribe`` returns (retained messages)."""
     m = connect(broker)
     adapter = broker.adapter
@@ -634,34 +611,6 @@ def test_subscribing_storms_race_with_losses(broker: FakeBroker, connect: Connec
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_a_burst_of_verdicts_is_flushed_once(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    m = connect(broker)
-    stream = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
-    received = m.subscription.subscribe(stream)
-    received.ready.result(PATIENCE)
-    broker.deliver(*[b"x"] * 100)
-    messages: list[Message] = [received.receive(PATIENCE) for _ in range(100)]
-    flushes: list[int] = []
-    original = Subscription.flush
-
-    def counted(self: Subscription) -> None:  # told to, or because the loop is looking for verdicts anyway
-        flushes.append(1)
-        original(self)
-
-    monkeypatch.setattr(Subscription, "flush", counted)
-
-    def settle_all() -> None:  # on the loop, so that no flush can come in between
-        for message in messages:
-            message.context.acknowledge_handler.acknowledge()  # type: ignore[attr-defined]
-
-    on_loop(settle_all)
-    broker.wait_acknowledged(100)
-    assert sum(flushes) == 1
-    received.close().result(PATIENCE)
-
-
 def test_logs_name_the_instance_and_never_an_exception_without_reason(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -682,4 +631,4 @@ def test_a_stream_entered_while_the_broker_is_silent_has_a_deadline(broker: Fake
     with pytest.raises(DeadlineError, match=r"subscribing to 'a' took longer than 0\.1 s"), m.subscribe("a"):
         raise AssertionError("entered")
     broker.gates["subscribe"].open()
-    until(lambda: len(broker.unsubscribed) == 1, "nobody else can close it")
+    until(lambda: len(broker.unsubscribed) == 1, "unsubscribed: no reference is left to close it by")

@@ -1,11 +1,9 @@
-"""The loop stays free, nobody is woken for nothing, nothing spins, and nothing hangs when things are scarce."""
+"""The loop stays free, threads are not woken in vain, retries slow down, and closing does not hang."""
 
 from __future__ import annotations
 
-import _thread
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,16 +13,14 @@ import pytest
 
 from adapters.memory import broker as memory
 from messaging import instance
-from messaging.connection import connection as connection_module
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Engine, Promise, engine
-from messaging.execution import threads as workers_module
-from messaging.execution.threads import Workers
 from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
-from tests.doubles.consumers import Slow, manual, numbered
+from tests.doubles.calling import Calling
+from tests.doubles.consumers import manual, numbered
 from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import Connect
 
@@ -61,7 +57,7 @@ class Standstill:
         settle_loop()
 
 
-# --- the loop belongs to everybody
+# --- the loop is shared
 
 
 def test_the_sender_gives_the_loop_back_although_publishers_keep_up(
@@ -164,12 +160,10 @@ def test_room_is_offered_when_there_is_some_rather_than_by_the_clock(
     for _ in range(3):
         m.publish("a", bytes(300))
     broker.wait_sent(3)
-    fourth = threading.Thread(target=m.publish, args=("a", bytes(300)), daemon=True)
-    fourth.start()
-    until(lambda: m._connection.outbox._blocked, "a publisher that waits for room")
+    fourth = Calling(m.publish, "a", bytes(300))
+    fourth.until_waiting()
     broker.confirm(1)
-    fourth.join(PATIENCE)
-    assert not fourth.is_alive()
+    fourth.result()
     broker.wait_sent(4)
     broker.confirm()
 
@@ -177,7 +171,7 @@ def test_room_is_offered_when_there_is_some_rather_than_by_the_clock(
 # --- bounds
 
 
-def test_what_passed_its_deadline_is_not_kept_behind_what_did_not(broker: FakeBroker, connect: Connect) -> None:
+def test_messages_past_their_deadline_are_not_kept_behind_others(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     broker.gates["open"].close()
     broker.lose()
@@ -210,7 +204,7 @@ def test_subscribing_that_never_ends_does_not_outlive_its_instance(
     assert gate.waiting == 0
 
 
-# --- what fails again and again waits longer and longer
+# --- growing delays
 
 
 class Later:
@@ -266,7 +260,7 @@ def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
     assert later.delays[-1] == later.delays[-2] <= 1.0
 
 
-def test_it_waits_as_well_where_only_we_count() -> None:
+def test_a_message_counted_by_its_id_waits_longer_each_time() -> None:
     later = Later()
     adapter = SimpleNamespace(can_reject=True, reject=lambda _: None)
     subject = redelivering(later, adapter)
@@ -303,165 +297,10 @@ def test_a_dead_letter_that_is_refused_again_and_again_waits_longer_each_time() 
     assert acknowledged == ["token"]
 
 
-@pytest.fixture
-def delays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For each wait before connecting, the how manieth of its series it was. They take no time."""
-    taken: list[int] = []
-
-    def series(_: object) -> Iterator[float]:
-        for number in itertools.count():
-            taken.append(number)
-            yield 0.0
-
-    monkeypatch.setattr(connection_module.Connection, "_delays", series)
-    return taken
+# --- at exit
 
 
-def lose_three_times(broker: FakeBroker) -> None:
-    for count in (2, 3, 4):
-        broker.lose()
-        broker.wait_open(count)
-        settle_loop()
-
-
-def test_connections_that_do_not_last_are_made_more_and_more_slowly(
-    broker: FakeBroker, connect: Connect, delays: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "_STABLE_SECONDS", 3600.0)
-    connect(broker)
-    delays.clear()
-    lose_three_times(broker)
-    assert delays == [0, 1, 2]
-
-
-def test_a_connection_that_lasted_is_made_again_quickly(
-    broker: FakeBroker, connect: Connect, delays: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "_STABLE_SECONDS", -1.0)
-    connect(broker)
-    delays.clear()
-    lose_three_times(broker)
-    assert delays == [0, 0, 0]
-
-
-def test_attempts_that_fail_count_as_well(
-    broker: FakeBroker, connect: Connect, delays: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "_STABLE_SECONDS", -1.0)
-    connect(broker)
-    delays.clear()
-    broker.errors["open"].extend([PublishRefusedError("not now")] * 4)
-    broker.lose()
-    broker.wait_open(2)
-    assert delays == [0, 1, 2, 3, 4]
-
-
-# --- when no thread can be started: at the end of the interpreter, or of the system's patience
-
-
-@pytest.fixture
-def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A pool of workers of our own; called, no thread can be started any more."""
-    pool = Workers()
-    monkeypatch.setattr(workers_module, "_workers", pool)
-    original = threading.Thread.start
-
-    def start(self: threading.Thread) -> None:
-        if self.name == "messaging-worker":
-            raise RuntimeError("can't start new thread")
-        original(self)
-
-    start_new_thread = _thread.start_new_thread
-
-    def start_raw(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:
-        if getattr(arguments[0], "name", None) == "messaging-worker":
-            raise RuntimeError("can't start new thread")
-        return start_new_thread(function, arguments)
-
-    def refuse() -> None:
-        monkeypatch.setattr(threading.Thread, "start", start)
-        monkeypatch.setattr(_thread, "start_new_thread", start_raw)
-
-    yield refuse
-    monkeypatch.setattr(workers_module, "IDLE_SECONDS", 0.0)
-
-
-def occupy(pool: Workers, go: threading.Event) -> None:
-    """Have one of the threads do nothing else until ``go``."""
-    occupied = threading.Event()
-
-    def job() -> None:
-        occupied.set()
-        go.wait(PATIENCE)
-
-    pool.submit(job)
-    assert occupied.wait(PATIENCE)
-
-
-def test_nothing_waits_for_a_worker_that_nobody_holds(no_more_threads: Callable[[], None]) -> None:
-    pool = workers_module.workers()
-    no_more_threads()
-    with pytest.raises(RuntimeError):
-        pool.submit(lambda: None)
-    assert not pool._jobs
-
-
-def test_the_last_worker_runs_what_others_would_have(no_more_threads: Callable[[], None]) -> None:
-    pool = workers_module.workers()
-    pool.hold(pool)
-    no_more_threads()
-    go = threading.Event()
-    occupy(pool, go)
-    ran: list[int] = []
-    for number in range(10):
-        pool.submit(partial(ran.append, number))
-    assert ran == []
-    go.set()
-    until(lambda: len(ran) == 10, "what waited for the thread")
-    assert ran == [*range(10)]
-    pool.release(pool)
-
-
-def test_the_last_worker_stays_while_it_is_held(
-    no_more_threads: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers_module, "IDLE_SECONDS", 0.0)
-    pool = workers_module.workers()
-    pool.hold(pool)
-    until(lambda: pool._idle, "an idle thread")
-    no_more_threads()
-    for _ in range(20):  # it would have left between any two of them
-        ran = threading.Event()
-        pool.submit(ran.set)
-        assert ran.wait(PATIENCE)
-    pool.release(pool)
-
-
-def test_without_another_thread_streams_go_on_one_after_the_other(
-    broker: FakeBroker, connect: Connect, slow: Slow, no_more_threads: Callable[[], None]
-) -> None:
-    m = connect(broker)
-    seen: list[bytes] = []
-    m.subscribe("a").subscribe(slow)
-    m.subscribe("b").subscribe(lambda message: seen.append(message.payload))
-    pool = workers_module.workers()
-    until(lambda: pool._idle, "an idle thread")
-    no_more_threads()
-    go = threading.Event()
-    while len(pool._idle) > 1:  # all but one
-        occupy(pool, go)
-    broker.deliver(b"1", handle=0)
-    slow.wait()
-    broker.deliver(b"2", handle=1)  # raises nothing into the adapter
-    slow.go()
-    until(lambda: seen == [b"2"], "the other stream")
-    broker.deliver(b"3", handle=1)
-    until(lambda: seen == [b"2", b"3"], "the other stream again")
-    go.set()
-    m.close()
-
-
-def test_at_exit_instances_close_together_and_one_that_cannot_holds_up_nobody(
+def test_at_exit_instances_close_together_even_if_one_of_them_cannot(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brokers = [FakeBroker() for _ in range(3)]

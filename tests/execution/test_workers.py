@@ -1,4 +1,4 @@
-"""Worker threads: reused, as many as are busy, gone when idle; a blocked job starves nobody."""
+"""Worker threads: reused, as many as are busy, gone when idle; a blocked job does not starve others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_job_after_the_other_uses_one_thread(pool: Workers) -> None:
     assert len(idents) == 1
 
 
-def test_a_blocked_job_starves_nobody(pool: Workers) -> None:
+def test_blocked_jobs_do_not_starve_others(pool: Workers) -> None:
     release = threading.Event()
     entered = threading.Semaphore(0)
 
@@ -199,10 +199,25 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(
     pool.release(pool)
 
 
+def test_the_thread_in_reserve_stays_while_it_is_held(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    pool.hold(pool)
+    until(lambda: len(pool._idle) == 1)
+    with monkeypatch.context() as patched:
+        no_more_threads(patched)
+        for _ in range(20):  # it would have left between any two of them
+            ran = threading.Event()
+            pool.submit(ran.set)
+            until(ran.is_set)
+    pool.release(pool)
+
+
 def test_without_a_reserve_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     no_more_threads(monkeypatch)
+    pool = Workers()
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        Workers().submit(lambda: None)
+        pool.submit(lambda: None)
+    assert not pool._jobs
 
 
 def test_streams_go_on_where_no_thread_can_be_started(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from messaging import Message
-from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, until
+from tests.doubles.consumers import manual, numbered
+from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, on_loop, until
 from tests.doubles.fixtures import Connect
 
 
@@ -23,10 +25,6 @@ class Gate:
     def __call__(self, message: Message) -> None:
         assert self.open.wait(PATIENCE)
         self.seen.append(message.payload)
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
 
 
 @pytest.fixture
@@ -69,16 +67,26 @@ def test_a_verdict_does_not_wait_for_the_next_message(broker: FakeBroker, connec
 
 
 def test_a_verdict_by_hand_does_not_wait_either(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    builder = m.acknowledge_context_builder().message_context_builder()
-    with m.subscription.subscribe(builder.channel("a").build_context()) as stream:
+    with manual(connect(broker)) as stream:
         tokens = broker.deliver(*numbered(3))
         messages = [stream.receive(PATIENCE) for _ in tokens]
-        until(lambda: not stream._primary._gathering, "nobody to look for verdicts")
+        time.sleep(0.02)  # the loop no longer looks for verdicts by itself
         for count, message in enumerate(reversed(messages), 1):
-            message.context.acknowledge_handler.acknowledge()  # type: ignore[attr-defined]
+            assert message.acknowledge()
             broker.wait_acknowledged(count)
         assert broker.acknowledged == tokens[::-1]
+
+
+def test_a_burst_of_verdicts_reaches_the_adapter_in_one_call(
+    broker: FakeBroker, connect: Connect, acknowledgements: list[int]
+) -> None:
+    with manual(connect(broker)) as stream:
+        broker.deliver(*numbered(100))
+        messages = [stream.receive(PATIENCE) for _ in range(100)]
+        # on the loop, so that no flush can come in between
+        on_loop(lambda: [message.acknowledge() for message in messages])
+        broker.wait_acknowledged(100)
+        assert acknowledgements == [100]
 
 
 def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBroker, connect: Connect) -> None:
@@ -94,7 +102,7 @@ def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBr
         assert len(broker.acknowledged) == before + 3
 
 
-def test_nothing_is_read_until_a_consumer_that_is_behind_has_caught_up(
+def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
@@ -114,7 +122,7 @@ def test_nothing_is_read_until_a_consumer_that_is_behind_has_caught_up(
     stream.close().result(PATIENCE)
 
 
-def test_one_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
+def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
     broker: FakeBroker, connect: Connect
 ) -> None:
     gate = Gate()
@@ -141,7 +149,7 @@ def test_one_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
     other.close().result(PATIENCE)
 
 
-def test_a_stream_that_ends_while_it_is_behind_is_waited_for_no_longer(
+def test_reading_goes_on_when_a_stream_that_is_behind_ends(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
@@ -156,7 +164,7 @@ def test_a_stream_that_ends_while_it_is_behind_is_waited_for_no_longer(
     assert not broker.suspended
 
 
-def test_nobody_is_waited_for_where_nobody_consumes(broker: FakeBroker, connect: Connect) -> None:
+def test_reading_goes_on_where_a_stream_has_no_consumer(broker: FakeBroker, connect: Connect) -> None:
     with connect(broker).subscribe("a") as stream:
         stream.ready.result(PATIENCE)
         broker.deliver(*numbered(600))
