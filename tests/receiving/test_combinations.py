@@ -1,6 +1,6 @@
-"""Ways to consume, ways to settle and extensions, combined: every message is accepted or buried, once.
+"""Ways to consume, ways to settle and extensions, combined: every message is accepted or dead-lettered, once.
 
-``memory://`` and the public API throughout. Which combinations are tried is generated; what must come of them follows
+``memory://`` and the public API throughout. Which combinations are tried is generated; the expected outcome follows
 from a script: how often each message is refused before it is accepted.
 """
 
@@ -26,6 +26,7 @@ from messaging import AcknowledgeMessageContextBuilder, DeadlineError, Message, 
 from messaging.services import ServiceRegistry
 from tests.doubles.fake import PATIENCE, on_loop, until
 from tests.doubles.fixtures import QUICK
+from tests.doubles.memory import broker_of, drop_and_reconnect
 
 _numbers = itertools.count()
 
@@ -258,11 +259,6 @@ def connected(**settings: Any) -> Iterator[Callable[[], Messaging]]:
     assert url.removeprefix("memory://") not in module._brokers
 
 
-def queue_of(m: Messaging) -> module.Queue:
-    queues: dict[str, module.Queue] = m._adapter.broker.queues  # type: ignore[attr-defined]
-    return queues["q"]
-
-
 def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
     """Publish and consume as planned; returns what the consumers saw, and the dead letters."""
     payloads = [b"%d" % number for number in range(len(plan.refusals))]
@@ -298,7 +294,7 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
             until(is_over)
         except AssertionError:
             pytest.fail(f"{plan}: attempts {ledger.attempts}, accepted {ledger.accepted}, dead {dead}")
-        queue = queue_of(keeper)
+        queue = broker_of(keeper).queues["q"]
 
         def is_empty() -> bool:
             return not len(queue) and not any(consumer.unsettled for consumer in queue.consumers)
@@ -326,17 +322,16 @@ def disturb(what: str, m: Messaging, worker: Worker) -> None:
         if worker.kind not in ("iterator", "async"):  # what those have in hand would be accepted by it
             stream.close().result(PATIENCE)
     else:
-        on_loop(m._adapter.broker.disconnect, m.name)  # type: ignore[attr-defined]
-        until(lambda: m.runtime.get_runtime_dto().connection.state == "connected")
+        drop_and_reconnect(m)
 
 
 @given(plans())
 @QUICKLY
-def test_every_message_is_accepted_or_buried_once(plan: Plan) -> None:
+def test_every_message_is_accepted_or_dead_lettered_once(plan: Plan) -> None:
     ledger, dead = carry_out(plan)
     limit = plan.attempts_allowed
     assert len(ledger.accepted) == len({*ledger.accepted}), "accepted once"
-    assert len(dead) == len({*dead}), "buried once"
+    assert len(dead) == len({*dead}), "dead-lettered once"
     assert not {*ledger.accepted} & {*dead}, "not both"
     for payload, refusals in ledger.refusals.items():
         if refusals == 0:
