@@ -106,7 +106,9 @@ def test_value_is_made_once_per_model() -> None:
         (Message(b"1", MessageContext(content_type="text/plain", content_encoding="gzip")), DecodeError),
     ],
 )
-def test_what_does_not_decode_is_typed_and_leaves_the_payload(message: Message, error: type[Exception]) -> None:
+def test_a_payload_that_does_not_decode_raises_a_typed_error_and_is_kept(
+    message: Message, error: type[Exception]
+) -> None:
     payload = message.payload
     for _ in range(2):
         with pytest.raises(error):
