@@ -42,7 +42,7 @@ def _no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Left:
-    """What is there, of what must not grow."""
+    """Counts of everything that must not grow."""
 
     def __init__(self) -> None:
         settle_loop()
@@ -71,17 +71,23 @@ class Left:
         return grown
 
 
-def check(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> None:
+def repeat(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> None:
+    """Do ``rounds`` rounds, and fail if more is left than after the ``warm_up`` rounds before."""
     for number in range(warm_up):
         round_(number)
     before = Left()
     for number in range(rounds):
         round_(number)
-    # what is still on its way out gets a moment: closing may finish in the background
+    # closing may finish in the background, within a moment
     deadline = time.monotonic() + 10
     while grown := Left().grown(before):
         assert time.monotonic() < deadline, f"left behind by {rounds} rounds: {grown}"
         time.sleep(0.05)
+
+
+def check(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> None:
+    """Repeat, and wait until the worker threads have left."""
+    repeat(round_, rounds, warm_up)
     until(lambda: not workers()._idle, "the idle workers gone")
     assert not [thread for thread in threading.enumerate() if thread.name == "messaging-worker"]
 
@@ -157,15 +163,7 @@ def test_rounds_of_losses_leave_nothing_behind() -> None:
                     list_.clear()
                 broker.handles[:] = broker.live
 
-            for number in range(30):
-                one_round(number)
-            before = Left()
-            for number in range(200):
-                one_round(number)
-            deadline = time.monotonic() + 10
-            while grown := Left().grown(before):
-                assert time.monotonic() < deadline, grown
-                time.sleep(0.05)
+            repeat(one_round, 200, 30)
             assert stream.counters.received == 230
     del brokers[broker.name]
 
@@ -180,20 +178,10 @@ def test_rounds_of_promises_that_fail_leave_nothing_behind() -> None:
             for promise in promises:
                 with pytest.raises(messaging.OutcomeUnknownError):
                     promise.result(10)
-            broker.held.clear()
-            broker.sent.clear()
-            broker.calls.clear()
-            broker.batches.clear()
+            for list_ in (broker.held, broker.sent, broker.calls, broker.batches):
+                list_.clear()
 
-        for number in range(5):
-            one_round(number)
-        before = Left()
-        for number in range(20):
-            one_round(number)
-        deadline = time.monotonic() + 10
-        while grown := Left().grown(before):
-            assert time.monotonic() < deadline, grown
-            time.sleep(0.05)
+        repeat(one_round, 20, 5)
     del brokers[broker.name]
 
 
@@ -203,6 +191,7 @@ def test_the_memory_of_publishing_does_not_grow_with_the_messages() -> None:
 
         def one_round(number: int) -> None:
             promises = [m.publish(f"c/{number}/{each}", b"x", qos=1) for each in range(50)]
+            promises += [m.publish("d", b"x", message_id=f"{number}/{each}") for each in range(50)]
             for promise in promises:
                 promise.result(10)
 

@@ -1,4 +1,7 @@
-"""The runtime DTOs (RFC 7): complete, consistent, snapshots, without secrets; scenarios 99-103."""
+"""The runtime DTOs (RFC 7): complete, consistent, without secrets.
+
+Scenarios 98-102 are in ``tests/conformance/test_runtime.py``, 99 in ``tests/connection/test_connection.py``, too.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ import json
 import threading
 from typing import Any
 
-import pytest
-
-from messaging import MessageServiceRuntime, MessageSubscription
+from messaging import MessageServiceRuntime
+from messaging.errors import PublishRefusedError
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.runtime import MessagingRuntimeDTO
 from messaging.services import ServiceRegistry
-from tests.doubles.fake import PATIENCE, FakeBroker, until
+from tests.doubles.fake import PATIENCE, FakeBroker
 from tests.doubles.fixtures import Connect
 
 
@@ -45,30 +47,12 @@ def test_it_becomes_plain_data(broker: FakeBroker, connect: Connect) -> None:
     assert data["connection"]["state"] == "connected"
 
 
-def test_each_subscription_is_listed_with_its_service_and_channel(
-    broker: FakeBroker, connect: Connect, registry: ServiceRegistry
-) -> None:
-    """Scenario 98 [S], without the reply handler."""
-    m = connect(broker)
-    with m.subscribe("a"), m.subscribe("b/+", channel_extension="k.#"):
-        subscriptions = m.runtime.get_runtime_dto().subscriptions
-        assert {(each.channel.name, each.channel.extension, each.channel.connected) for each in subscriptions} == {
-            ("a", None, True),
-            ("b/+", "k.#", True),
-        }
-        (reference,) = registry.find(MessageSubscription)
-        assert {each.service.id for each in subscriptions} == {reference.id}
-    assert m.runtime.get_runtime_dto().subscriptions == ()
-
-
 def test_publishing_is_counted(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     broker.hold = True
     promises = [m.publish("a", b"1") for _ in range(3)]
     broker.wait_sent(3)
     assert dataclasses.astuple(m.runtime.get_runtime_dto().publisher) == (3, 0, 0)
-    from messaging.errors import PublishRefusedError
-
     broker.fail(PublishRefusedError("no"))
     broker.confirm(1)
     promises[0].exception(PATIENCE)
@@ -76,42 +60,6 @@ def test_publishing_is_counted(broker: FakeBroker, connect: Connect) -> None:
     assert dataclasses.astuple(m.runtime.get_runtime_dto().publisher) == (1, 1, 1)
     broker.confirm()
     promises[2].result(PATIENCE)
-
-
-def test_a_channel_is_disconnected_while_the_link_is_down(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 99 [S]."""
-    m = connect(broker)
-    with m.subscribe("a"):
-        broker.gates["open"].close()
-        broker.lose("the cable was cut")
-        until(lambda: m.runtime.get_runtime_dto().connection.state == "reconnecting")
-        dto = m.runtime.get_runtime_dto()
-        assert not dto.subscriptions[0].channel.connected
-        assert dto.connection.cause == "the cable was cut"
-        broker.gates["open"].open()
-        until(lambda: m.runtime.get_runtime_dto().subscriptions[0].channel.connected)
-        assert m.runtime.get_runtime_dto().connection.state == "connected"
-
-
-def test_a_snapshot_does_not_change(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 101 [S]."""
-    m = connect(broker)
-    stream = m.subscribe("a")
-    stream.ready.result(PATIENCE)
-    dto = m.runtime.get_runtime_dto()
-    before = plain(dto)
-    broker.deliver(b"1", b"2")
-    stream.receive(PATIENCE)
-    m.publish("a", b"1").result(PATIENCE)
-    stream.close().result(PATIENCE)
-    broker.lose()
-    broker.wait_open(2)
-    m.close()
-    assert plain(dto) == before
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        dto.instance_id = "x"  # type: ignore[misc]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        dto.connection.state = "x"  # type: ignore[misc]
 
 
 def test_the_uri_does_not_show_the_password(broker: FakeBroker, connect: Connect) -> None:
