@@ -20,7 +20,7 @@ def raising() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("loudly", [True, False])
-def test_what_a_handler_raises_is_written_as_logging_does_it(
+def test_an_error_of_a_handler_is_written_as_logging_does_it(
     raising: str, loudly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", loudly)
@@ -40,7 +40,7 @@ def test_without_stderr_it_raises_nothing_either(raising: str, monkeypatch: pyte
     SafeLog(raising).error("the first")
 
 
-def test_a_record_tells_who_logged_and_with_what_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_names_its_caller_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
     log = SafeLog(__name__)
     try:
         raise ValueError("no")
@@ -49,7 +49,7 @@ def test_a_record_tells_who_logged_and_with_what_error(caplog: pytest.LogCapture
     log.warning("beware")
     for record in caplog.records:
         assert (record.name, record.module) == (__name__, "test_safelog")
-        assert record.funcName == "test_a_record_tells_who_logged_and_with_what_error"
+        assert record.funcName == "test_a_record_names_its_caller_and_the_error"
     failed, beware = caplog.records
     assert failed.getMessage() == "it failed"
     assert failed.exc_info is not None

@@ -1,3 +1,5 @@
+"""Codecs: content types, content encodings, hostile input, codecs of other distributions."""
+
 from __future__ import annotations
 
 import base64
@@ -152,7 +154,7 @@ def test_media_types_are_parsed(text: str, essence: str, parameters: dict[str, s
         "é/b",
     ],
 )
-def test_malformed_content_types_are_refused_saying_what_is_expected(text: str) -> None:
+def test_malformed_content_types_are_refused(text: str) -> None:
     with pytest.raises(UnknownContentTypeError, match="malformed content type"):
         read(b"{}", text)
     with pytest.raises(UnknownContentTypeError, match="malformed content type"):
@@ -344,15 +346,6 @@ def test_objects_come_back_as_the_type_that_is_asked_for(content_type: str, obj:
 
 
 @pytest.mark.parametrize("content_type", OBJECT_TYPES)
-def test_objects_without_model_come_back_as_plain_ones(content_type: str) -> None:
-    plain = {"a": [1, 2.5, None, True, "é"], "b": {"c": ""}}
-
-    assert turn_round(plain, content_type) == plain
-    assert turn_round(plain, content_type, Any) == plain
-    assert turn_round(plain, content_type, object) == plain
-
-
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
 def test_fields_go_by_their_alias(content_type: str) -> None:
     assert set(turn_round(READING, content_type)) >= {"sensorId", "value"}
     assert "sensorId" in turn_round([READING], content_type)[0]
@@ -453,13 +446,23 @@ def test_integers_are_as_large_as_the_format_allows() -> None:
 
 @pytest.mark.parametrize("content_type", OBJECT_TYPES)
 @pytest.mark.parametrize("obj", [object(), [object()], {"a": lambda: 1}, "\ud800", ["\ud800"]])
-def test_what_does_not_encode_is_an_encode_error(content_type: str, obj: Any) -> None:
+def broken(_: Any) -> Any:
+    raise LookupError
+
+
+class Broken(BaseModel):
+    value: Annotated[int, PlainSerializer(broken)] = 1
+
+
+@pytest.mark.parametrize("content_type", OBJECT_TYPES)
+@pytest.mark.parametrize("obj", [object(), [object()], {"a": lambda: 1}, "\ud800", ["\ud800"], Broken()])
+def test_an_object_that_does_not_encode_is_an_encode_error(content_type: str, obj: Any) -> None:
     with pytest.raises(EncodeError, match=f"^{content_type}: "):
         encode(obj, content_type)
 
 
 @pytest.mark.parametrize("content_type", OBJECT_TYPES)
-def test_what_contains_itself_is_an_encode_error(content_type: str) -> None:
+def test_an_object_that_contains_itself_is_an_encode_error(content_type: str) -> None:
     loop: list[Any] = []
     loop += [loop, loop]
     ring: dict[str, Any] = {}
@@ -492,7 +495,7 @@ class Link:
         Link,
     ],
 )
-def test_what_is_nested_too_deep_is_an_encode_error(content_type: str, wrap: Any) -> None:
+def test_an_object_nested_too_deep_is_an_encode_error(content_type: str, wrap: Any) -> None:
     obj: Any = None
     for _ in range(30_000):
         obj = wrap(obj)
@@ -507,7 +510,7 @@ def test_what_is_nested_too_deep_is_an_encode_error(content_type: str, wrap: Any
 
 
 @pytest.mark.parametrize("content_type", OBJECT_TYPES)
-def test_what_is_nested_deep_but_not_too_deep_comes_back(content_type: str) -> None:
+def test_an_object_nested_deep_but_not_too_deep_comes_back(content_type: str) -> None:
     obj: Any = 1
     for _ in range(MAX_DEPTH - 10):
         obj = [obj]
@@ -515,19 +518,7 @@ def test_what_is_nested_deep_but_not_too_deep_comes_back(content_type: str) -> N
     assert turn_round(obj, content_type) == obj
 
 
-def test_serializers_that_raise_are_encode_errors() -> None:
-    def broken(_: Any) -> Any:
-        raise LookupError
-
-    class Broken(BaseModel):
-        value: Annotated[int, PlainSerializer(broken)] = 1
-
-    for content_type in OBJECT_TYPES:
-        with pytest.raises(EncodeError):
-            encode(Broken(), content_type)
-
-
-def test_dataclasses_that_pydantic_does_not_know_are_encoded_by_what_they_hold() -> None:
+def test_dataclasses_that_pydantic_does_not_know_are_encoded_by_their_fields() -> None:
     class Foreign:
         pass
 
@@ -987,7 +978,7 @@ def test_a_codec_for_one_text_type_takes_precedence_over_text() -> None:
         (SimpleNamespace(encode=print, decode=print, content_types=["text/*"]), "built in"),
     ],
 )
-def test_what_is_no_codec_is_not_registered(codec: Any, says: str) -> None:
+def test_objects_that_are_no_codecs_are_not_registered(codec: Any, says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         register_codec(codec)
     with pytest.raises(UnknownContentTypeError):
@@ -1201,6 +1192,7 @@ ENCODINGS = st.sampled_from([None, "gzip", "zstd", "gzip, zstd"])
 def test_json_values_come_back(obj: Any, encoding: str | None) -> None:
     assert turn_round(obj, JSON, None, encoding) == obj
     assert turn_round(obj, JSON, Any, encoding) == obj
+    assert turn_round(obj, JSON, object, encoding) == obj
 
 
 @given(trees(SCALARS | st.binary()), ENCODINGS, st.sampled_from([CBOR, MSGPACK]))
@@ -1210,7 +1202,7 @@ def test_binary_values_come_back(obj: Any, encoding: str | None, content_type: s
 
 
 @given(trees(SCALARS | st.binary()))
-def test_what_is_written_is_what_the_libraries_write(obj: Any) -> None:
+def test_binary_formats_are_written_as_their_libraries_write_them(obj: Any) -> None:
     if not isinstance(obj, bytes):
         assert encode(obj, CBOR)[0] == cbor2.dumps(obj)
         assert encode(obj, MSGPACK)[0] == msgpack.packb(obj)

@@ -611,20 +611,6 @@ def test_subscribing_storms_race_with_losses(broker: FakeBroker, connect: Connec
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_logs_name_the_instance_and_never_an_exception_without_reason(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    m = connect(broker, name="plant-7")
-    broker.lose()
-    broker.wait_open(2)
-    m.close()
-    where = broker.url.removeprefix("fake://")
-    records = [record for record in caplog.records if f"({where})" in record.getMessage()]
-    assert len(records) >= 3
-    assert all(record.getMessage().startswith("fake 'plant-7' ") for record in records)
-    assert not [record for record in records if record.levelno >= logging.ERROR]
-
-
 def test_a_stream_entered_while_the_broker_is_silent_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, timeout=0.1)
     broker.gates["subscribe"].close()

@@ -78,7 +78,7 @@ def test_after_the_end_an_observer_is_told_so(broker: FakeBroker, connect: Conne
 
 
 def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -> None:
-    broker.errors["open"].extend([ConnectFailedError("nobody there"), AuthenticationError("no entry", code=134)])
+    broker.errors["open"].extend([ConnectFailedError("not there"), AuthenticationError("no entry", code=134)])
     broker.gates["open"].close()
 
     async def start() -> Messaging:
@@ -88,7 +88,7 @@ def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -
     states = observe(m)
     assert states.wait("connecting").cause is None
     broker.gates["open"].open()
-    assert "nobody there" in str(states.wait("connecting", 2).cause)
+    assert "not there" in str(states.wait("connecting", 2).cause)
     assert "no entry" in str(states.wait("refused").cause)
     states.wait("connected")
     m.ready.result(PATIENCE)
@@ -101,7 +101,7 @@ def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -
     [
         (AuthenticationError("no entry"), "refused"),
         (ConnectFailedError("not now", code=0x88), "refused"),
-        (ConnectFailedError("nobody there"), "reconnecting"),
+        (ConnectFailedError("not there"), "reconnecting"),
     ],
 )
 def test_a_broker_that_says_no_to_a_reconnect_is_told_from_one_that_is_not_there(
@@ -129,13 +129,13 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
         return 0.0
 
     monkeypatch.setattr("messaging.connection.connection.random.uniform", no_time)
-    broker.lose(TakenOverError("somebody else is me", code=0x8E))
+    broker.lose(TakenOverError("taken over", code=0x8E))
     states.wait("refused")
     states.wait("connected", 2)
     assert (15, 30) in ranges
 
 
-def test_what_the_broker_does_not_do_for_now_is_degraded_until_it_does(broker: FakeBroker, connect: Connect) -> None:
+def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     states = observe(m)
     adapter = broker.adapter

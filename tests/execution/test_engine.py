@@ -67,7 +67,7 @@ def test_run_promises_a_result() -> None:
     assert engine().run(work(), "working").result(PATIENCE) == 42
 
 
-def test_run_rejects_with_the_error_or_what_became_of_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_rejects_with_the_error_or_a_messaging_error_of_it(caplog: pytest.LogCaptureFixture) -> None:
     lost = ConnectionLostError("gone")
 
     async def fail(error: BaseException) -> None:
@@ -107,7 +107,7 @@ def test_a_task_is_held_until_it_ends_and_its_failure_logged(caplog: pytest.LogC
     caplog.clear()
 
 
-def test_wait_for_names_what_took_too_long() -> None:
+def test_wait_for_names_the_operation_that_took_too_long() -> None:
     promise: Promise[int] = Promise("inner")
     with pytest.raises(DeadlineError, match=r"opening the door took longer than 0\.01 s"):
         wait_for(promise, 0.01, "opening the door")
@@ -172,7 +172,7 @@ def test_a_mailbox_loses_nothing_under_a_storm() -> None:
     assert asyncio.run(main()) == 4000
 
 
-def test_a_mailbox_of_a_closed_loop_drops_what_it_gets() -> None:
+def test_a_mailbox_of_a_closed_loop_drops_its_calls() -> None:
     loop = asyncio.new_event_loop()
     box = mailbox(loop)
     loop.close()
@@ -347,7 +347,7 @@ m.close()
 
 
 def test_forking_while_others_publish_does_not_deadlock_the_child() -> None:
-    """A lock that another thread held when the process was forked is nobody's in the child."""
+    """A lock that another thread held when the process was forked has no owner in the child."""
     script = (
         FORK
         + """
@@ -425,7 +425,7 @@ m.close()
     assert done.returncode == 0, done.stderr
 
 
-def test_a_program_that_forgot_to_close_still_sends_what_was_accepted() -> None:
+def test_a_program_that_ends_without_closing_sends_accepted_messages() -> None:
     script = """
 import atexit
 

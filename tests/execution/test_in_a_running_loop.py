@@ -1,4 +1,4 @@
-"""What blocks is refused on a thread that runs an event loop, by an error that names the form with ``await``."""
+"""Blocking calls are refused on a thread that runs an event loop, by an error that names the form with ``await``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_iterating_a_stream_is_refused(connect: Connect) -> None:
             in_loop(lambda: stream.receive(0))
 
 
-def test_with_warns_of_what_is_not_there_yet() -> None:
+def test_with_warns_that_its_block_begins_too_early() -> None:
     async def main() -> None:
         m = messaging.connect("memory://loop")
         entered(m)

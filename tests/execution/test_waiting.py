@@ -125,7 +125,7 @@ def test_a_thread_that_waits_for_a_condition_is_woken() -> None:
     assert not waiters
 
 
-def test_a_storm_of_signals_comes_out_as_what_the_handler_raises(broker: FakeBroker, connect: Connect) -> None:
+def test_a_storm_of_signals_raises_only_the_error_of_the_handler(broker: FakeBroker, connect: Connect) -> None:
     """Not as ``RuntimeError: release unlocked lock``; and every message arrives."""
     #: not empty while the main thread is ready for a signal
     ready: list[None] = []

@@ -52,7 +52,7 @@ def test_every_error_has_one_root_and_a_docstring(name: str) -> None:
     assert kind.__doc__
 
 
-def test_what_the_package_exports_is_there() -> None:
+def test_exported_names_exist() -> None:
     for name in messaging.__all__:
         assert getattr(messaging, name) is not None
     assert len(set(messaging.__all__)) == len(messaging.__all__)
@@ -60,7 +60,7 @@ def test_what_the_package_exports_is_there() -> None:
     assert exported <= set(defined())
 
 
-def test_errors_carry_what_programs_ask_for() -> None:
+def test_errors_have_attributes_for_programs() -> None:
     assert errors.InvalidOptionError("x", "text").option == "x"
     assert errors.MissingExtraError("mqtt", "mqtt://").extra == "mqtt"
     assert "pip install 'rx-messaging[mqtt]'" in str(errors.MissingExtraError("mqtt", "mqtt://"))

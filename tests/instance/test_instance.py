@@ -8,7 +8,6 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +82,9 @@ def test_a_missing_url_may_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry
 ) -> None:
     monkeypatch.setenv("MESSAGING_URL", "memory://from-environment?name=env")
-    monkeypatch.setenv("MESSAGING_TIMEOUT", "3")
     with messaging.connect(services=registry) as m:
         assert m.name == "env"
         assert m.runtime.get_runtime_dto().connection_uri == "memory://from-environment?name=env"
-        assert m._settings.timeout == 3.0
     with messaging.connect("memory://given", services=registry) as m:
         assert m.runtime.get_runtime_dto().connection_uri == "memory://given"
 
@@ -102,7 +99,14 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
         lambda: m.publish("a" * 70_000, b"1"),
         lambda: m.publish("\ud800", b"1"),
         lambda: m.publish("a", b"x" * 101),
-        lambda: m.publish("a", "x", content_type="application/x-nobody"),
+        lambda: m.publish(7, b"1"),  # type: ignore[arg-type]
+        lambda: m.publish(["a"], b"1"),  # type: ignore[arg-type]
+        lambda: m.publish("a", object()),
+        lambda: m.publish("a", {"a"}, content_type="text/plain"),
+        lambda: m.publish("a", "x", content_type="application/x-unknown"),
+        lambda: m.publish("a", "x", content_encoding="shrink"),
+        lambda: m.publish("a", b"1", content_type=7),
+        lambda: m.publish("a", b"1", channel_extension=7),
         lambda: m.publish("a", b"1", headers={"a": 1}),
         lambda: m.publish("a", b"1", headers="a"),
         lambda: m.publish("a", b"1", qos="7"),
@@ -123,6 +127,7 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
         broker.deliver(b"2")
         assert stream.receive(PATIENCE).payload == b"2"
     assert broker.payloads == [b"1"]
+    assert broker.calls == ["open", "subscribe", "publish", "unsubscribe"]
     assert m.runtime.get_runtime_dto().publisher.pending == 0
 
 
@@ -387,17 +392,3 @@ def test_an_instance_that_is_forgotten_goes_on_until_the_end(broker: FakeBroker,
     broker.deliver(b"1")
     until(lambda: seen == [b"1"])
     close()
-
-
-def test_settings_files_are_read_when_connecting(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "password"
-    file.write_text("from-file\n")
-    monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(file))
-    monkeypatch.setenv("MESSAGING_USERNAME", "me")
-    m = connect(broker)
-    password = m._settings.password
-    assert password is not None
-    assert password.get_secret_value() == "from-file"
-    assert m._settings.username == "me"

@@ -23,7 +23,7 @@ def plain(dto: MessagingRuntimeDTO) -> Any:
     return json.loads(json.dumps(dataclasses.asdict(dto), default=lambda value: [*value]))
 
 
-def test_it_tells_what_there_is_to_tell(broker: FakeBroker, connect: Connect, registry: ServiceRegistry) -> None:
+def test_the_runtime_describes_its_instance(broker: FakeBroker, connect: Connect, registry: ServiceRegistry) -> None:
     broker.limit = 1000
     m = connect(broker, name="one")
     dto = m.runtime.get_runtime_dto()

@@ -322,7 +322,7 @@ def test_the_value_of_an_option_that_does_not_fit_is_not_repeated(watch: Watch, 
     check(watch, told(caught.value, frames=False))
 
 
-def test_a_promise_nobody_looked_at_shows_nothing(
+def test_a_failed_promise_that_is_never_retrieved_shows_nothing(
     watch: Watch, way: Arguments, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, settings = way("fake", broker.name)

@@ -43,7 +43,7 @@ class Foreign:
         self.extensions = extensions
 
 
-def test_every_getter_returns_what_was_set() -> None:
+def test_every_getter_returns_the_value_that_was_set() -> None:
     """Scenario 1 [S]."""
     context = (
         MessageContextBuilder()
@@ -123,7 +123,7 @@ def test_a_message_always_has_a_context_and_a_payload() -> None:
         (memoryview(b""), b""),
     ],
 )
-def test_the_payload_is_what_the_buffer_holds(content: Any, payload: bytes) -> None:
+def test_the_payload_is_the_content_of_the_buffer(content: Any, payload: bytes) -> None:
     """Scenario 6 [S]: of a slice only the slice."""
     message = MessageContextBuilder().content(content).build_message()
     assert message.payload == payload

@@ -1,4 +1,4 @@
-"""The envelope: whatever goes in comes out, and nothing that arrives can hurt."""
+"""The envelope: it gives back its payload and header, and hostile bytes do no harm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def enveloped(header: bytes, payload: bytes = b"x", version: int = 1) -> bytes:
 
 @settings(deadline=None)
 @given(PAYLOAD, HEADER)
-def test_what_is_put_in_comes_out(payload: bytes, header: dict[str, Any]) -> None:
+def test_an_envelope_gives_back_its_payload_and_header(payload: bytes, header: dict[str, Any]) -> None:
     assert envelope.decode(envelope.encode(payload, header)) == (payload, header)
 
 
@@ -100,7 +100,7 @@ def test_unknown_keys_are_ignored_so_that_a_later_version_may_add_some() -> None
         envelope.MAGIC + b"\x01\xff\xff\xff\xff{}",
     ],
 )
-def test_what_is_malformed_is_a_payload_like_any_other(data: bytes) -> None:
+def test_a_malformed_envelope_is_a_payload_like_any_other(data: bytes) -> None:
     assert envelope.decode(data) == (data, {})
 
 

@@ -1,4 +1,4 @@
-"""Extensions: each key has a type, a range and a meaning; what is not announced is refused before anything is sent."""
+"""Extensions: each key has a type, a range and a meaning; a key that is not announced is refused at the call."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_unknown_extensions_are_refused(key: Any) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(CHECKS))
-def test_what_is_not_announced_is_refused(key: str) -> None:
+def test_extensions_that_are_not_announced_are_refused(key: str) -> None:
     """Scenario 91 [S]."""
     good = next(value for name, value, _ in GOOD if name == key and value is not _BY_DEFAULT.get(key))
     with pytest.raises(UnsupportedFeatureError) as caught:
@@ -187,7 +187,7 @@ def test_what_is_not_announced_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", sorted({*CHECKS} & {*BOOLEANS} - {Features.EXTENSION_AUTOCREATE}))
-def test_turning_off_what_is_not_there_asks_for_nothing(key: str) -> None:
+def test_turning_off_an_extension_that_is_not_announced_is_accepted(key: str) -> None:
     assert check_extensions({key: False}, stand(NEXT_TO_NOTHING - {key})) == {key: False}
 
 
@@ -212,12 +212,12 @@ def test_a_qos_beyond_those_of_the_instance_is_unsupported() -> None:
     assert caught.value.feature == "qos=2"
 
 
-def test_what_only_received_messages_carry_is_ignored() -> None:
+def test_extensions_that_only_received_messages_carry_are_ignored() -> None:
     given = dict.fromkeys(RECEIVED_ONLY, object())
     assert check_extensions(given, stand()) == {}
 
 
-def test_what_received_messages_carry_is_checked_where_it_can_be_asked_for() -> None:
+def test_extensions_of_received_messages_are_checked_where_they_can_be_requested() -> None:
     adapter = stand()
     adapter.subscribe_extensions = {"streamOffset": int}
     adapter.features |= {"streamOffset"}
@@ -226,7 +226,7 @@ def test_what_received_messages_carry_is_checked_where_it_can_be_asked_for() -> 
         check_extensions({"streamOffset": "x"}, adapter)
 
 
-def test_what_is_asked_of_subscriptions_alone_does_not_keep_a_message_from_being_passed_on() -> None:
+def test_an_extension_of_subscriptions_does_not_keep_a_message_from_being_passed_on() -> None:
     adapter = stand()
     adapter.subscribe_extensions = {"packetId": boolean}
     adapter.features |= {"packetId"}
@@ -313,7 +313,7 @@ def test_custom_extensions_arrive_checked_beside_the_known_ones() -> None:
         publish_options({"fakeColour": "red"}, here).custom["x"] = 1  # type: ignore[index]
 
 
-def test_known_are_those_announced() -> None:
+def test_known_extensions_are_the_announced_ones() -> None:
     assert set(known(stand())) == {*CHECKS, "fakeColour"}  # the others are not announced
     assert set(known(stand(NEXT_TO_NOTHING))) == {*CHECKS} & NEXT_TO_NOTHING
 

@@ -1,4 +1,4 @@
-"""Values of user headers: what may be asked for, what is carried, and what becomes text."""
+"""Values of user headers: accepted values, carried values, and their text."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def deep(levels: int) -> list[Any]:
         ([1] * 5_000, "too large"), ([[]] * 5_000, "too large"),
     ],
 )  # fmt: skip
-def test_a_value_that_no_protocol_carries_is_refused_with_what_would_be_right(value: Any, why: str) -> None:
+def test_a_value_that_no_protocol_carries_is_refused_with_the_accepted_types(value: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why) as caught:
         headers.check({"authorization": value})
     assert "xxxx" not in str(caught.value)

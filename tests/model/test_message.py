@@ -71,7 +71,7 @@ def test_repr_shows_neither_payload_nor_values_of_extensions() -> None:
     assert repr(MessageContext()) == "MessageContext()"
 
 
-def test_value_is_what_the_content_type_says() -> None:
+def test_value_is_decoded_by_the_content_type() -> None:
     assert json(b'{"x": [1]}').value() == {"x": [1]}
     assert Message("é".encode(), MessageContext(content_type="text/plain")).value() == "é"
     assert Message(b"\x00", MessageContext(content_type="application/octet-stream")).value() == b"\x00"

@@ -92,7 +92,7 @@ def test_a_secret_file_that_cannot_be_read_says_which(
     assert SECRET not in str(caught.value)
 
 
-def test_what_is_no_secret_has_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_options_that_are_no_secrets_are_not_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_text("blue")
     monkeypatch.setenv("MESSAGING_COLOUR_FILE", str(file))

@@ -33,7 +33,7 @@ def test_closing_the_instance_leaves_its_subscriptions_at_the_broker(mosquitto: 
 
 
 @pytest.mark.parametrize("version", SESSIONS)
-def test_what_was_not_settled_is_delivered_to_the_next_instance(mosquitto: Mosquitto, version: str) -> None:
+def test_unsettled_messages_are_delivered_to_the_next_instance(mosquitto: Mosquitto, version: str) -> None:
     channel = f"session/unsettled/{version}"
     settings = {"client_id": f"unsettled-{version}", "clean_start": False, **SESSIONS[version]}
     with messaging.connect(mosquitto.url, **settings) as m:
@@ -83,7 +83,7 @@ threading.Event().wait()
 
 @pytest.mark.parametrize("qos", ["1", "2"])
 @pytest.mark.parametrize("version", SESSIONS)
-def test_what_a_killed_process_had_not_settled_is_delivered_to_the_next_one(
+def test_unsettled_messages_of_a_killed_process_are_delivered_to_the_next_one(
     mosquitto: Mosquitto, version: str, qos: str
 ) -> None:
     channel = f"session/killed/{version}/{qos}"

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +26,7 @@ from messaging.errors import (
     OutcomeUnknownError,
     PublishRefusedError,
 )
-from messaging.execution import Engine, engine
+from messaging.execution import engine
 from messaging.model import PublishOptions
 from messaging.publishing import Outbox, Publication
 from tests.doubles.calling import Calling
@@ -460,55 +459,6 @@ def test_a_storm_from_eight_threads_keeps_the_order_of_each(broker: FakeBroker, 
     assert max(broker.batches) <= 10
 
 
-def test_order_holds_across_losses_with_confirms_held_back(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    broker.hold = True
-    broker.window = 3
-    promises = []
-    for round_ in range(6):
-        promises += [m.publish("a", b"%03d" % (round_ * 10 + number)) for number in range(10)]
-        broker.wait_sent(len(broker.sent) + 1)
-        broker.confirm(2)
-        broker.lose()
-        broker.wait_open(round_ + 2)
-    broker.hold = False
-    broker.lose()
-    for promise in promises:
-        assert promise.result(PATIENCE) is None
-    for epoch in {sent.epoch for sent in broker.sent}:
-        payloads = [sent.payload for sent in broker.sent if sent.epoch == epoch]
-        assert payloads == sorted(payloads)
-    assert {sent.payload for sent in broker.sent} == {b"%03d" % number for number in range(60)}
-
-
-def test_publishing_wakes_the_loop_once_per_burst(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    m = connect(broker)
-    m.publish("a", b"warm").result(PATIENCE)
-    wakes: list[Any] = []
-    original = Engine.call
-
-    def counted(self: Engine, function: Callable[..., object], *arguments: Any) -> None:
-        wakes.append(function)
-        original(self, function, *arguments)
-
-    busy, release = threading.Event(), threading.Event()
-
-    def occupy() -> None:
-        busy.set()
-        release.wait(PATIENCE)
-
-    engine().call(occupy)
-    assert busy.wait(PATIENCE)
-    monkeypatch.setattr(Engine, "call", counted)
-    promises = [m.publish("a", b"x") for _ in range(1000)]
-    release.set()
-    for promise in promises:
-        assert promise.result(PATIENCE) is None
-    assert len(wakes) <= 2
-
-
 # --- closing
 
 
@@ -627,14 +577,6 @@ def test_publishing_races_with_closing_and_every_promise_is_settled(broker: Fake
 
 
 # --- the last will
-
-
-def test_a_will_is_registered_not_published(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 94 [S]."""
-    m = connect(broker)
-    assert m.publish("a", b"gone", last_will=True).result(PATIENCE) is None
-    assert [will.payload for will in broker.wills] == [b"gone"]
-    assert broker.sent == []
 
 
 def test_a_will_whose_connection_is_lost_is_never_published_as_a_message(broker: FakeBroker, connect: Connect) -> None:

@@ -23,7 +23,6 @@ from messaging.errors import (
     InvalidChannelError,
     InvalidContentError,
     InvalidExtensionError,
-    MessagingError,
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
@@ -378,25 +377,3 @@ def test_messages_of_one_checked_context_may_have_ids_of_their_own(broker: FakeB
         found.append(outgoing.message_id)
     assert found[:2] == ["one", "two"]
     assert found[2] not in found[:2]
-
-
-def test_everything_that_is_refused_is_a_messaging_error(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    calls: list[Callable[[], object]] = [
-        lambda: m.publish("", b""),
-        lambda: m.publish("a", object()),
-        lambda: m.publish("a", {"a"}, content_type="text/plain"),
-        lambda: m.publish("a", "x", content_type="application/x-unknown"),
-        lambda: m.publish("a", "x", content_encoding="shrink"),
-        lambda: m.publish("a", b"", qos="x"),
-        lambda: m.publish("a", b"", unknown=1),
-        lambda: m.publish("a", b"", headers={"a": 1}),
-        lambda: m.publish("a", b"", content_type=7),
-        lambda: m.publish("a", b"", channel_extension=7),
-        lambda: m.publish(7, b""),  # type: ignore[arg-type]
-        lambda: m.publish(["a"], b""),  # type: ignore[arg-type]
-    ]
-    for publish in calls:
-        with pytest.raises(MessagingError):
-            publish()
-    assert broker.calls == ["open"]

@@ -171,7 +171,7 @@ def test_asking_for_block_where_nothing_can_hold_back_is_refused(broker: FakeBro
 
 @pytest.mark.parametrize("qos0", [True, False])
 @pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"7", b"8", b"9"]), ("drop_latest", [b"0", b"1", b"2"])])
-def test_dropping_policies_drop_what_they_say_and_count(
+def test_dropping_policies_drop_the_oldest_or_latest_and_count(
     broker: FakeBroker, connect: Connect, slow: Slow, policy: str, kept: list[bytes], qos0: bool
 ) -> None:
     m = connect(broker)

@@ -195,7 +195,7 @@ def test_a_message_that_fails_twice_is_sent_once_more(broker: FakeBroker, connec
 # --- consuming
 
 
-def test_a_pause_holds_what_is_buffered_before_the_loop_heard_of_it(
+def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
     broker: FakeBroker, connect: Connect, slow: Slow
 ) -> None:
     m = connect(broker)

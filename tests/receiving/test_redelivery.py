@@ -195,7 +195,7 @@ def test_two_messages_with_the_same_content_are_counted_apart(bare: FakeBroker, 
 # --- dead letters
 
 
-def test_a_dead_letter_tells_where_it_comes_from_and_keeps_what_it_was(broker: FakeBroker, connect: Connect) -> None:
+def test_a_dead_letter_names_its_origin_and_keeps_its_message(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     stream = manual(m, channel="orders/+", deadLetterChannel="dead")
     broker.hold = True
@@ -242,7 +242,7 @@ def test_a_dead_letter_keeps_headers_with_control_characters_escaped(broker: Fak
     close(stream)
 
 
-def test_a_dead_letter_carries_what_the_instance_can_carry(bare: FakeBroker, connect: Connect) -> None:
+def test_a_dead_letter_carries_as_much_of_its_context_as_the_instance_can(bare: FakeBroker, connect: Connect) -> None:
     m = connect(bare)
     stream = manual(m, deadLetterChannel="dead")
     bare.deliver(b"payload", content_type="text/plain", extensions={"headers": {"x": "y"}})

@@ -710,52 +710,7 @@ def test_a_generator_over_a_stream_can_be_abandoned(broker: FakeBroker, connect:
     assert len(broker.acknowledged) == 1
 
 
-def test_several_loops_consume_streams_at_once(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    ready = threading.Barrier(5)
-
-    def consume() -> list[bytes]:
-        async def main() -> list[bytes]:
-            seen: list[bytes] = []
-            async with asyncio.timeout(60), m.subscribe("a") as stream:
-                await asyncio.to_thread(ready.wait, PATIENCE)
-                async for message in stream:
-                    seen.append(message.payload)
-                    if len(seen) == 200:
-                        break
-            return seen
-
-        return asyncio.run(main())
-
-    with ThreadPoolExecutor(4) as pool:
-        consuming = [pool.submit(consume) for _ in range(4)]
-        ready.wait(PATIENCE)
-        handles = [*broker.handles]
-        assert len(handles) == 4
-        for start in range(0, 200, 10):
-            for number in range(4):
-                broker.deliver(*numbered(10, start), handle=handles[number])
-        for each in consuming:
-            assert each.result(60) == numbered(200)
-
-
 # --- flow
-
-
-def test_a_paused_stream_emits_nothing_until_it_is_resumed(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    observer = Observer()
-    stream = m.subscribe("a")
-    stream.subscribe(observer)
-    stream.pause()
-    until(lambda: broker.live[0].paused)
-    broker.deliver(*numbered(5))
-    settle_loop()
-    assert observer.seen == []
-    assert m.runtime.get_runtime_dto().subscriptions[0].buffered == 5
-    stream.resume()
-    until(lambda: observer.seen == numbered(5))
-    assert not broker.live[0].paused
 
 
 def test_pausing_from_inside_an_observer_holds_at_once(broker: FakeBroker, connect: Connect) -> None:
