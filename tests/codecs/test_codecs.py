@@ -502,7 +502,7 @@ def test_an_object_nested_too_deep_is_an_encode_error(content_type: str, wrap: A
 
     with pytest.raises(EncodeError):
         encode(obj, content_type)
-    while obj is not None:  # piece by piece: what is nested so deep overruns the stack when it goes
+    while obj is not None:  # piece by piece: an object nested so deep overruns the stack when it is released
         if isinstance(obj, (Node, Link)):
             obj.child, obj = None, obj.child
         else:

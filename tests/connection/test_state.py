@@ -152,7 +152,7 @@ def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, 
     states.wait("connected", 2)
     on_loop(adapter.impaired, cause)
     states.wait("degraded", 2)
-    broker.lose()  # what was impaired is gone
+    broker.lose()  # with the impaired connection
     states.wait("connected", 3)
     assert m.connection_state.value.cause is None
 

@@ -130,7 +130,7 @@ class Sent:
 
 
 class FakeBroker:
-    """Does what it is told; remembers what was asked of it."""
+    """Does as a test says; remembers the calls of its adapter."""
 
     def __init__(self, scheme: str = "fake") -> None:
         self.name = f"b{next(_numbers)}"
@@ -140,7 +140,7 @@ class FakeBroker:
         self.features = EVERYTHING if scheme == "fake" else NEXT_TO_NOTHING
         #: what ``open`` answers
         self.resumes = False
-        #: keep what is unconfirmed over a loss, rather than fail it
+        #: keep unconfirmed messages over a loss, rather than fail them
         self.keeps = False
         #: whether tokens survive the connection they came from
         self.tokens_survive = False

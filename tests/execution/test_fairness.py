@@ -327,7 +327,7 @@ def test_at_exit_instances_close_together_even_if_one_of_them_cannot(
     monkeypatch.undo()
 
 
-# --- a signal handler or finalizer that closes what is being closed
+# --- a signal handler or finalizer that closes an instance that is closing
 
 
 @pytest.mark.parametrize("where", ["stop", "run"])

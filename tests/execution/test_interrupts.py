@@ -135,7 +135,7 @@ def test_a_coroutine_gets_every_message_once(
 
     # an interrupt of asyncio's own code may lose a wake-up
     assert interrupt_everywhere(run, check, "consumers.py", "delivery.py", "connection.py", "stream.py") > 50
-    caplog.clear()  # asyncio logs what is raised in its callbacks
+    caplog.clear()  # asyncio logs errors of its callbacks
 
 
 @pytest.mark.parametrize("accepted", [True, False])

@@ -297,7 +297,7 @@ def test_every_announced_name_is_known_to_features() -> None:
 def test_without_the_feature_requests_and_replies_are_refused(
     bare: FakeBroker, connect: Connect, registry: ServiceRegistry
 ) -> None:
-    """Scenario 54 [S]: no service, and calls that say what is missing."""
+    """Scenario 54 [S]: no service, and calls that name the missing feature."""
     m = connect(bare)
     for interface in (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard):
         assert registry.find(interface) == []

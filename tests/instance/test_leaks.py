@@ -37,7 +37,7 @@ def ours() -> collections.Counter[str]:
 
 @pytest.fixture(autouse=True)
 def _no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """What is captured is kept, and with it the arguments of the entries."""
+    """Captured log entries are kept, and their arguments with them."""
     caplog.set_level(logging.CRITICAL, logger="messaging")
 
 
@@ -186,7 +186,7 @@ def test_rounds_of_promises_that_fail_leave_nothing_behind() -> None:
 
 
 def test_the_memory_of_publishing_does_not_grow_with_the_messages() -> None:
-    """What was confirmed is forgotten, contexts and plans are bounded."""
+    """Confirmed messages are released; contexts and plans are bounded."""
     with messaging.connect("memory://leak", services=ServiceRegistry()) as m:
 
         def one_round(number: int) -> None:

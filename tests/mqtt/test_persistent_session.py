@@ -1,4 +1,4 @@
-"""A persistent MQTT session outlives its instance: what is published meanwhile is there for the next one."""
+"""A persistent MQTT session outlives its instance: messages published meanwhile are there for the next one."""
 
 from __future__ import annotations
 

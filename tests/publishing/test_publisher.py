@@ -111,7 +111,7 @@ def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, 
     for bad in ("", "x" * 256, "a\nb", 7, []):
         with pytest.raises(InvalidExtensionError, match="messageId"):
             m.publish("a", b"1", message_id=bad)
-    # and so is what is beside it
+    # other extensions of the same call are checked, too
     for name, value in (("priority", "3"), ("priority", True), ("retain", 1), ("headers", {"k": 1})):
         m.publish("a", b"1", message_id="m", priority=1, retain=True, headers={}).result(PATIENCE)
         with pytest.raises(InvalidExtensionError, match=name):
@@ -162,7 +162,7 @@ def test_without_the_feature_a_message_is_passed_on_with_another_id(broker: Fake
     message = arrived(m, broker, "own")
     for publish in passing_on(m, message):
         assert sent_id(broker, publish) != "own"
-    # what is written by hand is asked for
+    # an extension written by hand is a request
     copied = MessageContextBuilder().channel("a").extensions(message.context.extensions)
     with pytest.raises(UnsupportedFeatureError, match="messageId"):
         m.publisher.publish(copied.build_message())
@@ -275,7 +275,7 @@ def test_values_that_the_protocol_cannot_carry_are_refused(bare: FakeBroker, con
         m.subscribe("a", channel_extension="key")
     with pytest.raises(UnsupportedFeatureError, match=Features.WILDCARDS):
         m.subscribe("a/+")
-    assert m.publish("a", {"x": 1}).result(PATIENCE) is None  # a content type nobody asked for is no error
+    assert m.publish("a", {"x": 1}).result(PATIENCE) is None  # a content type that was not asked for is no error
     assert bare.payloads == [b'{"x":1}']
 
 

@@ -190,7 +190,7 @@ def test_a_handler_acts_then_post_then_the_stream(
     act: Callable[[AcknowledgeHandler], bool],
     final: AcknowledgeType,
 ) -> None:
-    """Scenario 77 [S]: post is called once, for a reject as well; what is rejected does not enter (75)."""
+    """Scenario 77 [S]: post is called once, for a reject as well; a rejected message does not enter (75)."""
     subscribe(connect(broker), journal, handle_acknowledge=journal.handler(act), post_acknowledge=journal.post)
     tokens = broker.deliver(b"1")
     journal.wait(2 if final is ACKNOWLEDGED else 1)

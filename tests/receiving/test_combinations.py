@@ -44,7 +44,7 @@ class RefusedError(Exception):
 
 
 class Ledger:
-    """What is to become of each message, and what did. Thread safe."""
+    """The expected and the actual outcome of each message. Thread safe."""
 
     def __init__(self, refusals: dict[bytes, int]) -> None:
         self._lock = threading.Lock()
@@ -210,7 +210,7 @@ class Plan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a delivery is an attempt: what was only buffered when its stream ended counts as delivered, too."""
+        """Whether a delivery is an attempt: a message still buffered when its stream ended counts as delivered, too."""
         one_at_a_time = self.ordered or self.prefetch == 1
         return not self.disturbances and (one_at_a_time or not {*ENDING} & {*self.workers})
 

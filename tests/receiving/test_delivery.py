@@ -189,7 +189,7 @@ def test_dropping_policies_drop_the_oldest_or_latest_and_count(
     assert slow.seen == [b"first", *kept]
     assert stream.counters.dropped == 7
     assert stream.counters.received == 11
-    if not qos0:  # what is dropped is settled: the broker is not to keep it, nor count it against our credit
+    if not qos0:  # dropped messages are settled: the broker neither keeps them nor counts them as credit
         broker.wait_acknowledged(11)
         assert set(dropped) <= set(broker.acknowledged)
 

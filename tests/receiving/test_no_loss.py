@@ -27,7 +27,7 @@ from tests.doubles.fixtures import Connect
 
 @pytest.mark.parametrize(
     ("auto", "lossy"),
-    # without auto, a loss ends the guarantee with the session: what is left may make room
+    # without auto, a loss ends the guarantee with the session: the messages left may make room
     [(False, False), (True, False), (True, True)],
     ids=["settled", "auto", "auto after a loss"],
 )

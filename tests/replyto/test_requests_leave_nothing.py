@@ -37,7 +37,7 @@ REQUESTS: Final = 10_000
 CONCURRENCY: Final = 100
 #: of two hundred requests
 MIXTURE: Final = {"stream": 1, "given": 1, "early": 1, "cancel": 3, "timeout": 4, "fault": 20, "answer": 170}
-#: what is made for a request; of these, no more objects are there afterwards
+#: types of the objects that a request makes; none of them stay
 MADE: Final = (Request, Publication, Inbox, Exchange, ReplySubscription, MessageStream)
 #: how many of anything may come and go while it is counted
 LEEWAY: Final = 5
@@ -50,7 +50,7 @@ class Place(ABC):
 
     @abstractmethod
     def kept(self) -> dict[str, int]:
-        """What is counted there, now."""
+        """Return the current counts at the broker."""
 
 
 class Memory(Place):
@@ -112,11 +112,11 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """What is captured is kept, and with it the arguments of the entries."""
+    """Captured log entries are kept, and their arguments with them."""
     caplog.set_level(logging.CRITICAL, logger="messaging")
 
 
-# --- what is counted
+# --- counts
 
 
 def objects() -> dict[str, int]:
@@ -147,7 +147,7 @@ def held(m: Messaging) -> dict[str, int]:
 
 
 class Left:
-    """What is there, of what must not grow."""
+    """Counts of everything that must not grow."""
 
     def __init__(self, place: Place, *instances: Messaging) -> None:
         settle_loop()
@@ -162,7 +162,7 @@ class Left:
         }
 
     def grown(self, before: Left) -> dict[str, int]:
-        """What is more than it was."""
+        """Return the counts that have grown."""
         return {
             what: number - before.counted[what]
             for what, number in self.counted.items()
@@ -193,7 +193,7 @@ def wait_gone(before: Left, place: Place, *instances: Messaging) -> None:
         time.sleep(0.1)
 
 
-# --- what is done
+# --- requests
 
 
 def answer(responder: Messaging) -> None:
@@ -216,7 +216,7 @@ def answer(responder: Messaging) -> None:
     def stream() -> Iterator[int]:
         for number in itertools.count():
             yield number
-            time.sleep(0.001)  # what is sent in vain is not what this is about
+            time.sleep(0.001)  # replies sent in vain are no part of this test
 
 
 async def ask(m: Messaging, number: int, kind: str) -> None:
@@ -274,7 +274,7 @@ def test_ten_thousand_requests_leave_nothing_behind(place: Place) -> None:
         messaging.connect(place.url, name="responder", **settings) as responder,
     ):
         answer(responder)
-        asyncio.run(ask_many(m, 2 * CONCURRENCY))  # what is made once is there
+        asyncio.run(ask_many(m, 2 * CONCURRENCY))  # objects that are made once are there
         wait_idle(m, responder)
         before = Left(place, m, responder)
         counters = m.runtime.get_runtime_dto().requests
