@@ -397,32 +397,23 @@ def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBro
     assert broker.live == []
 
 
-def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("reported", ["before the next connection", "after it"])
+def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, connect: Connect, reported: str) -> None:
+    """The adapter may report it late: the next connection is there before the subscribe of the last one has failed."""
     m = connect(broker)
     broker.gates["subscribe"].close()
     stream = m.subscribe("a")
     until(lambda: broker.gates["subscribe"].waiting == 1)
-    broker.gates["open"].close()
-    broker.lose()
+    if reported == "after it":
+        broker.lose()
+        broker.wait_open(2)
+    else:
+        broker.gates["open"].close()
+        broker.lose()
+    settle_loop()
     broker.gates["subscribe"].open()
     settle_loop()
     broker.gates["open"].open()
-    assert stream.ready.result(PATIENCE) is None
-    stream.close().result(PATIENCE)
-
-
-def test_a_loss_while_subscribing_that_the_adapter_reports_late_is_made_good(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    """The next connection is there before the subscribe of the last one has failed."""
-    m = connect(broker)
-    broker.gates["subscribe"].close()
-    stream = m.subscribe("a")
-    until(lambda: broker.gates["subscribe"].waiting == 1)
-    broker.lose()
-    broker.wait_open(2)
-    settle_loop()
-    broker.gates["subscribe"].open()
     try:
         assert stream.ready.result(PATIENCE) is None
         assert len(broker.live) == 1
@@ -459,16 +450,6 @@ def test_a_refused_subscription_ends_its_stream_with_the_reason(broker: FakeBrok
         assert len(broker.live) == 1
 
 
-def test_a_refusal_after_reconnecting_ends_the_stream(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    errors: list[Exception] = []
-    m.subscribe("a").subscribe(on_error=errors.append)
-    refusal = SubscriptionRefusedError("not any more")
-    broker.errors["subscribe"].append(refusal)
-    broker.lose()
-    until(lambda: errors == [refusal])
-
-
 def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -482,15 +463,23 @@ def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
     assert m.publish("a", b"1").result(PATIENCE) is None
 
 
-def test_a_subscription_the_broker_cancels_ends_with_the_reason(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("how", ["cancelled", "refused after reconnecting"])
+def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(
+    broker: FakeBroker, connect: Connect, how: str
+) -> None:
     m = connect(broker)
     errors: list[Exception] = []
     m.subscribe("a").subscribe(on_error=errors.append)
-    cancelled = SubscriptionRefusedError("queue deleted")
-    broker.end_subscription(cancelled)
-    until(lambda: errors == [cancelled])
+    reason = SubscriptionRefusedError("queue deleted")
+    if how == "cancelled":
+        broker.end_subscription(reason)
+    else:
+        broker.errors["subscribe"].append(reason)
+        broker.lose()
+    until(lambda: errors == [reason])
+    opened = broker.opened
     broker.lose()
-    broker.wait_open(2)
+    broker.wait_open(opened + 1)
     m.publish("b", b"").result(PATIENCE)
     assert broker.live == []
 
@@ -550,33 +539,26 @@ def test_an_unsubscribe_that_raises_is_logged(
     assert [*stream] == []
 
 
-def test_pausing_survives_a_loss(broker: FakeBroker, connect: Connect) -> None:
+@pytest.mark.parametrize("when", ["before the subscription is there", "before a loss"])
+def test_a_paused_stream_stays_paused(broker: FakeBroker, connect: Connect, when: str) -> None:
     m = connect(broker)
+    if when != "before a loss":
+        broker.gates["subscribe"].close()
     stream = m.subscribe("a")
-    stream.ready.result(PATIENCE)
-    stream.pause()
-    until(lambda: broker.live[0].paused)
-    broker.lose()
-    broker.wait_open(2)
-    broker.wait_subscribed()
-    try:
-        until(lambda: broker.live[0].paused, "the new subscription paused as well")
-        stream.resume()
-        until(lambda: not broker.live[0].paused)
-    finally:
-        stream.close().result(PATIENCE)
-
-
-def test_pausing_before_the_subscription_is_there_holds(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    broker.gates["subscribe"].close()
-    stream = m.subscribe("a")
+    if when == "before a loss":
+        stream.ready.result(PATIENCE)
     stream.pause()
     settle_loop()
+    if when == "before a loss":
+        assert broker.live[0].paused
+        broker.lose()
+        broker.wait_open(2)
     broker.gates["subscribe"].open()
-    stream.ready.result(PATIENCE)
+    broker.wait_subscribed()
     try:
         until(lambda: broker.live[0].paused, "the subscription paused")
+        stream.resume()
+        until(lambda: not broker.live[0].paused)
     finally:
         stream.close().result(PATIENCE)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +14,7 @@ from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution import Engine, Mailbox, Promise, engine, mailbox, may_block, wait_for
 from messaging.execution import loop as module
 from messaging.execution.loop import THREAD_NAME
-from tests.doubles.fake import PATIENCE, on_loop, settle_loop
+from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
 from tests.scripts import run_script
 
 
@@ -95,16 +97,19 @@ def test_a_task_is_held_until_it_ends_and_its_failure_logged(caplog: pytest.LogC
         raise ValueError("a defect")
 
     task = on_loop(engine().spawn, work())
+    name, held = task.get_name(), weakref.ref(task)
+    del task
     assert entered.wait(PATIENCE)
-    assert task in engine()._tasks
+    gc.collect()
+    assert held() is not None
     on_loop(proceed.set)
     settle_loop()
-    assert task.done()
-    assert task not in engine()._tasks
-    (record,) = [record for record in caplog.records if task.get_name() in record.getMessage()]
+    (record,) = [record for record in caplog.records if name in record.getMessage()]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ValueError)
     caplog.clear()
+    del record
+    until(lambda: gc.collect() is not None and held() is None, "the task released")
 
 
 def test_wait_for_names_the_operation_that_took_too_long() -> None:
@@ -176,9 +181,17 @@ def test_a_mailbox_of_a_closed_loop_drops_its_calls() -> None:
     loop = asyncio.new_event_loop()
     box = mailbox(loop)
     loop.close()
-    for _ in range(100):
-        box.post(lambda: None)
-    assert len(box._pending) == 0
+
+    class Call:
+        def __call__(self) -> None:
+            raise AssertionError("called")
+
+    calls = [Call() for _ in range(100)]
+    kept = [weakref.ref(call) for call in calls]
+    while calls:
+        box.post(calls.pop())
+    gc.collect()
+    assert sum(each() is not None for each in kept) == 0
 
 
 def test_every_loop_has_its_own_mailbox() -> None:

@@ -173,7 +173,7 @@ def test_publishing_goes_on_and_nothing_stays_in_the_outbox(
         published.append(payload)
 
     def check() -> None:
-        until(lambda: m._connection.outbox.pending == 0, "an empty outbox")
+        until(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
         assert {*published} <= {*broker.payloads}
 
     assert interrupt_everywhere(run, check) > 50
@@ -196,7 +196,7 @@ def test_a_publisher_that_waits_for_room_can_be_interrupted(broker: FakeBroker, 
     confirming.start()
     try:
         assert interrupt_everywhere(run, lambda: None, "waiting.py", "outbox.py") > 20
-        until(lambda: m._connection.outbox.pending == 0, "an empty outbox")
+        until(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
     finally:
         is_over.set()
         confirming.join()
@@ -236,7 +236,10 @@ def test_requests_are_answered_and_none_stays_open(connect: Connect) -> None:
 
             assert again(ask) == sum(numbers)
 
-    assert interrupt_everywhere(run, lambda: until(lambda: not m._requests.open, "no open requests")) > 50
+    def check() -> None:
+        until(lambda: m.runtime.get_runtime_dto().requests.pending == 0, "no open requests")
+
+    assert interrupt_everywhere(run, check) > 50
 
 
 def test_the_first_request_can_be_interrupted(connect: Connect) -> None:

@@ -118,9 +118,9 @@ def told(error: BaseException, *, frames: bool = True) -> str:
     return "\n".join(parts)
 
 
-def shown(m: messaging.Messaging) -> str:
+def shown(m: messaging.Messaging, broker: FakeBroker) -> str:
     dto = m.runtime.get_runtime_dto()
-    adapter = m._adapter
+    adapter = broker.adapter
     references = m.services.find()
     return "\n".join(
         [
@@ -166,35 +166,34 @@ def test_the_watch_would_see_it(watch: Watch) -> None:
 def test_a_working_connection_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
     url, settings = way("fake", broker.name)
     m = messaging.connect(url, services=ServiceRegistry(), **settings)
-    given = m._adapter.url.password or m._adapter.settings.password
+    given = broker.adapter.url.password or broker.adapter.settings.password
     assert given is not None
     assert given.get_secret_value() == SECRET  # it arrived, at least
     with m, m.subscribe("a") as stream:
         broker.deliver(b"1")
         stream.receive(PATIENCE)
         m.publish("a", b"1").result(PATIENCE)
-        check(watch, shown(m))
+        check(watch, shown(m, broker))
         broker.lose()
         broker.wait_open(2)
-    check(watch, shown(m))
+    check(watch, shown(m, broker))
 
 
-@pytest.mark.parametrize("failure", [AuthenticationError("refused"), ConnectFailedError("no route"), OSError("x")])
-def test_a_failing_connection_shows_nothing(
-    watch: Watch, way: Arguments, broker: FakeBroker, failure: Exception
+@pytest.mark.parametrize(
+    "failure", [AuthenticationError("refused"), ConnectFailedError("no route"), OSError("x"), None]
+)
+def test_a_failing_or_slow_connection_shows_nothing(
+    watch: Watch, way: Arguments, broker: FakeBroker, failure: Exception | None
 ) -> None:
     url, settings = way("fake", broker.name)
-    broker.errors["open"].append(failure)
+    if failure is None:
+        broker.gates["open"].close()
+    else:
+        broker.errors["open"].append(failure)
     with pytest.raises(ConnectFailedError) as caught:
-        messaging.connect(url, services=ServiceRegistry(), **settings)
-    check(watch, told(caught.value))
-
-
-def test_a_slow_connection_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
-    url, settings = way("fake", broker.name)
-    broker.gates["open"].close()
-    with pytest.raises(ConnectFailedError) as caught:
-        messaging.connect(url, services=ServiceRegistry(), connect_timeout=0.05, **settings)
+        messaging.connect(
+            url, services=ServiceRegistry(), connect_timeout=0.05 if failure is None else 10.0, **settings
+        )
     check(watch, told(caught.value))
 
 
@@ -283,7 +282,7 @@ def test_the_asyncio_face_shows_nothing(watch: Watch, way: Arguments, broker: Fa
 
     async def work() -> str:
         async with messaging.connect(url, services=ServiceRegistry(), **settings) as m:
-            return shown(m)
+            return shown(m, broker)
 
     check(watch, told(asyncio.run(fail())), asyncio.run(work()))
 
@@ -350,7 +349,7 @@ def test_payloads_and_headers_are_not_logged_either(watch: Watch, broker: FakeBr
             with pytest.raises(TimeoutError):
                 stream.receive(0.05)
             assert stream.counters.invalid + stream.counters.dropped == 3
-        check(watch, shown(m))
+        check(watch, shown(m, broker))
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import messaging
+from adapters.memory import MemoryAdapter, MemorySettings
 from messaging.errors import InvalidHeaderError
-from messaging.model import carried_headers, headers, requested
+from messaging.model import carried_headers, headers, parse_url, requested
 from messaging.model.context import ForwardedContext
 from tests.doubles.fake import PATIENCE, FakeBroker
 from tests.doubles.fixtures import Connect
@@ -183,14 +184,14 @@ def test_every_value_has_a_text(value: Any, text: str) -> None:
 def test_a_received_message_is_passed_on_with_values_as_text_where_the_protocol_has_no_types(
     broker: FakeBroker, connect: Connect
 ) -> None:
-    adapter = connect(broker)._adapter
+    connect(broker)
+    adapter = broker.adapter
     told = MappingProxyType({"n": 5, "k": "v", "list": ("a\n", 1)})
     assert carried_headers(told, adapter) == {"n": "5", "k": "v", "list": '["a\\n",1]'}
     context = ForwardedContext("a", extensions=MappingProxyType({"headers": told}))
     assert requested(context, adapter)["headers"] == carried_headers(told, adapter)
-    with messaging.connect("memory://typed") as m:
-        typed = carried_headers(told, m._adapter)
-    assert typed == {"n": 5, "k": "v", "list": ("a\\u000a", 1)}
+    memory = MemoryAdapter(parse_url("memory://typed"), MemorySettings(), "typed")
+    assert carried_headers(told, memory) == {"n": 5, "k": "v", "list": ("a\\u000a", 1)}
 
 
 def test_a_received_message_crosses_from_typed_headers_to_text(broker: FakeBroker, connect: Connect) -> None:
