@@ -349,11 +349,6 @@ def test_closing_from_many_threads_at_once_closes_once(broker: FakeBroker, conne
         m.close()
 
 
-def test_a_name_is_free_again_as_soon_as_close_returned(connect: Connect) -> None:
-    for _ in range(50):
-        connect("memory://x", name="fixed").close()
-
-
 # --- subscriptions
 
 

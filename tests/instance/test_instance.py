@@ -178,14 +178,6 @@ def test_one_of_many_instances_that_connect_with_the_same_name_gets_it(connect: 
     assert outcomes.count(None) == 1
 
 
-def test_a_name_is_free_again_after_a_failed_connect(broker: FakeBroker, connect: Connect) -> None:
-    for _ in range(20):
-        broker.errors["open"].append(messaging.ConnectFailedError("no"))
-        with pytest.raises(messaging.ConnectFailedError):
-            connect(broker, name="one")
-    assert connect(broker, name="one").name == "one"
-
-
 # --- services
 
 

@@ -42,9 +42,10 @@ def test_without_a_connection_a_message_waits_until_its_deadline(broker: FakeBro
     m = connect(broker)
     broker.gates["open"].close()
     broker.lose()
+    will = m.publish("a", b"gone", last_will=True, timeout=0.05)
     too_late, in_time = m.publish("a", b"1", timeout=0.05), m.publish("a", b"2", timeout=PATIENCE)
     error = too_late.exception(PATIENCE)
-    assert type(error) is DeadlineError
+    assert type(error) is type(will.exception(PATIENCE)) is DeadlineError
     assert isinstance(error, TimeoutError)
     assert "'a'" in str(error)
     assert "no connection" in str(error)
@@ -511,9 +512,11 @@ def test_closing_while_disconnected_settles_everything(broker: FakeBroker, conne
     broker.gates["open"].close()
     broker.lose()
     waiting = m.publish("a", b"2")
+    will = m.publish("a", b"gone", last_will=True)
     m.close(0.1)
     assert type(sent.exception(0)) is OutcomeUnknownError
     assert type(waiting.exception(0)) is ClosedError
+    assert type(will.exception(0)) is ClosedError
 
 
 def test_a_loss_while_closing_leaves_the_outcome_of_sent_messages_unknown(broker: FakeBroker, connect: Connect) -> None:
@@ -591,24 +594,6 @@ def test_a_will_whose_connection_is_lost_is_never_published_as_a_message(broker:
     assert broker.payloads == [b"a message"]
     assert promise.result(PATIENCE) is None  # registered with the next connection
     assert [will.payload for will in broker.wills] == [b"gone"]
-
-
-def test_a_will_has_a_deadline_like_any_publish(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    broker.gates["open"].close()
-    broker.lose()
-    promise = m.publish("a", b"gone", last_will=True, timeout=0.05)
-    assert type(promise.exception(2)) is DeadlineError
-    broker.gates["open"].open()
-
-
-def test_closing_settles_a_will_that_was_never_registered(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    broker.gates["open"].close()
-    broker.lose()
-    promise = m.publish("a", b"gone", last_will=True)
-    m.close(0.1)
-    assert type(promise.exception(0)) is ClosedError
 
 
 def test_a_will_the_outbox_had_no_room_for_can_be_tried_again(broker: FakeBroker, connect: Connect) -> None:
