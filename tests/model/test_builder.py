@@ -282,20 +282,6 @@ def test_builders_of_the_service_share_nothing(connect: Connect, registry: Servi
         assert other.build_message().payload == b""
 
 
-def test_a_channel_extension_is_kept_and_shown(connect: Connect) -> None:
-    """Scenario 16 [S]: as routing key, and in ``ChannelDTO.extension``."""
-    m = connect()
-    context = m.context_builder().channel("a", "key.*").build_context()
-    with m.subscription.subscribe(context) as stream:
-        (subscription,) = m.runtime.get_runtime_dto().subscriptions
-        assert (subscription.channel.name, subscription.channel.extension) == ("a", "key.*")
-        m.publish("a", b"no").result(PATIENCE)
-        m.publish("a", b"yes", channel_extension="key.1").result(PATIENCE)
-        received = stream.receive(PATIENCE)
-        assert received.payload == b"yes"
-        assert received.context.channel_extension == "key.1"
-
-
 @pytest.mark.parametrize("step", ["channel", "content_type", "content_encoding", "correlation_id", "reply_to"])
 @pytest.mark.parametrize("value", [None, 7, b"a", ["a"]])
 def test_text_is_text(step: str, value: Any) -> None:

@@ -65,19 +65,6 @@ def test_a_channel_replaces_the_channel_and_keeps_the_rest(broker: FakeBroker, c
     assert FULL.channel == "a"
 
 
-def test_a_context_replaces_everything(broker: FakeBroker, connect: Connect) -> None:
-    """Scenarios 20 [S], 21 [I]: what it leaves unset is unset."""
-    m = connect(broker)
-    override = MessageContext("b", content_type="application/json", extensions=MappingProxyType({"priority": 7}))
-    outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), override))
-    assert outgoing.context == override
-    assert outgoing.context.correlation_id is None
-    assert outgoing.options.priority == 7
-    assert dict(outgoing.options.headers) == {}
-    without_type = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), MessageContext("b")))
-    assert without_type.context.content_type is None
-
-
 def test_a_context_without_channel_uses_the_messages(broker: FakeBroker, connect: Connect) -> None:
     """Scenario 21 [I]: the one exception."""
     m = connect(broker)

@@ -25,7 +25,7 @@ from messaging import (
 from messaging.errors import ArgumentError, InvalidFilterError, UnsupportedFeatureError
 from messaging.instance import Messaging
 from messaging.services import ServiceRegistry
-from tests.doubles.consumers import acknowledge, manual, numbered, reject, state
+from tests.doubles.consumers import acknowledge, manual, numbered, state
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import Connect
 
@@ -127,28 +127,6 @@ def test_a_verdict_from_any_thread_or_loop_counts(broker: FakeBroker, connect: C
 # --- filter
 
 
-@pytest.mark.parametrize("accept", [True, False])
-def test_a_filter_decides_before_the_message_enters_the_stream(
-    broker: FakeBroker, connect: Connect, journal: Journal, accept: bool
-) -> None:
-    """Scenarios 74 [S], 75 [I][B] (a rejected message does not enter; post is called), 76 [S]."""
-    subscribe(connect(broker), journal, filter_acknowledge=journal.filter(accept), post_acknowledge=journal.post)
-    tokens = broker.deliver(b"1")
-    journal.wait(2 if accept else 1)
-    if accept:
-        assert journal.entries == [
-            ("filter", b"1", RECEIVED),
-            ("post", b"1", ACKNOWLEDGED),
-            ("stream", b"1", ACKNOWLEDGED),
-        ]
-        until(lambda: broker.acknowledged == tokens)
-    else:
-        assert journal.entries == [("filter", b"1", RECEIVED), ("post", b"1", REJECTED)]
-        until(lambda: broker.rejected == tokens)
-    settle_loop()
-    assert len(broker.acknowledged) + len(broker.rejected) == 1
-
-
 @pytest.mark.parametrize("callback", ["filter", "handler"])
 def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on(
     broker: FakeBroker, connect: Connect, journal: Journal, caplog: pytest.LogCaptureFixture, callback: str
@@ -180,27 +158,6 @@ def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on
 # --- handler
 
 
-@pytest.mark.parametrize(
-    ("act", "final"), [(AcknowledgeHandler.acknowledge, ACKNOWLEDGED), (AcknowledgeHandler.reject, REJECTED)]
-)
-def test_a_handler_acts_then_post_then_the_stream(
-    broker: FakeBroker,
-    connect: Connect,
-    journal: Journal,
-    act: Callable[[AcknowledgeHandler], bool],
-    final: AcknowledgeType,
-) -> None:
-    """Scenario 77 [S]: post is called once, for a reject as well; a rejected message does not enter (75)."""
-    subscribe(connect(broker), journal, handle_acknowledge=journal.handler(act), post_acknowledge=journal.post)
-    tokens = broker.deliver(b"1")
-    journal.wait(2 if final is ACKNOWLEDGED else 1)
-    entries = [("handler", b"1", RECEIVED), ("post", b"1", final)]
-    if final is ACKNOWLEDGED:
-        entries.append(("stream", b"1", final))
-    assert journal.entries == entries
-    until(lambda: (broker.acknowledged if final is ACKNOWLEDGED else broker.rejected) == tokens)
-
-
 def test_optional_parameters_do_not_make_a_handler_take_two(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
@@ -215,38 +172,7 @@ def test_optional_parameters_do_not_make_a_handler_take_two(
     assert calls == [None]
 
 
-def test_a_handler_without_a_verdict_leaves_it_to_the_consumer(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
-    """Scenario 79 [I]: nor is the message acknowledged because the observer returned."""
-    subscribe(connect(broker), journal, handle_acknowledge=journal.handler(), post_acknowledge=journal.post)
-    tokens = broker.deliver(b"1")
-    journal.wait()
-    assert journal.entries == [("handler", b"1", RECEIVED), ("stream", b"1", RECEIVED)]
-    assert acknowledge(journal.messages[0])
-    journal.wait()
-    assert journal.entries[2:] == [("post", b"1", ACKNOWLEDGED)]
-    until(lambda: broker.acknowledged == tokens)
-
-
 # --- post
-
-
-def test_a_post_that_raises_is_logged_and_the_acknowledgement_stands(
-    broker: FakeBroker, connect: Connect, journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Scenario 85 [I]: and the message still enters the stream."""
-
-    def explode(message: Message) -> None:
-        journal.note("post", message)
-        raise ValueError("cannot")
-
-    subscribe(connect(broker), journal, filter_acknowledge=journal.filter(True), post_acknowledge=explode)
-    tokens = broker.deliver(*numbered(2))
-    journal.wait(2)
-    assert journal.order == ["filter", "post", "stream"] * 2
-    until(lambda: broker.acknowledged == tokens)
-    assert caplog.text.count("post-acknowledge callback of 'a' raised") == 2
 
 
 def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
@@ -303,27 +229,6 @@ def test_a_service_of_another_interface_is_no_filter(
     broker.deliver(b"1")
     journal.wait()
     assert journal.order == ["stream"]
-
-
-def test_a_target_that_matches_no_service_is_ignored_with_a_warning(
-    broker: FakeBroker, connect: Connect, journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Scenarios 81 [S], 82 [I]: as if there were no filter: not acknowledged by accident."""
-    subscribe(
-        connect(broker),
-        journal,
-        filter_acknowledge="(kind=absent)",
-        post_acknowledge=journal.post,
-    )
-    broker.deliver(b"1")
-    journal.wait()
-    assert "acknowledge filter (kind=absent) of 'a' matches no service and is ignored" in caplog.text
-    assert journal.entries == [("stream", b"1", RECEIVED)]
-    assert state(journal.messages[0]) is RECEIVED
-    assert broker.acknowledged == []
-    assert reject(journal.messages[0])
-    journal.wait()
-    assert journal.order == ["stream", "post"]
 
 
 def test_a_target_that_matches_no_service_with_auto_acknowledge_acknowledges(

@@ -31,24 +31,6 @@ def test_messages_come_in_the_order_they_arrived(broker: FakeBroker, connect: Co
     assert [token.number for token in broker.acknowledged] == [*range(1, 501)]
 
 
-def test_counters_add_up_and_are_in_the_runtime_dto(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m)
-    broker.deliver(*numbered(5))
-    messages = [stream.receive(PATIENCE) for _ in range(4)]
-    acknowledge(messages[0])
-    acknowledge(messages[1])
-    reject(messages[2])
-    until(lambda: stream.counters.acknowledged == 2 and stream.counters.rejected == 1)
-    counters = stream.counters
-    assert (counters.received, counters.delivered, counters.dropped) == (5, 4, 0)
-    dto = m.runtime.get_runtime_dto().subscriptions[0]
-    assert dto.buffered == 1
-    assert dto.counters == counters
-    assert dto.counters is not counters
-    stream.close().result(PATIENCE)
-
-
 # --- credit
 
 
@@ -238,24 +220,6 @@ def test_a_stream_that_fails_on_overflow_buffers_no_more_of_the_batch(
 
 
 # --- automatic acknowledgement
-
-
-def test_auto_acknowledge_acknowledges_on_arrival(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
-    """Scenario 83 [S]."""
-    m = connect(broker)
-    stream = m.subscribe("a", auto_acknowledge=True)
-    stream.ready.result(PATIENCE)
-    tokens = broker.deliver(*numbered(3))
-    assert broker.acknowledged == tokens  # before a consumer has looked at them
-    message = stream.receive(PATIENCE)
-    assert state(message) is AcknowledgeType.ACKNOWLEDGED
-    assert not reject(message)
-    assert not acknowledge(message)
-    assert state(message) is AcknowledgeType.ACKNOWLEDGED
-    assert stream.counters.acknowledged == 3
-    stream.close().result(PATIENCE)
-    assert broker.acknowledged == tokens
-    assert broker.rejected == []
 
 
 def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker, connect: Connect) -> None:

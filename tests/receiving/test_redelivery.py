@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from messaging import Message, MessageStream
-from messaging.errors import DecodeError, PublishRefusedError
+from messaging.errors import PublishRefusedError
 from messaging.instance import Messaging
 from messaging.receiving.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
 from tests.doubles.calling import Calling
@@ -379,21 +379,6 @@ def model_stream(m: Messaging, **settings: Any) -> MessageStream:
     return stream
 
 
-def test_skipped_invalid_messages_are_acknowledged_and_counted(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    m = connect(broker)
-    stream = model_stream(m, on_invalid="skip")
-    tokens = broker.deliver(b"no json", b'{"x": 1}', content_type="application/json")
-    message = stream.receive(PATIENCE)
-    assert message.value() == {"x": 1}
-    until(lambda: broker.acknowledged == tokens[:1])
-    assert stream.counters.invalid == 1
-    assert stream.counters.delivered == 1
-    assert "message on 'a' is invalid" in caplog.text
-    close(stream)
-
-
 def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     stream = model_stream(m, on_invalid="dead_letter", dead_letter_channel="dead")
@@ -420,18 +405,6 @@ def test_invalid_messages_do_not_stop_the_stream_at_a_credit_of_one(
     assert stream.receive(PATIENCE).value() == {"x": 1}
     assert stream.counters.invalid == 2
     close(stream)
-
-
-def test_an_invalid_message_ends_the_stream_of_an_iterator(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = model_stream(m)
-    tokens = broker.deliver(b"no json", b'{"x": 1}', content_type="application/json")
-    with pytest.raises(DecodeError):
-        next(stream)
-    with pytest.raises(DecodeError):
-        next(stream)
-    until(lambda: len(broker.unsubscribed) == 1)
-    assert broker.rejected == tokens[:1]
 
 
 def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBroker, connect: Connect) -> None:
