@@ -17,7 +17,7 @@ help:
 	@echo "make test-system   a selection on the system's own Python, where .venv has another version"
 	@echo "make test-lowest   a selection with the lowest admitted version of every direct dependency"
 	@echo "make test-matrix   all tests on every Python from 3.11 that is found"
-	@echo "make lint   ruff        make types  mypy"
+	@echo "make lint   ruff, and the layers of the packages        make types  mypy"
 	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
 	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
 	@echo "make venv   only .venv, with everything for development"
@@ -37,6 +37,7 @@ test-system test-lowest test-matrix: test-%: .venv/.dev
 lint: .venv/.dev
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/lint-imports --cache-dir .cache/import-linter
 
 types: .venv/.dev
 	@$(BIN)/mypy

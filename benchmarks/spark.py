@@ -1,4 +1,4 @@
-"""Spark: rows from a journal, from MQTT and from RabbitMQ, against other ways to get them there; and how late they are.
+"""Spark: rows from a journal, from MQTT and from RabbitMQ, against other ways to read them; and their latency.
 
 ``journal`` is a batch read of what an ingest has stored, into nothing and into Parquet, from planning to the last
 row. Beside it are a Python data source that has one Arrow batch ready, one that has tuples ready, and Spark itself,
@@ -30,26 +30,25 @@ from benchmarks.peers.spark import WARM_UP
 if TYPE_CHECKING:
     from benchmarks.contenders import Contender
 
-#: no window but the subscriber's, as docs/spark.md has it: while one write waits for the disk, the next is gathered
+#: only the window of the subscriber, see docs/spark.md: while one write waits for the disk, the next is collected
 MOSQUITTO: Final = ("max_inflight_messages 0", *(line for line in mqtt.BROKER if "inflight" not in line))
 PARTS: Final = ("journal", "mqtt", "backlog", "queue", "stream", "latency")
 ROWS: Final = (Metric("rate", "rows/s", lambda run: run.rate, more_is_better=True),)
-#: until Spark runs and has warmed up, seconds
+#: warm-up of Spark, in seconds
 _SETUP: Final = 180.0
-#: rows of a journal for each second a run should take: none of those that read it manages more
+#: rows of a journal for each second of a run: no reader reads more
 _BATCH_RATE: Final = 1_000_000
-#: a streaming query has to run for so many times as long as others: its last micro-batch must not weigh much
+#: factor for the length of a streaming query: its last micro-batch must not weigh much
 _LONGER: Final = 20
-#: a run of it that does not count takes so many times as many messages as others': for some seconds, or the trigger
-#: would be what is measured
+#: factor for the messages of its warm-up: with fewer, the run would measure the trigger
 _LONGER_WARM_UP: Final = 50
 #: most messages of a run
 _STREAMING_MOST: Final = 1_500_000
-#: messages that are kept, for each second a run should take
+#: messages that the broker keeps, for each second of a run
 _BACKLOG_RATE: Final = 400_000
-#: messages of a stream for each second a run should take
+#: messages of a stream, for each second of a run
 _STREAM_RATE: Final = 100_000
-#: seconds of a run for latency: thirty micro-batches at least, for each that a run should take
+#: seconds of a latency run, for each second of a run: at least thirty micro-batches
 _PACED: Final = 14
 
 
@@ -66,7 +65,7 @@ LATENCY: Final = (
 
 
 def _once(fill: Callable[[], None]) -> Callable[[int], None]:
-    """What is read again and again is made when it is needed first: when it is sure that somebody reads it."""
+    """The inputs that several cases read. Each is created for the first case that reads it."""
     is_there = False
 
     def before(_: int) -> None:
@@ -121,7 +120,7 @@ class Spark:
             self._measure(labels, contenders.SPARK_MQTT, self._streaming(), self._mqtt_options(), port=broker.port)
 
     def backlog(self) -> None:
-        """From mosquitto, what it has kept."""
+        """From mosquitto, messages that it has kept."""
         from tests.brokers import Mosquitto
 
         count = self._plan.messages or round(_BACKLOG_RATE * self._plan.seconds)
@@ -215,13 +214,13 @@ class Spark:
             given = options | {"size": self._size, "folder": folder}
             one = Case(labels, given, setup=_SETUP, **{"metrics": ROWS, **case})
             outcomes = measure(one, peers, plan)
-        # where it was is nobody's business
+        # the results do not include temporary paths
         kept = {key: value for key, value in one.options.items() if key not in ("folder", "journal")}
         self._results.add(dataclasses.replace(one, options=kept), outcomes)
 
 
 def fill_session(port: int, count: int, size: int) -> None:
-    """Have mosquitto keep ``count`` messages for whoever comes with the client id ``QUEUE``."""
+    """Let mosquitto keep ``count`` messages for the client id ``QUEUE``."""
     url = f"mqtt://127.0.0.1:{port}"
     with messaging.connect(url, client_id=QUEUE, clean_start=True):
         pass  # ends the session of the run before
@@ -246,7 +245,7 @@ def fill_stream(port: int, name: str, count: int, size: int) -> None:
         channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
         for number in range(count):
             channel.basic_publish("", name, number.to_bytes(8, "big").ljust(size, b"x"))
-        # the last has to be there before anybody reads
+        # the last message must be readable before a case starts
         channel.basic_qos(prefetch_count=1000)
         last = (count - 1).to_bytes(8, "big")
         arguments = {"x-stream-offset": "last"}

@@ -28,7 +28,7 @@ RATE: Final = 5_000.0
 HEAP: Final = "1g"
 #: seconds until growth counts
 _WARM: Final = 60.0
-#: how long anything else may take, seconds
+#: timeout of every other step, in seconds
 _PATIENCE: Final = 120.0
 #: part of the command line of the data source's process
 _SOURCE: Final = "python_streaming_source_runner"
@@ -37,19 +37,19 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sizes in bytes, at so many seconds."""
+    """Sizes in bytes, and their time in seconds."""
 
     seconds: float
     jvm: int
     source: int
     journal: int
     rows: int
-    #: in use, of the JVM's heap, after looking for garbage; nothing where it was not asked
+    #: used heap of the JVM after a garbage collection; ``None`` where it was not measured
     heap: int | None = None
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that ``pid`` has started, and those that they have."""
+    """Return the descendants of the process ``pid``."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             found = [int(each) for each in children.read_text().split()]
@@ -69,7 +69,7 @@ def command_line(pid: int) -> str:
 
 
 def resident(pid: int) -> int:
-    """Resident memory of a process, bytes; nothing if it is gone."""
+    """Return the resident memory of a process in bytes; nothing if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -78,14 +78,14 @@ def resident(pid: int) -> int:
 
 
 def in_use(jvm: Any) -> int:
-    """Bytes in use in the heap of a JVM, after looking for garbage."""
+    """Return the used bytes of the heap of a JVM after a garbage collection."""
     runtime = jvm.java.lang.Runtime.getRuntime()
     runtime.gc()
     return int(runtime.totalMemory() - runtime.freeMemory())
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes of all files in ``folder``."""
+    """Return the bytes of all files in ``folder``."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -96,7 +96,7 @@ def on_disk(folder: Path) -> int:
 
 
 def sampled(folder: Path, port: int, seconds: float, size: int) -> tuple[list[Sample], int]:
-    """Run for ``seconds``; the samples, and how many messages were published."""
+    """Run for ``seconds``; return the samples, and the number of published messages."""
     count = round(RATE * seconds)
     with session(folder, **{"spark.driver.memory": HEAP}) as spark:
         from pyspark import SparkContext

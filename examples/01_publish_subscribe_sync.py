@@ -2,7 +2,8 @@
 
     python examples/01_publish_subscribe_sync.py [URL]
 
-URL is a broker, such as mqtt://localhost or amqp://user:password@host/vhost. Without one, it is in this process.
+URL names a broker, such as mqtt://localhost or amqp://user:password@host/vhost. The default is a broker inside this
+process.
 """
 
 import sys
@@ -13,20 +14,21 @@ WEATHER = {"oslo": "snow", "rome": "sunny", "cork": "rain"}
 
 
 def main(url: str) -> None:
-    # Inside this block the broker has confirmed the subscription; leaving it sends what still waits, and disconnects.
-    # "+" stands for any one level of a channel. qos=1 asks for acknowledged delivery: on MQTT that has to be said.
+    # Entering the block waits until the broker has confirmed the subscription. Leaving it sends the pending messages
+    # and disconnects. "+" stands for any one level of a channel. qos=1 asks for acknowledged delivery, which MQTT does
+    # not do by default.
     with messaging.connect(url) as m, m.subscribe("examples/weather/+", qos=1) as stream:
-        # publish() does not wait: it returns a promise, so that many can be on their way at once ...
+        # publish() does not wait. It returns a promise, so that many messages can be in flight at once.
         promises = [m.publish(f"examples/weather/{city}", text, qos=1) for city, text in WEATHER.items()]
         for promise in promises:
-            # ... and now the broker has taken responsibility for the message, or this raises.
+            # Returns when the broker has taken responsibility for the message, otherwise raises.
             promise.result(timeout=10)
 
         for number, message in enumerate(stream, start=1):
-            # The context says where a message came from. value() decodes the payload by its content type; value(str)
-            # asks for text, whatever the sender said about it, or could not say.
+            # The context has the channel of a message. value() decodes the payload by its content type; value(str)
+            # decodes it as text, with or without a content type.
             print(f"{message.context.channel}: {message.value(str)}")
-            # Asking for the next message acknowledges this one, and so does closing the stream.
+            # Requesting the next message acknowledges this one. So does closing the stream.
             if number == len(WEATHER):
                 break
 

@@ -14,7 +14,7 @@ STEPS = 5
 
 async def count_down(m: Messaging) -> None:
     for number in range(STEPS, -1, -1):
-        # Awaiting the promise is waiting until the broker has the message. An int travels as JSON.
+        # Awaiting the promise waits until the broker has the message. An int is sent as JSON.
         await m.publish("examples/rocket/count", number, qos=1)
         await asyncio.sleep(0.05)
 
@@ -28,8 +28,8 @@ async def watch(stream: MessageStream) -> None:
 
 
 async def main(url: str) -> None:
-    # On a thread that runs an event loop connect() does not block: "async with" waits for the connection, and for the
-    # subscription as well.
+    # On a thread with a running event loop, connect() does not block. "async with" waits for the connection, and for
+    # the subscription.
     async with (
         messaging.connect(url) as m,
         m.subscribe("examples/rocket/count", qos=1) as stream,

@@ -1,4 +1,4 @@
-"""A stream is an RxPY observable: filter, transform and combine it with operators.
+"""Filter, transform and combine a stream with the operators of RxPY: a stream is an observable.
 
 python examples/03_rx_operators.py [URL]
 """
@@ -32,13 +32,13 @@ def main(url: str) -> None:
         stream = m.subscribe("examples/attic/temperature", qos=1)
         means = stream.pipe(
             ops.map(celsius),
-            ops.filter(is_plausible),  # a broken sensor
+            ops.filter(is_plausible),  # drops the values of a broken sensor
             ops.buffer_with_count(2),
             ops.map(mean),
-            ops.take(3),  # then it completes, which ends the subscription at the broker
+            ops.take(3),  # completes after three values, which ends the subscription at the broker
         )
-        # Returns once the broker has confirmed. The callbacks run on a worker thread, one message at a time. A message
-        # is acknowledged when it has passed through all of it, and rejected if a function raises.
+        # Returns when the broker has confirmed the subscription. The callbacks run on a worker thread, one message at a
+        # time. A message is acknowledged when it has passed all operators, and rejected if a function raises.
         means.subscribe(
             on_next=lambda mean: print(f"mean of two: {mean:.1f}"),
             on_error=lambda error: print(f"failed: {error}"),
@@ -47,7 +47,7 @@ def main(url: str) -> None:
         for measured in MEASURED:
             m.publish("examples/attic/temperature", measured, qos=1)
         done.wait(timeout=20)
-    print("completed" if done.is_set() else "nothing came")
+    print("completed" if done.is_set() else "timed out")
 
 
 if __name__ == "__main__":

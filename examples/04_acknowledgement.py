@@ -1,4 +1,4 @@
-"""Acknowledge by a filter, by hand, or not at all: then a message ends in the dead-letter channel.
+"""Acknowledge messages by a filter or by hand, and receive rejected messages from a dead-letter channel.
 
 python examples/04_acknowledgement.py [URL]
 """
@@ -17,8 +17,8 @@ def is_plausible(message: Message) -> bool:
 
 
 def by_filter(m: Messaging) -> None:
-    # Direct acknowledgement: decided before a message enters the stream. What the filter refuses is rejected, and
-    # with a dead-letter channel goes there at once, instead of being delivered again.
+    # Direct acknowledgement: the filter decides before a message enters the stream. A refused message is rejected. With
+    # a dead-letter channel it goes there at once, instead of being redelivered.
     context = (
         m.acknowledge_context_builder()
         .filter_acknowledge(is_plausible)
@@ -36,7 +36,7 @@ def by_filter(m: Messaging) -> None:
 
 
 def by_hand(m: Messaging) -> None:
-    # The consumer decides, whenever it likes. After three deliveries in vain a message is a dead letter.
+    # The consumer acknowledges or rejects, at any time. After three rejected deliveries a message is dead-lettered.
     with (
         m.subscribe("examples/returned", qos=1) as returned,
         m.subscribe(
@@ -47,13 +47,13 @@ def by_hand(m: Messaging) -> None:
             qos=1,
         ) as parcels,
     ):
-        m.publish("examples/parcels", "a parcel nobody takes", qos=1)
+        m.publish("examples/parcels", "an unwanted parcel", qos=1)
         for attempt in (1, 2, 3):
             parcel = parcels.receive(TIMEOUT)
             print(f"attempt {attempt}: rejected: {parcel.reject()}")
         letter = returned.receive(TIMEOUT)
-        # where headers can travel, they say why it is there
-        reason = letter.context.extensions.get("headers", {}).get("x-dead-letter-reason", "not told")
+        # On protocols with headers, a header has the reason.
+        reason = letter.context.extensions.get("headers", {}).get("x-dead-letter-reason", "unknown")
         print(f"returned: {letter.value(str)} ({reason})")
 
 

@@ -1,4 +1,4 @@
-"""Point to point: workers compete for the jobs of one queue, and each job is done once.
+"""Share the jobs of one queue between workers, so that each job is done once.
 
 python examples/05_work_queue.py [URL]
 """
@@ -19,15 +19,15 @@ def main(url: str) -> None:
 
     def worker(name: str) -> Callable[[int], None]:
         def work(number: int) -> None:
-            time.sleep(0.02)  # the work. If it raised, the job would be rejected, and given to a worker again.
+            time.sleep(0.02)  # The work. If it raised, the job would be rejected and redelivered.
             done.put((name, number))
 
         return work
 
     with messaging.connect(url) as m:
-        # Handlers that name the same queue compete. prefetch=1: no job waits behind one in progress while another
-        # worker is free. Here both workers are in this program; they may as well be two programs on two machines.
-        # m.on() returns once the broker has confirmed. A job is acknowledged when the handler returns.
+        # Handlers of the same queue compete for its messages. prefetch=1: no job waits behind a job in progress while
+        # the other worker is free. Both workers are in this program; two programs on two machines work the same way.
+        # m.on() returns when the broker has confirmed. A job is acknowledged when its handler returns.
         for name in ("Ada", "Grace"):
             m.on("examples/jobs", worker(name), queue="examples-jobs", prefetch=1, qos=1)
         for number in range(JOBS):

@@ -1,4 +1,4 @@
-"""Messages as objects: a pydantic model on both sides, and what becomes of one that does not fit.
+"""Publish and receive pydantic models, and dead-letter the messages that do not fit the model.
 
 python examples/06_typed_messages.py [URL]
 """
@@ -22,13 +22,13 @@ def main(url: str) -> None:
     with (
         messaging.connect(url) as m,
         m.subscribe("examples/invalid", qos=1) as invalid,
-        # Every message is validated before it comes out of the stream. What does not fit goes to the dead-letter
-        # channel with its original bytes; on_invalid="skip" would drop it, and "raise" end the stream.
+        # Every message is validated before it enters the stream. A message that does not fit goes to the dead-letter
+        # channel with its original bytes. on_invalid="skip" would drop it, and "raise" would end the stream.
         m.subscribe(
             "examples/readings", Reading, on_invalid="dead_letter", dead_letter_channel="examples/invalid", qos=1
         ) as readings,
     ):
-        # An object becomes JSON, unless content_type says otherwise. Bytes are published as they are.
+        # An object is sent as JSON, unless content_type names another format. Bytes are sent unchanged.
         m.publish("examples/readings", Reading(sensor="attic", celsius=31.5, at=at), qos=1)
         m.publish("examples/readings", b'{"sensor": "cellar", "celsius": "cold"}', qos=1)
         m.publish("examples/readings", Reading(sensor="hall", celsius=20, at=at), qos=1)

@@ -1,4 +1,4 @@
-"""Many replies to one request: a handler service streams quotes until the requester has seen enough (RFC 5.7.5).
+"""Answer one request with many replies, until the requester cancels it (RFC 5.7.5).
 
 python examples/08_stock_quotes.py [URL]
 """
@@ -26,7 +26,7 @@ class Quote(BaseModel):
 
 
 class Quotes:
-    """A ReplyToManySubscriptionHandler: one request, any number of replies."""
+    """A ReplyToManySubscriptionHandler: any number of replies to a request."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -36,16 +36,16 @@ class Quotes:
         cents = itertools.cycle(CENTS)
 
         def quote(_: int) -> Message:
-            # Where to, and in answer to what, the builder knows.
+            # The builder has the reply channel and the correlation id.
             return builder.content(Quote(symbol=symbol, cents=next(cents))).build_message()
 
-        # It would never end by itself. Once the requester wants no more, it is disposed of. A generator, sync or async,
-        # does as well; it is closed then.
+        # The observable is endless. It is disposed of when the requester cancels the request. A sync or async generator
+        # works too; it is closed then.
         return reactivex.interval(0.02).pipe(ops.map(quote), ops.finally_action(self.stopped.set))
 
 
 def serve(m: Messaging, quotes: Quotes) -> ServiceRegistration:
-    # Any object can be a handler: its properties say of what, and the whiteboards they mean find it in the registry.
+    # Any object can be a handler. Its properties name the channel and the whiteboard, which finds it in the registry.
     properties = {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: "examples/quotes"}
     registration = m.services.register(ReplyToManySubscriptionHandler, quotes, properties)
     m.whiteboard.ready().result(timeout=20)
@@ -62,8 +62,8 @@ def main(url: str) -> None:
     with messaging.connect(url, name="exchange") as exchange, messaging.connect(url) as m, serve(exchange, quotes):
         request = m.context_builder().channel("examples/quotes").content("ACME").build_message()
         done = threading.Event()
-        # The request is sent at once. The replies are a stream like any other: an observable, an iterator, and so on,
-        # with a bounded buffer. Disposing it, here as take() completes, tells the handler to stop.
+        # The request is sent at once. The replies are a stream with a bounded buffer, like any other stream: an
+        # observable, an iterator and an async iterator. Disposing it tells the handler to stop; take() does that here.
         m.reply_to_many.publish_with_reply_many(request, model=Quote).pipe(
             ops.map(quote_of), ops.take(WANTED)
         ).subscribe(
@@ -71,8 +71,8 @@ def main(url: str) -> None:
             on_error=lambda error: print(f"failed: {error}"),
             on_completed=done.set,
         )
-        print("seen enough:", done.wait(timeout=20))
-        print("the handler was told to stop:", quotes.stopped.wait(timeout=20))
+        print("all received:", done.wait(timeout=20))
+        print("handler stopped:", quotes.stopped.wait(timeout=20))
 
 
 if __name__ == "__main__":

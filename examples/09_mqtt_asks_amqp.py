@@ -1,13 +1,13 @@
-"""A blocking MQTT client asks an asyncio service that speaks AMQP: they meet on one RabbitMQ, by its MQTT plugin.
+"""Send requests from a blocking MQTT client to an asyncio AMQP service, over one RabbitMQ with its MQTT plugin.
 
     python examples/09_mqtt_asks_amqp.py [URL [URL]]
 
-The first URL is the client's, the second one the service's, such as
+The first URL is for the client, the second one for the service, such as
 
     'mqtt://guest:guest@localhost?version=3.1.1&envelope=true' amqp://guest:guest@localhost
 
-The plugin speaks MQTT 3.1.1, which has no place for correlation ids, reply channels and content types: envelope=true
-puts them in front of the payload. AMQP reads such envelopes, and answers with one who asked with one.
+The plugin speaks MQTT 3.1.1, which cannot carry correlation ids, reply channels and content types. envelope=true puts
+them in front of the payload. The AMQP service reads such envelopes, and answers a request in one with another one.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Train(BaseModel):
 
 async def trains(station: str) -> AsyncIterator[Train]:
     for to, minutes in TIMETABLE[station]:
-        await asyncio.sleep(0.01)  # looked up somewhere
+        await asyncio.sleep(0.01)  # a slow lookup
         yield Train(to=to, minutes=minutes)
 
 
@@ -42,7 +42,7 @@ def ask(url: str) -> None:
         train: Train = m.request("examples/trains/fastest", "cork", Train, qos=1, timeout=TIMEOUT).result()
         print(f"fastest from Cork: {train.to}, {train.minutes} minutes")
 
-        # Many replies to one request: an iterator, which ends where the generator of the service does.
+        # Many replies to one request: an iterator that ends when the generator of the service ends.
         with m.request_many("examples/trains/all", "oslo", Train, qos=1, timeout=TIMEOUT) as replies:
             for reply in replies:
                 train = reply.value()
@@ -51,12 +51,12 @@ def ask(url: str) -> None:
 
 async def main(client_url: str, service_url: str) -> None:
     async with messaging.connect(service_url) as service:
-        # Coroutines and async generators run on the event loop they are registered on: this one.
+        # Coroutines and async generators run on the event loop that registers them, this one.
         service.reply("examples/trains/fastest", fastest)
         service.reply("examples/trains/all", trains)
         async with asyncio.timeout(TIMEOUT):
             await service.whiteboard.ready()
-        # The client may as well be another program: it only needs to know the channels.
+        # The client could be another program. It needs to know the channels only.
         await asyncio.to_thread(ask, client_url)
 
 

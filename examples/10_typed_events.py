@@ -1,4 +1,4 @@
-"""Events within the process: typed handlers, filters, history, a monitor, and what nobody wants (OSGi Typed Event 1.1).
+"""Deliver typed events within a process, with filters, history and a monitor (OSGi Typed Event 1.1).
 
 python examples/10_typed_events.py
 """
@@ -33,7 +33,7 @@ class Order:
 
 
 class Receipt(BaseModel):
-    """Not what is published: it gets those fields of an Order that it has, converted."""
+    """Another view of an Order: it has some of its fields, converted."""
 
     id: str
     total: float
@@ -41,7 +41,7 @@ class Receipt(BaseModel):
 
 
 class Audit(TypedEventHandler[Order]):
-    """A service: registered anywhere, found by the bus."""
+    """A handler as a service, which the bus finds in the registry."""
 
     def notify(self, topic: str, event: Order) -> None:
         print(f"audit: {topic} {event.id}")
@@ -57,17 +57,17 @@ def watch(bus: TypedEventBus) -> None:
         print(f"receipt for {topic}: {event!r}")
 
     @bus.on_unhandled
-    def nobody(topic: str, event: dict[str, object]) -> None:
-        print(f"nobody wants {topic}: {event}")
+    def unhandled(topic: str, event: dict[str, object]) -> None:
+        print(f"unhandled {topic}: {event}")
 
 
 async def late(bus: TypedEventBus) -> None:
-    """Comes after the events, and gets the last two all the same."""
+    """Register a handler after the events; it receives the last two of them."""
     seen: list[int] = []
     enough = asyncio.Event()
 
     @bus.on("orders/+", history=2)
-    async def remember(event: Order) -> None:  # on this event loop
+    async def remember(event: Order) -> None:  # runs on this event loop
         seen.append(event.id)
         if len(seen) == 3:
             enough.set()
@@ -80,7 +80,7 @@ async def late(bus: TypedEventBus) -> None:
 
 def main() -> None:
     services = ServiceRegistry()
-    # Two orders of each topic are kept, whatever else happens.
+    # The history keeps two orders of each topic.
     with TypedEventBus(services, history={"orders/*": RangePolicy.at_most(2)}) as bus:
         watch(bus)
         audit = services.register(
@@ -89,7 +89,7 @@ def main() -> None:
 
         def publish(event: Order, topic: str) -> None:
             bus.deliver(event, topic)
-            # Delivery is asynchronous. This waits until all is handled that was published so far.
+            # Delivery is asynchronous. flush() waits until all earlier events are handled.
             bus.flush().result(timeout=20)
 
         publish(Order(1, 250), "orders/placed")
@@ -97,7 +97,7 @@ def main() -> None:
         bus.deliver_untyped("weather/report", {"celsius": 21.5, "wind": {"from": "NW"}})
         publish(Order(3, 999), "orders/cancelled")
 
-        # Handlers are services: with other properties they get other events.
+        # Handlers are services: changed properties select other events.
         audit.update({TypedEventConstants.TYPED_EVENT_TOPICS: "orders/returned"})
         publish(Order(4, 10), "orders/returned")
 

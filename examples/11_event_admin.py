@@ -1,4 +1,4 @@
-"""Event Admin (OSGi RFC 97): posted and sent events, what happens in the process as events, and a bridge to typed ones.
+"""Post and send events (OSGi RFC 97), receive logs and services as events, and bridge to typed events.
 
 python examples/11_event_admin.py
 """
@@ -33,9 +33,9 @@ def main() -> None:
         services.register(EventHandler, log_entry, {topics: "org/osgi/service/log/LogEntry"})
         services.register(EventHandler, service_event, {topics: "org/osgi/framework/ServiceEvent/*"})
 
-        # send_event() returns when all handlers have; post_event() before any has to.
+        # send_event() returns after all handlers; post_event() returns at once.
         admin.send_event(Event("home/alarm/SMOKE", {"room": "kitchen", "level": 5}))
-        admin.post_event(Event("home/alarm/WINDOW", {"room": "attic", "level": 1}))  # not loud enough
+        admin.post_event(Event("home/alarm/WINDOW", {"room": "attic", "level": 1}))  # below the level of the filter
         admin.flush().result(timeout=20)
 
         with LogEvents(admin, logger), ServiceEvents(admin):
@@ -43,10 +43,10 @@ def main() -> None:
                 raise ValueError("the pressure is negative")
             except ValueError:
                 logger.exception("cannot heat")
-            admin.flush().result(timeout=20)  # that was posted
-            services.register("examples.Thermostat", object()).unregister()  # these are sent
+            admin.flush().result(timeout=20)  # log entries are posted
+            services.register("examples.Thermostat", object()).unregister()  # service events are sent
 
-        # Both ways, and never round and round.
+        # The bridge forwards in both directions, and never returns an event to its origin.
         with EventBridge(admin, bus, "home/*"):
             bus.on("home/*", handler=lambda topic, event: print(f"on the bus: {topic} {event}"))
             admin.post_event(Event("home/door/OPEN", {"room": "hall"}))

@@ -30,11 +30,11 @@ LONGEST: Final = (
     "faults/test_mqtt_faults.py",
     "spark/test_killed_receivers.py",
     "spark/test_faults.py",
-    "spark/test_sink.py",
+    "spark/test_write.py",
     "faults/test_amqp_faults.py",
     "spark/test_archive.py",
-    "spark/test_source.py",
-    "spark/test_ingest.py",
+    "spark/test_read.py",
+    "spark/test_receiver.py",
     "spark/test_journal.py",
 )
 

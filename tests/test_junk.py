@@ -93,10 +93,12 @@ GIVEN: Final = {"handler"}
 INTERNAL: Final[dict[str, set[str]]] = {
     "ConnectionStates": {"change", "forsake"},
     "EventAdmin": {"check"},
+    "EventService": {"lifecycle"},
     "HandlerRegistration": {
         "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
     },
-    "MessagePublisher": {"check", "check_like", "check_payload", "override", "publish_checked", "refresh"},
+    "ListenerRegistration": {"deliver"},
+    "MessagePublisher": {"check", "check_like", "check_payload", "outbox", "override", "publish_checked", "refresh"},
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_requests"},
     "Promise": {"forsake", "listen", "reject", "resolve"},
@@ -105,7 +107,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "Request": {"unsent"},
     "ReplyToPublisher": {"prepare_many", "refresh"},
     "ReplyToWhiteboard": {"close", "failed", "open", "ready", "refresh", "replies", "route"},
-    "TypedEventBus": {"deliver_checked", "deliver_relayed", "deliver_untyped_checked"},
+    "TypedEventBus": {"publish"},
     "TypedEventMonitor": {"close", "dispatcher", "pool", "taps"},
     "Settings": {"settings_customise_sources"},
     "_Watcher": {"tell"},

@@ -7,13 +7,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.house import House, imported_names
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ("messaging", "adapters", "examples", "benchmarks")
@@ -29,26 +27,11 @@ def run(*arguments: str) -> None:
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
 
 
-def imports(source: str, package: str = "") -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything imported, in functions and ``if TYPE_CHECKING`` too.
-
-    ``from a import b`` gives ``a`` and ``a.b``, since ``b`` may be a module.
-    """
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parents = package.split(".")[: -node.level + 1 or None] if node.level else []
-            module = ".".join([*parents, *filter(None, [node.module])])
-            yield node.lineno, module
-            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
-
-
 def violations(folders: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
     found = []
     for file in sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py")):
         package = ".".join(file.relative_to(ROOT).parent.parts)
-        for line, name in imports(file.read_text(encoding="utf-8"), package):
+        for line, name in imported_names(ast.parse(file.read_text(encoding="utf-8")), package):
             if any(name == module or name.startswith(f"{module}.") for module in forbidden):
                 found.append(f"{file.relative_to(ROOT)}:{line} imports {name}")
     return found
@@ -68,8 +51,14 @@ def test_types_are_strictly_right() -> None:
     run("mypy")
 
 
-def test_messaging_knows_no_adapter() -> None:
-    assert violations(("messaging",), ("adapters",)) == []
+def test_the_layers_of_the_packages_hold() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert House().cycles() == []
 
 
 def test_nothing_unpickles() -> None:
@@ -86,7 +75,7 @@ def test_nothing_unpickles() -> None:
     ],
 )
 def test_imports_are_found_wherever_they_hide(statement: str, names: set[str]) -> None:
-    assert {name for _, name in imports(statement, "p.q")} == names
+    assert {name for _, name in imported_names(ast.parse(statement), "p.q")} == names
 
 
 def test_every_dependency_declares_its_lowest_version() -> None:

@@ -3,60 +3,51 @@
 **Channels.** A channel without extension is a routing key on the topic exchange ``exchange`` (:mod:`.names`), and a
 subscription pattern a binding of it. ``channel(name, extension)`` is AMQP as it is: the exchange ``name``, and the
 extension its routing key or, subscribing, its binding key. With ``autocreate`` (the default) an exchange or queue that
-does not exist is made, as the extensions say (:mod:`.extensions`); what exists is used as it is.
+does not exist is declared, as the extensions say (:mod:`.extensions`). One that exists is used as it is.
 
-**Queues.** A subscription without ``queue`` has an exclusive queue of its own, which ends with it. Subscriptions with
-the same ``queue`` compete for a durable queue, which keeps what arrives while nobody consumes and is never deleted
-from here. Whatever such a queue holds is delivered, also what other bindings or the default exchange put there.
+**Queues.** A subscription without ``queue`` has an exclusive queue of its own, which is deleted with it. Subscriptions
+with the same ``queue`` compete for a durable queue, which keeps messages while it has no consumer and is never deleted
+from here. All messages of such a queue are delivered, also messages that arrived by bindings of other programs or by
+the default exchange.
 
 **Guarantees.** Level "1" (the default): confirmed by the broker when publishing, acknowledged when consuming. Level
 "0": a message is done once written, a delivery once sent. ``guaranteedDelivery`` makes messages persistent as well.
-``docs/amqp.md`` says all of it.
+``docs/amqp.md`` is the reference.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
-
-from pydantic import Field, SecretStr
 
 from adapters.amqp import declarations, extensions, names, properties
 from adapters.amqp.overflow import RefusingQueues
+from adapters.amqp.settings import AmqpSettings
 from adapters.amqp.streams import StreamPosition
-from adapters.amqp.target import Target
+from adapters.amqp.target import make_target
 from messaging.adapter import CORE_FEATURES, Adapter, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
-from messaging.connection.tls import client_context
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
     InvalidExtensionError,
     InvalidHeaderError,
-    InvalidOptionError,
-    InvalidUrlError,
     MissingExtraError,
 )
-from messaging.model import Features, channels, headers
-from messaging.model.settings import Settings, TlsSettings
+from messaging.model import Features, Outgoing, channels, headers
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-    from adapters.amqp.declarations import Source
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, MessageContext, Outgoing, PublishOptions
+    from messaging.model import BrokerUrl, MessageContext, PublishOptions
+    from messaging.model.settings import Settings
 
-DEFAULT_PORT: Final = 5672
-DEFAULT_TLS_PORT: Final = 5671
-#: characters of a virtual host's name (AMQP 0-9-1, 1.1: path)
-MAX_VHOST: Final = 127
-#: what RabbitMQ takes unless it is configured otherwise, bytes
+#: largest message that RabbitMQ takes by default, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
@@ -82,25 +73,6 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
 )
 
 
-class AmqpSettings(TlsSettings):
-    """Settings of ``amqp://`` and ``amqps://``; the path of the URL is the virtual host, ``/`` if there is none."""
-
-    heartbeat: int = Field(
-        10, ge=0, le=65_534, description="interval of heartbeats, seconds; two silent ones are a loss; 0 for none"
-    )
-    sasl: Literal["plain", "external"] = Field(
-        "plain", description="who this client is: `plain`, user name and password; `external`, its certificate"
-    )
-    exchange: str = Field("amq.topic", min_length=1, description="topic exchange of channels without extension")
-    publish_window: int = Field(4096, ge=1, description="messages that may await the broker's confirm")
-    max_priority: int = Field(
-        0,
-        ge=0,
-        le=9,
-        description="levels of `priority` in queues declared here (`x-max-priority`); 0 for none, the plain queue",
-    )
-
-
 class AmqpAdapter(Adapter):
     """See the module and :class:`~messaging.adapter.Adapter`."""
 
@@ -108,6 +80,16 @@ class AmqpAdapter(Adapter):
     settings_type: ClassVar[type[Settings]] = AmqpSettings
     can_reject: ClassVar[bool] = True
     has_credit: ClassVar[bool] = True
+    protocols = ("amqp", "amqp0-9-1")
+    features = _FEATURES
+    #: unconfirmed, and at least once: AMQP has no exactly once
+    qos_levels = ("0", "1")
+    default_qos = "1"
+    #: all: field tables have a type for each
+    header_types = headers.TYPED
+    max_message_size = DEFAULT_MAX_MESSAGE_SIZE
+    #: messages of a few writes to the socket
+    publish_window = 1024
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.PUBLISH_EXTENSIONS
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
 
@@ -120,109 +102,22 @@ class AmqpAdapter(Adapter):
         try:
             from adapters.amqp import connection, link
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("aiormq", "pamqp", "yarl"):
+            if (error.name or "").partition(".")[0] not in ("aio_pika", "aiormq", "pamqp", "yarl"):
                 raise
             raise MissingExtraError("amqp", f"{url.scheme}://") from error
         self._connection, self._link_type = connection, link.Link
-        self._target = self._make_target()
-        self._link: Link | None = None
+        self._target = make_target(url, self.settings, name)
+        self.max_message_size = self.settings.max_message_size or DEFAULT_MAX_MESSAGE_SIZE
+        self.publish_window = min(1024, self.settings.publish_window)
+        self.link: Link | None = None
         self._refusing = RefusingQueues()
-        #: where those who read streams have got to
+        #: positions of the subscriptions that read streams
         self._positions: WeakKeyDictionary[Sink, StreamPosition] = WeakKeyDictionary()
 
-    def _make_target(self) -> Target:
-        url, settings = self.url, self.settings
-        username, password = self._credentials()
-        given = [
-            option
-            for option in ("cafile", "certfile", "keyfile", "allow_insecure")
-            if getattr(settings, option) not in (None, False)
-        ]
-        secure = url.scheme == "amqps"
-        if given and not secure:
-            raise InvalidOptionError(given[0], f"{given[0]!r} is for TLS: use amqps:// instead of amqp://")
-        if settings.keyfile is not None and settings.certfile is None:
-            raise InvalidOptionError("keyfile", "'keyfile' needs the certificate it belongs to: 'certfile'")
-        if len(url.path or "") > MAX_VHOST:
-            raise InvalidUrlError(f"the virtual host has {len(url.path or '')} characters; at most {MAX_VHOST} fit")
-        try:
-            names.check_length(settings.exchange, "the exchange")
-        except InvalidChannelError as error:
-            raise InvalidOptionError("exchange", str(error)) from None
-        if settings.sasl == "external" and not (secure and settings.certfile is not None):
-            raise InvalidOptionError(
-                "sasl", "'external' lets the client's certificate say who it is: it needs amqps:// and 'certfile'"
-            )
-        return Target(
-            host=url.host,
-            port=url.port or (DEFAULT_TLS_PORT if secure else DEFAULT_PORT),
-            username=username,
-            password=password,
-            vhost=url.path or "/",
-            heartbeat=settings.heartbeat,
-            name=settings.client_id or self.name,
-            timeout=settings.connect_timeout,
-            tls=functools.partial(client_context, settings) if secure else None,
-        )
-
-    def _credentials(self) -> tuple[str | None, SecretStr | None]:
-        url, settings = self.url, self.settings
-        username = url.username if url.username is not None else settings.username
-        password = url.password if url.password is not None else settings.password
-        if settings.sasl == "external":
-            for option, given in (("username", username), ("password", password)):
-                if given is not None:
-                    raise InvalidOptionError(option, "sasl 'external' takes none: the certificate stands for it")
-            return None, None
-        if username is None and password is None:
-            username, password = "guest", SecretStr("guest")
-        elif username is None:
-            raise InvalidOptionError("username", "a password is given, but no user name")
-        elif password is None:
-            raise InvalidOptionError("password", f"user {username!r} is given without a password")
-        if not username or not password.get_secret_value():
-            raise InvalidOptionError("password" if username else "username", "user name and password are not empty")
-        return username, password
-
-    # --- what it can do
-
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        """AMQP in the version RabbitMQ speaks."""
-        return ("amqp", "amqp0-9-1")
-
-    @property
-    def features(self) -> frozenset[str]:
-        """The same for every instance. ``priority`` travels with every message; queues with levels deliver by it."""
-        return _FEATURES
-
-    @property
-    def qos_levels(self) -> tuple[str, ...]:
-        """Unconfirmed and at least once: AMQP has no exactly once."""
-        return ("0", "1")
-
-    @property
-    def default_qos(self) -> str:
-        """At least once."""
-        return "1"
-
-    @property
-    def max_message_size(self) -> int:
-        """The setting, or what RabbitMQ takes by default."""
-        return self.settings.max_message_size or DEFAULT_MAX_MESSAGE_SIZE
-
-    @property
-    def publish_window(self) -> int:
-        """Enough for a few writes to the socket."""
-        return min(1024, self.settings.publish_window)
-
-    @property
-    def header_types(self) -> frozenset[type]:
-        """All: tables have a type for each."""
-        return headers.TYPED
+    # --- checks and capabilities
 
     def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
-        """Refuse what is too long for AMQP, ``CC``, and extensions that contradict each other."""
+        """Refuse values that are too long for AMQP, ``CC``, and extensions that contradict each other."""
         channel = context.channel or ""
         _check_names(channel, context.channel_extension, names.routing_key(channel))
         if options.time_to_live is not None and options.time_to_live > properties.MAX_TIME_TO_LIVE:
@@ -264,35 +159,37 @@ class AmqpAdapter(Adapter):
             )
         if options.dead_letter_channel is not None:
             _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
-        self._source(spec)
+        declarations.source(spec, self.settings.exchange, self.settings.max_priority)
 
     def redelivers(self, spec: SubscriptionSpec) -> bool:
-        """Unless the queue ended with the connection, or may have."""
+        """Return ``False`` also for queues that may have been deleted with the connection."""
         custom = spec.options.custom
         gone = custom.get(extensions.EXCLUSIVE, False) or custom.get(extensions.AUTO_DELETE, False)
         return super().redelivers(spec) and not gone
 
-    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:  # noqa: ARG002  # it depends on the queue alone
-        """Unless the queue ends with its last consumer."""
+    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
+        """Return ``False`` for queues that are deleted with their last consumer."""
+        del handle  # it depends on the queue alone
         return spec.options.queue is not None and not spec.options.custom.get(extensions.AUTO_DELETE, False)
 
-    def reply_address(self, token: str) -> ReplyAddress:  # noqa: ARG002  # the broker has better ones
-        """Direct reply-to."""
+    def reply_address(self, token: str) -> ReplyAddress:
+        """Return the address of direct reply-to."""
+        del token  # the broker makes its own addresses
         return ReplyAddress(names.DIRECT_CHANNEL, names.DIRECT_CHANNEL)
 
     def reply_routes(self, channel: str) -> tuple[ReplyRoute, ...]:
-        """By the exchange of channels, as others here listen; or to the queue of that name, as is AMQP's custom."""
+        """Return two routes: the exchange of channels, and the queue of that name, as is AMQP's custom."""
         if channel.startswith(f"{names.DIRECT_CHANNEL}/"):
             return (ReplyRoute(channel),)
         queue = names.routing_key(channel)
         return ReplyRoute(channel, mandatory=True), ReplyRoute(declarations.DEFAULT_EXCHANGE, queue, mandatory=True)
 
     def patterns(self, spec: SubscriptionSpec) -> tuple[str, ...]:
-        """See ``Adapter.patterns``: those of the extension ``bindings``, too."""
+        """See ``Adapter.patterns``: the extension ``bindings`` adds to them."""
         return _compiled(spec, self.settings.exchange, self.settings.max_priority).patterns or (spec.channel,)
 
     def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
-        """See ``Adapter.reaches``: by the exchange and its routing key, or to the queue by its name."""
+        """See ``Adapter.reaches``: by exchange and routing key, or by the name of the queue."""
         source = _compiled(spec, self.settings.exchange, self.settings.max_priority)
         if channel_extension is None:
             return source.exchange.name == self.settings.exchange and any(
@@ -307,17 +204,17 @@ class AmqpAdapter(Adapter):
 
     async def open(self, lost: Callable[[MessagingError], None]) -> bool:
         """Connect for publishing; the connection for consuming is made with the first subscription."""
-        if self._link is not None:
-            # of the connection that was lost: two generations must not mix
-            await self._link.close()
-            self._link = None
+        if self.link is not None:
+            # the link of a lost connection must not outlive it
+            await self.link.close()
+            self.link = None
         target, settings = self._target, self.settings
         context: ssl.SSLContext | None = None
         if target.tls is not None:
-            # each time anew: certificates are renewed while programs run
+            # made for each connection: certificates are renewed while programs run
             context = await asyncio.get_running_loop().run_in_executor(None, target.tls)
         wire = await self._connection.connect(target, "publishing", context)
-        self._link = self._link_type(
+        self.link = self._link_type(
             target,
             wire,
             context,
@@ -330,8 +227,8 @@ class AmqpAdapter(Adapter):
         return False
 
     async def close(self) -> None:
-        """Disconnect; unsettled deliveries go back to their queues."""
-        link, self._link = self._link, None
+        """Disconnect. Unsettled deliveries are requeued."""
+        link, self.link = self.link, None
         if link is not None:
             await link.close()
 
@@ -339,7 +236,7 @@ class AmqpAdapter(Adapter):
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """See :class:`adapters.amqp.publisher.Publisher`."""
-        link = self._link
+        link = self.link
         if link is None or not link.alive:
             error = ConnectionLostError(f"there is no connection to {self._target}")
             for message in batch:
@@ -350,50 +247,47 @@ class AmqpAdapter(Adapter):
     # --- subscribing
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
-        """See :class:`adapters.amqp.consumer.Consumer`."""
-        if self._link is None:
+        """See :class:`adapters.amqp.consumer.QueueConsumer`."""
+        if self.link is None:
             raise ConnectionLostError(f"there is no connection to {self._target}")
         if spec.channel == names.DIRECT_CHANNEL and spec.channel_extension is None:
-            return await self._link.publisher.receive_replies(sink)
-        source = self._source(spec)
+            return await self.link.publisher.channels.receive_replies(sink)
+        source = declarations.source(spec, self.settings.exchange, self.settings.max_priority)
         position: StreamPosition | None = None
         if source.stream_offset is not None:
             position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
-        return await self._link.subscribe(spec, sink, source, position)
-
-    def _source(self, spec: SubscriptionSpec) -> Source:
-        return declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+        return await self.link.subscribe(spec, sink, source, position)
 
     def suspend_reading(self) -> None:
         """See ``Adapter.suspend_reading``: deliveries have a connection of their own."""
-        if self._link is not None:
-            self._link.read(False)
+        if self.link is not None:
+            self.link.read(False)
 
     def resume_reading(self) -> None:
         """See ``Adapter.resume_reading``."""
-        if self._link is not None:
-            self._link.read(True)
+        if self.link is not None:
+            self.link.read(True)
 
     async def unsubscribe(self, handle: Any) -> None:
-        """Close the subscription's AMQP channel: its unsettled deliveries go back to the queue."""
+        """Close the subscription's AMQP channel: its unsettled deliveries are requeued."""
         await handle.close()
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
-        """``basic.ack``, gathered until the end of the loop's turn."""
+        """Acknowledge deliveries with ``basic.ack``, sent together at the end of the loop's turn."""
         for consumer, tag in tokens:
             consumer.settle(tag, requeue=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        """``basic.nack`` with requeue, gathered likewise; or what :mod:`.delays` and :mod:`.streams` do instead."""
+        """Requeue deliveries with ``basic.nack``, sent likewise; or delay them (:mod:`.delays`, :mod:`.streams`)."""
         for consumer, tag in tokens:
             consumer.reject(tag)
 
     def is_stale(self, token: Any) -> bool:
-        """Whether the delivery's AMQP channel is gone."""
+        """Return whether the delivery's AMQP channel is closed."""
         return not token[0].is_open
 
 
-#: the subscriptions of request handlers are looked at again for each reply that names its channel
+#: cached: each reply that names its channel is checked against the subscriptions of request handlers
 _compiled = lru_cache(maxsize=1024)(declarations.source)
 
 

@@ -1,4 +1,4 @@
-"""What kombu, and so Celery, writes and reads in another way than MIME.
+"""Conventions of kombu, and so of Celery, that differ from MIME.
 
 =============================  ====================================================================================
 here                           on the wire
@@ -9,8 +9,8 @@ content type                   ``text/plain``: UTF-8 is the default of text, and
 ``text/plain; charset=utf-8``  their parameters
 =============================  ====================================================================================
 
-Received messages whose header ``compression`` is one of kombu's have the content encoding that it stands for, behind
-the one that they came with, and not the header.
+A received message whose header ``compression`` is one of kombu's has the matching content encoding, after its own, and
+not the header.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER: Final = "compression"
 
 _ZLIB_FORMAT: Final = "zlib"
 _ZLIB: Final = "application/x-gzip"
-#: kombu's names -> content encodings, also of those that no codec here reads: an error names them
+#: content encodings by kombu's names, including encodings without a codec here: the error names them
 _ENCODINGS: Final[Mapping[Any, str]] = {
     _ZLIB: _ZLIB_FORMAT,
     "application/zstd": "zstd",
@@ -39,11 +39,11 @@ _TEXT_UTF8: Final = f"{_TEXT}; charset=utf-8"
 
 
 def content_type(text: str, encoding: str | None) -> str:
-    """Return the content type as it is written.
+    """Return the content type as it is on the wire.
 
     Args:
         text: the content type.
-        encoding: the content encoding. A charset that it names counts where the content type names none.
+        encoding: the content encoding. Its charset counts if the content type has none.
     """
     if text != _TEXT_UTF8:
         return text
@@ -55,7 +55,7 @@ def content_type(text: str, encoding: str | None) -> str:
 
 
 def written(encoding: str | None, headers: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return content encoding and headers as they are written."""
+    """Return content encoding and headers as they are on the wire."""
     if encoding is None or not encoding.lower().endswith(_ZLIB_FORMAT):
         return encoding, headers
     before, _, last = encoding.rpartition(",")
@@ -65,7 +65,7 @@ def written(encoding: str | None, headers: Mapping[str, Any]) -> tuple[str | Non
 
 
 def read(encoding: str | None, fields: dict[str, Any]) -> str | None:
-    """Return the content encoding of a message with the header, which is taken from ``fields`` if it is kombu's."""
+    """Return the content encoding of a message with the header, and remove the header if it is kombu's."""
     value = fields[HEADER]
     compressed = _ENCODINGS.get(value) if isinstance(value, str) else None
     if compressed is None:

@@ -1,7 +1,7 @@
-"""A channel to publish on, and what the broker has not answered for yet: confirms, refusals, returned messages.
+"""A channel to publish on, and its unconfirmed messages: confirms, refusals, returned messages.
 
-A mandatory message that reaches no queue comes back as ``basic.return``, with its content, and is then confirmed like
-any other. It is told by its message id, and failed at once; the confirm that follows finds nobody.
+A mandatory message that reaches no queue is returned with ``basic.return`` and its content, and is then confirmed like
+any other. Its message id identifies it, and it fails at once. The confirm that follows has no effect.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ if TYPE_CHECKING:
 
 
 class Confirmable(Protocol):
-    """What is published: an ``adapter.Outgoing``, or what stands in for one."""
+    """A message that is published: an ``adapter.Outgoing``, or a delayed message."""
 
     def confirm(self) -> None:
-        """The broker has it."""
+        """Report that the broker has taken the message."""
 
     def fail(self, error: MessagingError, /) -> None:
-        """The broker has not."""
+        """Report that the broker has not taken the message."""
 
 
 M = TypeVar("M", bound=Confirmable)
 
 
 class ConfirmChannel(Generic[M]):
-    """See the module. Takes the frames of its channel as a ``connection.Lane``."""
+    """See the module. A ``protocol.FrameLane``."""
 
     def __init__(self, number: int, *, confirms: bool = True) -> None:
         self.number = number
         self.confirms = confirms
         self.pending: dict[int, M] = {}
-        #: why the broker closed it: reply code and text
+        #: why the broker closed the channel: reply code and text
         self.refusal: tuple[int, str] | None = None
         self._next_tag = 1
         #: no smaller tag is pending
         self._lowest = 1
-        #: the message whose content is coming back: reply code, reply text, routing key
+        #: reply code, reply text and routing key of the returned message whose content is arriving
         self._returning: tuple[int, str, str] | None = None
         self._returning_id: str | None = None
         self._missing = 0
 
     @property
     def last_tag(self) -> int:
-        """Tag of the message that was published last; 0 before the first."""
+        """Return the tag of the message that was published last; 0 before the first."""
         return self._next_tag - 1
 
     def expect(self, message: M) -> int:
-        """The next message on this channel is ``message``; returns its tag."""
+        """Add ``message``, the next one that is published on this channel, and return its tag."""
         tag = self._next_tag
         self.pending[tag] = message
         self._next_tag = tag + 1
         return tag
 
     def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
-        """Take confirms and returns; see ``connection.Lane``."""
+        """Take confirms and returned messages; see ``protocol.FrameLane``."""
         if kind != frames.METHOD:
             return self._returning is not None and self._take_content(kind, data, at, end)
         method = data[at : at + 4]
@@ -97,29 +97,29 @@ class ConfirmChannel(Generic[M]):
             self._missing -= end - at
         else:
             return False
-        if self._missing <= 0:
-            assert self._returning is not None  # noqa: S101  # its caller saw it
+        if self._missing <= 0 and self._returning is not None:
             (code, text, key), self._returning = self._returning, None
             self.returned(code, text, key, self._returning_id)
             self.progressed()
         return True
 
     def closed(self, code: int, text: str) -> None:
-        """The broker closed the channel; see ``connection.Lane``."""
+        """Handle the close of the channel by the broker; see ``protocol.FrameLane``."""
         self.refusal = code, text
         self.refused()
 
-    # --- what becomes of it
+    # --- outcomes
 
-    def nacked(self, tag: int, message: M) -> None:  # noqa: ARG002  # subclasses keep the order of publishing
-        """The broker did not take a message."""
+    def nacked(self, tag: int, message: M) -> None:
+        """Handle a message that the broker refused. Tags rise in the order of publishing."""
+        del tag
         message.fail(PublishRefusedError("the broker did not take the message (basic.nack)"))
 
     def progressed(self) -> None:
-        """Something was answered for."""
+        """Handle an answer of the broker."""
 
     def refused(self) -> None:
-        """The broker closed the channel."""
+        """Handle the close of the channel by the broker."""
 
     def returned(self, code: int, text: str, key: str, message_id: str | None, /) -> None:
-        """A message came back: reply code and text, its routing key, its message id."""
+        """Handle a returned message: reply code and text, its routing key, its message id."""

@@ -1,8 +1,8 @@
-"""The header that delayed redelivery adds to a message: deliveries so far, and what it would lose on its way.
+"""The header that delayed redelivery adds to a message: the delivery count, and values that would be lost.
 
-``x-delayed-redelivery`` is a table: ``count`` of the deliveries, ``exchange`` and ``routing-key`` it was published
-with, and ``aside``, the headers that the broker would act upon (:mod:`.delays` says how). :func:`recount` writes it on
-the wire, leaving everything else as it is, byte by byte; :func:`restore` undoes that in headers that were read.
+``x-delayed-redelivery`` is a table: ``count`` of the deliveries, ``exchange`` and ``routing-key`` of the publish, and
+``aside``, the headers that the broker would act upon (see :mod:`.delays`). :func:`recount` adds it to the properties on
+the wire, and leaves all other bytes as they are. :func:`restore` undoes this in headers that were read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from adapters.amqp import tables
 
 #: the header
 DELAYED: Final = "x-delayed-redelivery"
-#: counts deliveries on quorum queues: 0 or missing on the first
+#: the delivery count of quorum queues: 0 or missing on the first delivery
 DELIVERY_COUNT: Final = "x-delivery-count"
 
 #: the properties in the order of their flags, the highest bit first: short string, table, octet or timestamp (4.2.6.1)
@@ -27,15 +27,15 @@ _U32: Final = struct.Struct(">I")
 
 
 def _is_the_brokers(name: str) -> bool:
-    """Whether the broker acts upon a header, or writes it when it dead-letters a message."""
+    """Return whether the broker acts upon a header, or writes it when it dead-letters a message."""
     return name in ("CC", "BCC", "x-death") or name.startswith(("x-first-death-", "x-last-death-"))
 
 
 def restore(fields: dict[str, Any]) -> tuple[int, tuple[str, str]] | None:
-    """Undo in ``fields``, which has the header, what :func:`recount` did.
+    """Undo :func:`recount` in ``fields``, which has the header.
 
     Returns:
-        The deliveries before this one, and exchange and routing key; ``None`` if the header is somebody else's.
+        The number of earlier deliveries, and exchange and routing key; ``None`` if another program wrote the header.
     """
     delayed = fields[DELAYED]
     if type(delayed) is not dict:
@@ -50,19 +50,19 @@ def restore(fields: dict[str, Any]) -> tuple[int, tuple[str, str]] | None:
 
 
 def recount(raw: bytes, route: bytes, username: str | None) -> tuple[bytes, int]:
-    """The properties of a message that was delivered once more, and how often that makes.
+    """Return the properties of a message after one more delivery, and the number of its deliveries.
 
     Args:
         raw: flags and values of the delivery, as on the wire.
-        route: its exchange and routing key, likewise: what it was published with unless it was delayed before.
-        username: whom the broker takes messages from; ``user-id`` is left out if it names somebody else.
+        route: exchange and routing key of the delivery, as on the wire: those of the publish unless it was delayed.
+        username: the user of the connection; ``user-id`` is left out if it names another user.
 
     Raises:
-        ValueError, IndexError, struct.error: malformed.
+        ValueError, IndexError, struct.error: the properties are malformed.
     """
     (flags,) = _U16.unpack_from(raw)
     if flags & 1:
-        raise ValueError("more properties than there are")
+        raise ValueError("unknown properties")
     at, parts = 2, [b"", b"", b""]
     headers, deliveries = _recount_headers(b"\0\0\0\0", 0, 4, route)
     for index, kind in enumerate(_KINDS):
@@ -84,7 +84,7 @@ def recount(raw: bytes, route: bytes, username: str | None) -> tuple[bytes, int]
 
 
 def _recount_headers(raw: bytes, at: int, end: int, route: bytes) -> tuple[bytes, int]:
-    """The table at ``at`` with our header made anew, and the deliveries it counts."""
+    """Return the table at ``at`` with the header written again, and the number of deliveries that it counts."""
     found = [(name, raw[start:after], raw[value:after]) for name, start, value, after in tables.fields(raw, at, end)]
     earlier, returned = 0, 0
     size = route[0]
@@ -100,7 +100,7 @@ def _recount_headers(raw: bytes, at: int, end: int, route: bytes) -> tuple[bytes
             }
             if restore({DELAYED: tables.read_table(value, 1, len(value))[0]}) is not None:
                 earlier = int(tables.read_field(before["count"], 0, len(before["count"])))
-                # each a type and a size of four bytes, and the text; the broker's own headers are of the queue between
+                # each has a type and a size of four bytes; the broker's own headers come from the queue of the delay
                 exchange, key, aside = (before[part][5:] for part in ("exchange", "routing-key", "aside"))
     deliveries = earlier + returned + 1
     ours = tables.table_field(

@@ -1,15 +1,16 @@
-"""What a context asks the broker for, compiled: exchanges, queues, bindings, and how a queue is consumed.
+"""The exchanges, queues, bindings and consumers that a context asks for, compiled from its extensions.
 
-Compiling is also where contradictions are found: values that are right each by itself, but not together. They are
-refused with the key that does not fit and what would be right. Nothing here does I/O.
+Exchanges and queues have a typed core, and mappings of arguments that are passed to the broker: ``QUEUE_ARGUMENTS`` and
+``EXCHANGE_ARGUMENTS`` list the extensions that become arguments. Extensions that contradict each other are refused,
+with the key that does not fit and a remedy. This module does no I/O.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 from adapters.amqp import extensions as keys
 from adapters.amqp import names
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Declare = Literal["create", "passive", "none"]
 
-#: what RabbitMQ calls the exchange that has no name, and that routes by the names of queues
+#: RabbitMQ's name of the exchange without name, which routes by the names of queues
 DEFAULT_EXCHANGE: Final = "amq.default"
 #: exchanges of type headers that every virtual host has
 _HEADERS_EXCHANGES: Final = ("amq.headers", "amq.match")
@@ -37,29 +38,41 @@ _EXCHANGE_KEYS: Final = (
     keys.ALTERNATE_EXCHANGE,
 )
 _BINDING_KEYS: Final = (keys.BINDINGS, keys.BINDING_ARGUMENTS)
-#: extension -> queue argument, and how it is written
-_SECONDS: Final = {keys.MESSAGE_TIME_TO_LIVE: "x-message-ttl", keys.QUEUE_EXPIRES: "x-expires"}
-_PLAIN: Final = {
-    keys.SINGLE_ACTIVE_CONSUMER: "x-single-active-consumer",
-    keys.DELIVERY_LIMIT: "x-delivery-limit",
-    keys.MAX_LENGTH: "x-max-length",
-    keys.MAX_LENGTH_BYTES: "x-max-length-bytes",
-    keys.QUEUE_OVERFLOW: "x-overflow",
-    keys.DEAD_LETTER_EXCHANGE: "x-dead-letter-exchange",
-    keys.DEAD_LETTER_ROUTING_KEY: "x-dead-letter-routing-key",
-    keys.STREAM_SEGMENT_BYTES: "x-stream-max-segment-size-bytes",
+
+
+class Argument(NamedTuple):
+    """An argument of an exchange or queue, and the function that converts the extension's value to its own."""
+
+    name: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _exchange_name(name: str) -> str:
+    return "" if name == DEFAULT_EXCHANGE else name
+
+
+#: arguments by extension
+EXCHANGE_ARGUMENTS: Final = {keys.ALTERNATE_EXCHANGE: Argument("alternate-exchange")}
+QUEUE_ARGUMENTS: Final = {
+    keys.MESSAGE_TIME_TO_LIVE: Argument("x-message-ttl", _milliseconds),
+    keys.QUEUE_EXPIRES: Argument("x-expires", _milliseconds),
+    keys.SINGLE_ACTIVE_CONSUMER: Argument("x-single-active-consumer"),
+    keys.DELIVERY_LIMIT: Argument("x-delivery-limit"),
+    keys.MAX_LENGTH: Argument("x-max-length"),
+    keys.MAX_LENGTH_BYTES: Argument("x-max-length-bytes"),
+    keys.QUEUE_OVERFLOW: Argument("x-overflow"),
+    keys.DEAD_LETTER_EXCHANGE: Argument("x-dead-letter-exchange", _exchange_name),
+    keys.DEAD_LETTER_ROUTING_KEY: Argument("x-dead-letter-routing-key"),
+    keys.STREAM_SEGMENT_BYTES: Argument("x-stream-max-segment-size-bytes"),
+    keys.MAX_AGE: Argument("x-max-age", lambda seconds: f"{math.ceil(seconds)}s"),
 }
-#: what says how a queue is made; its type may also be told of one that exists
-_QUEUE_KEYS: Final = (
-    *_SECONDS,
-    *_PLAIN,
-    keys.MAX_AGE,
-    keys.MAX_PRIORITY,
-    keys.DURABLE,
-    keys.EXCLUSIVE,
-    keys.AUTO_DELETE,
-)
-#: what means nothing to a queue of one subscription alone
+#: the extensions that are for declarations only; the type may also be given for a queue that exists
+_QUEUE_KEYS: Final = (*QUEUE_ARGUMENTS, keys.MAX_PRIORITY, keys.DURABLE, keys.EXCLUSIVE, keys.AUTO_DELETE)
+#: the extensions that have no meaning for the queue of a single subscription
 _NAMED_ONLY: Final = (
     keys.DURABLE,
     keys.EXCLUSIVE,
@@ -100,7 +113,7 @@ def _empty() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSpec:
-    """An exchange, and how it is made if it is missing. The default exchange has no name, and is always there."""
+    """An exchange, and its declaration if it is missing. The default exchange has no name and always exists."""
 
     name: str
     kind: str = "topic"
@@ -113,7 +126,7 @@ class ExchangeSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
-    """A queue, and how it is made if it is missing. Without a name it is the subscription's own."""
+    """A queue, and its declaration if it is missing. A queue without a name belongs to its subscription."""
 
     name: str | None
     durable: bool = True
@@ -125,21 +138,21 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class DelaySpec:
-    """How long rejected messages of a queue wait: ``first`` seconds, doubled each time, at most ``longest``."""
+    """The delay of rejected messages of a queue: ``first`` seconds, doubled each time, at most ``longest``."""
 
     first: float
     longest: float
-    #: the queues they wait in are quorum queues as well
+    #: whether the queues of the delays are quorum queues
     quorum: bool
 
     def milliseconds(self, count: int) -> int:
-        """The delay after ``count`` delayed redeliveries."""
-        return max(1, round(min(self.first * 2.0 ** min(count, 64), self.longest) * 1000))
+        """Return the delay after ``count`` delayed redeliveries."""
+        return _milliseconds(min(self.first * 2.0 ** min(count, 64), self.longest))
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the messages of one context go."""
+    """The exchange and routing key that messages of one context are published to."""
 
     exchange: ExchangeSpec
     routing_key: str
@@ -148,36 +161,36 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a subscription's messages come from."""
+    """The queue that a subscription consumes, and its bindings."""
 
     exchange: ExchangeSpec
     queue: QueueSpec
-    #: binding keys; none if nothing is to be bound
+    #: binding keys; empty if nothing is bound
     bindings: tuple[str, ...]
     #: channel patterns of a subscription without extension
     patterns: tuple[str, ...]
     binding_arguments: Mapping[str, Any] = field(default_factory=_empty)
     consumer_arguments: Mapping[str, Any] = field(default_factory=_empty)
-    #: where reading begins; ``None`` unless the queue is a stream
+    #: the position at which reading begins; ``None`` unless the queue is a stream
     stream_offset: str | int | float | None = None
     delay: DelaySpec | None = None
 
 
 def destination(context: MessageContext, options: PublishOptions, exchange: str) -> Destination:
-    """Compile a context for publishing; ``exchange`` is that of channels without extension.
+    """Compile a context for publishing; ``exchange`` is the exchange of channels without extension.
 
     Raises:
         InvalidExtensionError: extensions contradict each other.
     """
     custom = options.custom
-    channel, extension = context._channel or "", context._channel_extension
+    channel, extension = context.channel or "", context.channel_extension
     if extension is None and channel.startswith(f"{names.DIRECT_CHANNEL}/"):
-        # there is no queue, so mandatory would have it come back
+        # the address is no queue, so a mandatory message would be returned
         return Destination(ExchangeSpec(""), names.reply_key(channel))
-    if not custom and options.autocreate:  # most of them
+    if not custom and options.autocreate:  # the fast path
         if extension is None:
             return Destination(ExchangeSpec(exchange), names.routing_key(channel), options.mandatory)
-        found = ExchangeSpec("" if channel == DEFAULT_EXCHANGE else channel)
+        found = ExchangeSpec(_exchange_name(channel))
         return Destination(found, extension, options.mandatory)
     declare = _declare(custom, options.autocreate, _EXCHANGE_KEYS)
     found = _exchange(channel, extension, exchange, custom, declare)
@@ -228,7 +241,7 @@ def _refuse(key: str, why: str) -> NoReturn:
 
 
 def _declare(custom: Mapping[str, Any], autocreate: bool, making: tuple[str, ...]) -> Declare:
-    """What is to be done about what is missing; ``making`` are the keys that make sense only if it is made."""
+    """Return how missing exchanges and queues are treated; the keys in ``making`` are for declarations only."""
     declare: Declare = custom.get(keys.DECLARE, "create" if autocreate else "passive")
     if declare == "create":
         if not autocreate:
@@ -237,14 +250,14 @@ def _declare(custom: Mapping[str, Any], autocreate: bool, making: tuple[str, ...
     for key in making:
         if key in custom:
             how = f"declare={declare!r}" if autocreate else "autocreate=False"
-            _refuse(key, f"has no effect: with {how} nothing is made and nothing bound; leave one of them out")
+            _refuse(key, f"has no effect: with {how} nothing is declared or bound; leave one of them out")
     return declare
 
 
 def _exchange(
     channel: str, extension: str | None, exchange: str, custom: Mapping[str, Any], declare: Declare
 ) -> ExchangeSpec:
-    name = exchange if extension is None else "" if channel == DEFAULT_EXCHANGE else channel
+    name = exchange if extension is None else _exchange_name(channel)
     for key in _EXCHANGE_KEYS if extension is None or not name else ():
         if key in custom:
             _refuse(
@@ -254,20 +267,24 @@ def _exchange(
                 else f"channels without extension share the topic exchange {name!r}; name an exchange of your own: "
                 "channel(exchange, routing_key)",
             )
-    alternate = custom.get(keys.ALTERNATE_EXCHANGE)
     return ExchangeSpec(
         name,
         kind=custom.get(keys.EXCHANGE_TYPE, "topic"),
         durable=custom.get(keys.EXCHANGE_DURABLE, True),
         auto_delete=custom.get(keys.EXCHANGE_AUTO_DELETE, False),
         internal=custom.get(keys.EXCHANGE_INTERNAL, False),
-        arguments={"alternate-exchange": alternate} if alternate is not None else EMPTY,
+        arguments=_arguments(custom, EXCHANGE_ARGUMENTS) or EMPTY,
         declare=declare,
     )
 
 
+def _arguments(custom: Mapping[str, Any], known: Mapping[str, Argument]) -> dict[str, Any]:
+    """Return the arguments that the extensions in ``known`` ask for."""
+    return {argument.name: argument.convert(custom[key]) for key, argument in known.items() if key in custom}
+
+
 def _check_queue(spec: SubscriptionSpec) -> None:
-    """Refuse what a queue of this kind cannot be."""
+    """Refuse extensions that a queue of this type does not have."""
     options, custom = spec.options, spec.options.custom
     kind = custom.get(keys.QUEUE_TYPE, "classic")
     if options.queue is None:
@@ -303,7 +320,7 @@ def _check_queue(spec: SubscriptionSpec) -> None:
         if options.guaranteed_ordering:
             _refuse(
                 keys.REDELIVERY_DELAY,
-                f"what waits is overtaken, and contradicts {Features.EXTENSION_GUARANTEED_ORDERING!r}; leave one out",
+                f"lets others overtake and so contradicts {Features.EXTENSION_GUARANTEED_ORDERING!r}; leave one out",
             )
         if options.qos == "0" or options.auto_acknowledge:
             _refuse(keys.REDELIVERY_DELAY, "nothing can be rejected with qos '0' or autoAcknowledge; leave one out")
@@ -312,16 +329,7 @@ def _check_queue(spec: SubscriptionSpec) -> None:
 def _queue(spec: SubscriptionSpec, kind: str | None, declare: Declare, max_priority: int) -> QueueSpec:
     custom = spec.options.custom
     arguments: dict[str, Any] = {"x-queue-type": kind} if kind is not None else {}
-    for key, argument in _SECONDS.items():
-        if key in custom:
-            arguments[argument] = max(1, round(custom[key] * 1000))
-    for key, argument in _PLAIN.items():
-        if key in custom:
-            arguments[argument] = custom[key]
-    if arguments.get("x-dead-letter-exchange") == DEFAULT_EXCHANGE:
-        arguments["x-dead-letter-exchange"] = ""
-    if keys.MAX_AGE in custom:
-        arguments["x-max-age"] = f"{math.ceil(custom[keys.MAX_AGE])}s"
+    arguments |= _arguments(custom, QUEUE_ARGUMENTS)
     priority = custom.get(keys.MAX_PRIORITY, max_priority)
     if priority and kind in (None, "classic"):
         arguments["x-max-priority"] = priority
@@ -332,14 +340,14 @@ def _queue(spec: SubscriptionSpec, kind: str | None, declare: Declare, max_prior
         durable=custom.get(keys.DURABLE, True),
         exclusive=custom.get(keys.EXCLUSIVE, False),
         auto_delete=custom.get(keys.AUTO_DELETE, False),
-        # what is off says nothing: a queue that others made without it is alike
+        # an argument that is off is left out: a queue that was declared without it is equal
         arguments={name: value for name, value in arguments.items() if value is not False},
         declare=declare,
     )
 
 
 def _bindings(spec: SubscriptionSpec, exchange: ExchangeSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The channel patterns and the binding keys of a subscription."""
+    """Return the channel patterns and the binding keys of a subscription."""
     custom = spec.options.custom
     more: tuple[str, ...] = custom.get(keys.BINDINGS, ())
     if not exchange.name:
@@ -367,6 +375,6 @@ def _bindings(spec: SubscriptionSpec, exchange: ExchangeSpec) -> tuple[tuple[str
         if dead is not None and channels.matches(pattern, dead):
             _refuse(
                 Features.EXTENSION_DEAD_LETTER_CHANNEL,
-                f"{dead!r} is matched by {pattern!r} itself: its messages would go round in circles",
+                f"{dead!r} is matched by {pattern!r} itself: its messages would be delivered again and again",
             )
     return patterns, tuple(names.binding_key(pattern) for pattern in patterns)

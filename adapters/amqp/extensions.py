@@ -1,7 +1,7 @@
-"""The extensions of AMQP alone: what RabbitMQ can do beyond what all adapters share.
+"""The extensions of AMQP alone: features of RabbitMQ that other adapters do not have.
 
-Each key has its side, its check and its line in ``docs/amqp.md``, which is generated from here. What the values of one
-context mean together, and which contradict each other, is in :mod:`.declarations`. Durations are float seconds.
+Each key has its side, its check and its line in ``docs/amqp.md``, which is generated from here. :mod:`.declarations`
+compiles the values of one context and refuses contradictions. Durations are float seconds.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ STREAM_SEGMENT_BYTES: Final = "streamSegmentBytes"
 STREAM_OFFSET: Final = "streamOffset"
 TYPE: Final = "type"
 APP_ID: Final = "appId"
-#: of received messages only: the broker refuses another name than that of the connection's user
+#: of received messages only: the broker accepts no other name than that of the connection's user
 USER_ID: Final = "userId"
 REDELIVERY_DELAY: Final = "redeliveryDelay"
 REDELIVERY_DELAY_MAX: Final = "redeliveryDelayMax"
 
 #: AMQP 0-9-1 carries names and keys as short strings, bytes
 _MAX_NAME: Final = 255
-#: what a broker takes for a number of milliseconds: 32 bits without sign
+#: the largest number of milliseconds for a broker: 32 bits without sign
 _MAX_SECONDS: Final = 0xFFFF_FFFF / 1000
 _MAX_INT: Final = 2**63 - 1
 #: the year 5138: seconds since the epoch, and not milliseconds
@@ -64,7 +64,7 @@ _MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 
 
 class Extension(NamedTuple):
-    """One key: who may use it, its check, and what the documentation says of value, default and effect."""
+    """One key: its side, its check, and its documentation: value, default and effect."""
 
     side: Literal["publish", "subscribe", "both"]
     check: Callable[[Any], Any]
@@ -74,13 +74,11 @@ class Extension(NamedTuple):
 
 
 def seconds_of(interval: str) -> int:
-    """The seconds of an interval such as ``1h``, which passed the check of ``streamOffset``."""
-    match = _INTERVAL.fullmatch(interval)
-    assert match is not None  # noqa: S101  # it passed
-    return int(match[1]) * _UNITS[match[2]]
+    """Return the seconds of an interval such as ``1h``, which passed the check of ``streamOffset``."""
+    return int(interval[:-1]) * _UNITS[interval[-1]]
 
 
-# --- checks: each returns the value to use, or raises ValueError with what would be right
+# --- checks: each returns the value to use, or raises ValueError with the valid values
 
 
 def _seconds(value: Any) -> float:
@@ -147,7 +145,7 @@ def _binding_arguments(value: Any) -> Mapping[str, Any]:
 
 
 def _stream_offset(value: Any) -> str | int | float:
-    """Names and intervals as str, an offset as int, a point in time as float seconds since the epoch."""
+    """Return names and intervals as str, an offset as int, a point in time as float seconds since the epoch."""
     if isinstance(value, str) and (value in ("first", "last", "next") or _INTERVAL.fullmatch(value)):
         return value
     if isinstance(value, datetime):
@@ -172,37 +170,39 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         # --- exchanges
         EXCHANGE_TYPE: Extension(
             "both", _exchange_type, "`topic`, `direct`, `fanout`, `headers`, or the `x-...` of a plugin", "`topic`",
-            "type of the exchange, if it is made",
+            "type of the exchange, if it is declared",
         ),
-        EXCHANGE_DURABLE: Extension("both", boolean, "bool", "`True`", "whether a made exchange outlives the broker"),
+        EXCHANGE_DURABLE: Extension(
+            "both", boolean, "bool", "`True`", "whether a declared exchange survives a restart of the broker"
+        ),
         EXCHANGE_AUTO_DELETE: Extension(
-            "both", boolean, "bool", "`False`", "whether a made exchange goes with its last binding"
+            "both", boolean, "bool", "`False`", "whether a declared exchange is deleted with its last binding"
         ),
         EXCHANGE_INTERNAL: Extension(
             "subscribe", boolean, "bool", "`False`",
-            "whether a made exchange takes messages from other exchanges only",
+            "whether a declared exchange accepts messages from other exchanges only",
         ),
         ALTERNATE_EXCHANGE: Extension(
             "both", _name, "name of an exchange", "none",
-            "where a made exchange sends what no binding wants; it is not made itself",
+            "receives the messages of a declared exchange that match no binding; it is not declared itself",
         ),
         DECLARE: Extension(
             "both", _one_of("create", "passive", "none"), "`create`, `passive`, `none`", "`create`",
-            "`create`: what is missing is made and bound; `passive`: it has to exist, and nothing is bound (what "
-            "`autocreate=False` means); `none`: nothing is asked, either",
+            "`create`: missing exchanges, queues and bindings are declared; `passive`: they must exist, and nothing is "
+            "bound (the meaning of `autocreate=False`); `none`: existence is not checked, either",
         ),
         ENVELOPE: Extension(
             "publish", boolean, "bool", "`False`",
-            "what the message carries beside its payload goes in front of that, for clients of MQTT 3.1.1 with the "
-            "setting `envelope`; received messages say so if they came that way, and their replies go that way",
+            "properties and headers travel in front of the payload, for clients of MQTT 3.1.1 with the setting "
+            "`envelope`; messages that were received that way have it set, and their replies are sent that way",
         ),
         TYPE: Extension(
             "publish", _property, "str of at most 255 bytes", "none",
-            "property `type`: the application's name for this kind of message; received messages tell it",
+            "property `type`: the application's name for this kind of message; received messages have it",
         ),
         APP_ID: Extension(
             "publish", _property, "str of at most 255 bytes", "none",
-            "property `app-id`: the application that publishes; received messages tell it, and `userId` besides: the "
+            "property `app-id`: the application that publishes; received messages have it, and `userId`: the "
             "broker's user that published",
         ),
         # --- bindings
@@ -212,33 +212,34 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         ),
         BINDING_ARGUMENTS: Extension(
             "subscribe", _binding_arguments, "mapping of header names to values", "none",
-            "which user `headers` a headers exchange has to find; `x-match`: `all` (default), `any`",
+            "user `headers` that a message must have; for headers exchanges; `x-match`: `all` (default), `any`",
         ),
         # --- queues
         QUEUE_TYPE: Extension(
             "subscribe", _one_of("classic", "quorum", "stream"), "`classic`, `quorum`, `stream`", "the broker's",
-            "type of the queue; a stream has to be called one even if it exists already",
+            "type of the queue; required for a stream even if it exists",
         ),
         DURABLE: Extension(
-            "subscribe", boolean, "bool", "`True`", "whether a named queue outlives the broker"
+            "subscribe", boolean, "bool", "`True`", "whether a named queue survives a restart of the broker"
         ),
         EXCLUSIVE: Extension(
             "subscribe", boolean, "bool", "`False`",
-            "whether a named queue is this connection's alone, and ends with it",
+            "whether a named queue is for this connection only, and deleted with it",
         ),
         AUTO_DELETE: Extension(
-            "subscribe", boolean, "bool", "`False`", "whether a named queue goes with its last consumer"
+            "subscribe", boolean, "bool", "`False`", "whether a named queue is deleted with its last consumer"
         ),
         SINGLE_ACTIVE_CONSUMER: Extension(
-            "subscribe", boolean, "bool", "`False`", "one consumer gets everything, the next one when it is gone"
+            "subscribe", boolean, "bool", "`False`",
+            "one consumer receives all messages; the next one takes over when it ends",
         ),
         CONSUMER_PRIORITY: Extension(
             "subscribe", integer(-(2**31), 2**31 - 1), "int", "0",
-            "consumers of a lower priority get what those of a higher one have no credit for",
+            "a consumer receives messages only while all consumers of higher priority are out of credit",
         ),
         DELIVERY_LIMIT: Extension(
             "subscribe", _COUNT, "int, from 1", "the broker's",
-            "returns to a quorum queue before the broker discards a message, or sends it to `deadLetterExchange`",
+            "requeues to a quorum queue before the broker discards a message, or sends it to `deadLetterExchange`",
         ),
         MAX_PRIORITY: Extension(
             "subscribe", integer(0, 9), "int, 0 to 9", "setting `max_priority`",
@@ -249,44 +250,47 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         ),
         QUEUE_EXPIRES: Extension(
             "subscribe", _seconds, "seconds, above 0", "never",
-            "a named queue that nobody consumes for so long is deleted, with what it holds",
+            "a named queue without consumers for this time is deleted, with its messages",
         ),
-        MAX_LENGTH: Extension("subscribe", _COUNT, "int, from 1", "none", "messages a queue holds at most"),
+        MAX_LENGTH: Extension("subscribe", _COUNT, "int, from 1", "none", "largest number of messages in a queue"),
         MAX_LENGTH_BYTES: Extension(
-            "subscribe", _COUNT, "int, from 1", "none", "bytes of payload a queue or stream holds at most"
+            "subscribe", _COUNT, "int, from 1", "none", "largest size of the payloads in a queue or stream, bytes"
         ),
         QUEUE_OVERFLOW: Extension(
             "both", _one_of("drop-head", "reject-publish", "reject-publish-dlx"),
             "`drop-head`, `reject-publish`, `reject-publish-dlx`", "`drop-head`",
-            "what a full queue does: lose its oldest, or refuse the newest (`PublishRefusedError`). Publishing, it "
-            "tells that a queue of another program refuses: the message is then not sent again",
+            "a full queue drops its oldest message, or refuses the new one (`PublishRefusedError`). When publishing: "
+            "states that a queue of another program refuses, so that the message is not sent again",
         ),
         DEAD_LETTER_EXCHANGE: Extension(
             "subscribe", _name, "name of an exchange, `amq.default` for the default one", "none",
-            "where the *broker* sends what expires, overflows or passes `deliveryLimit`; it is not made",
+            "receives, from the *broker*, messages that expire, overflow or exceed `deliveryLimit`; it is not declared",
         ),
         DEAD_LETTER_ROUTING_KEY: Extension(
-            "subscribe", _key, "routing key", "the message's own", "the key it uses for that"
+            "subscribe", _key, "routing key", "the message's own",
+            "routing key of messages sent to `deadLetterExchange`",
         ),
         # --- streams
         MAX_AGE: Extension("subscribe", _seconds, "seconds, above 0", "none", "how long a stream keeps messages"),
         STREAM_SEGMENT_BYTES: Extension(
             "subscribe", integer(1, 3_000_000_000), "int, from 1", "the broker's",
-            "size of a stream's files: the least it drops at once",
+            "size of a stream's files, bytes: the smallest amount it deletes at once",
         ),
         STREAM_OFFSET: Extension(
             "subscribe", _stream_offset,
             "`first`, `last`, `next`, an offset (int), a time (datetime, or float seconds since the epoch), or an "
             "interval such as `1h` (`Y M D h m s`)",
             "`next`",
-            "where reading a stream begins; a received message tells its own",
+            "position at which reading a stream begins; received messages have their own",
         ),
         # --- redelivery
         REDELIVERY_DELAY: Extension(
             "subscribe", _seconds, "seconds, above 0", "none: at once",
-            "a rejected message comes again after so long, and after twice as long each further time",
+            "a rejected message is redelivered after this time, which doubles with each further rejection",
         ),
-        REDELIVERY_DELAY_MAX: Extension("subscribe", _seconds, "seconds, above 0", "60", "the longest such delay"),
+        REDELIVERY_DELAY_MAX: Extension(
+            "subscribe", _seconds, "seconds, above 0", "60", "the longest delay of a redelivery"
+        ),
     }
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """AMQP 0-9-1 frames of publishing and consuming, encoded and decoded by hand.
 
-Only what passes once per message is here: publish, deliver, content, acknowledgement. Everything else is left to the
-AMQP library. Nothing here holds state or does I/O. Section numbers are those of the AMQP 0-9-1 specification.
+This module covers the frames that pass once per message: publish, deliver, content, acknowledgement. The AMQP library
+encodes all others. The functions hold no state and do no I/O. Section numbers are those of the AMQP 0-9-1
+specification.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ HEADER: Final = 2
 BODY: Final = 3
 HEARTBEAT: Final = 8
 
-#: type, channel, size: what every frame starts with (4.2.3)
+#: type, channel, size: the start of every frame (4.2.3)
 PREFIX: Final = struct.Struct(">BHI")
 #: bytes of a frame around its payload: the prefix and the end mark
 OVERHEAD: Final = PREFIX.size + 1
@@ -25,7 +26,7 @@ END: Final = 0xCE
 _END: Final = bytes([END])
 #: the largest message RabbitMQ can be configured to take, bytes
 MAX_BODY: Final = 536_870_912
-#: the smallest limit a peer may set (1.4.2.5), and the largest that is agreed to here, bytes
+#: the smallest limit that a peer may set (1.4.2.5) and the largest that this client agrees to, bytes
 FRAME_MIN_SIZE: Final = 4096
 LARGEST_FRAME_MAX: Final = 1 << 20
 
@@ -34,6 +35,7 @@ CONNECTION_TUNE: Final = _METHOD_ID.pack(10, 30)
 CONNECTION_CLOSE: Final = _METHOD_ID.pack(10, 50)
 CONNECTION_BLOCKED: Final = _METHOD_ID.pack(10, 60)
 CONNECTION_UNBLOCKED: Final = _METHOD_ID.pack(10, 61)
+CONNECTION_CLOSE_OK: Final = _METHOD_ID.pack(10, 51)
 CHANNEL_CLOSE: Final = _METHOD_ID.pack(20, 40)
 CHANNEL_CLOSE_OK: Final = _METHOD_ID.pack(20, 41)
 BASIC_CANCEL: Final = _METHOD_ID.pack(60, 30)
@@ -42,6 +44,10 @@ BASIC_RETURN: Final = _METHOD_ID.pack(60, 50)
 BASIC_DELIVER: Final = _METHOD_ID.pack(60, 60)
 BASIC_ACK: Final = _METHOD_ID.pack(60, 80)
 BASIC_NACK: Final = _METHOD_ID.pack(60, 120)
+
+#: whole frames without arguments
+CLOSE_OK: Final = PREFIX.pack(METHOD, 0, len(CONNECTION_CLOSE_OK)) + CONNECTION_CLOSE_OK + _END
+HEARTBEAT_FRAME: Final = PREFIX.pack(HEARTBEAT, 0, 0) + _END
 
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
@@ -58,7 +64,7 @@ _REQUEUE: Final = 2
 
 
 def short_string(text: str) -> bytes:
-    """A short string (4.2.5.3).
+    """Return a short string (4.2.5.3) as bytes.
 
     Raises:
         ValueError: more than 255 bytes in UTF-8.
@@ -70,14 +76,14 @@ def short_string(text: str) -> bytes:
 
 
 def publish(channel: int, exchange: str, routing_key: str, *, mandatory: bool = False) -> bytes:
-    """The method frame of ``basic.publish``, not immediate."""
+    """Return the method frame of ``basic.publish``, not immediate."""
     arguments = short_string(exchange) + short_string(routing_key) + (b"\x01" if mandatory else b"\x00")
     payload = BASIC_PUBLISH + b"\x00\x00" + arguments
     return PREFIX.pack(METHOD, channel, len(payload)) + payload + _END
 
 
 def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Sequence[bytes]:
-    """The header and body frames of a message, in pieces to be joined.
+    """Return the header and body frames of a message, in pieces to be joined.
 
     Args:
         channel: channel number.
@@ -99,26 +105,26 @@ def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Seq
 
 
 def ack(channel: int, tag: int, *, multiple: bool) -> bytes:
-    """The frame of ``basic.ack``."""
+    """Return the frame of ``basic.ack``."""
     return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_ACK, tag, _MULTIPLE if multiple else 0, END)
 
 
 def requeue(channel: int, tag: int) -> bytes:
-    """The frame of a ``basic.nack`` that puts one message back into its queue."""
+    """Return the frame of a ``basic.nack`` that requeues one message."""
     return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_NACK, tag, _REQUEUE, END)
 
 
 def read_settlement(data: bytes, at: int) -> tuple[int, bool]:
-    """Delivery tag and "multiple" of the ``basic.ack`` or ``basic.nack`` whose payload starts at ``at``."""
+    """Return delivery tag and "multiple" of the ``basic.ack`` or ``basic.nack`` whose payload starts at ``at``."""
     (tag,) = _U64.unpack_from(data, at + 4)
     return tag, bool(data[at + 12] & _MULTIPLE)
 
 
 def read_delivery(data: bytes, at: int, end: int) -> tuple[int, bool, bytes]:
-    """Delivery tag, "redelivered" and route of the ``basic.deliver`` in ``data[at:end]``.
+    """Return delivery tag, "redelivered" and route of the ``basic.deliver`` in ``data[at:end]``.
 
-    The route, exchange and routing key, is left as it is on the wire: whoever sees it often decodes it once, with
-    :func:`read_route`.
+    The route, exchange and routing key, stays as it is on the wire, so that a consumer decodes each route only once,
+    with :func:`read_route`.
     """
     at += 5 + data[at + 4]  # the consumer tag: there is one consumer on a channel
     (tag,) = _U64.unpack_from(data, at)
@@ -126,7 +132,7 @@ def read_delivery(data: bytes, at: int, end: int) -> tuple[int, bool, bytes]:
 
 
 def read_return(data: bytes, at: int, end: int) -> tuple[int, str, str]:
-    """Reply code, reply text and routing key of the ``basic.return`` in ``data[at:end]``."""
+    """Return reply code, reply text and routing key of the ``basic.return`` in ``data[at:end]``."""
     (code,) = _U16.unpack_from(data, at + 4)
     at += 6
     text = data[at + 1 : at + 1 + data[at]].decode("utf-8", "replace")
@@ -134,17 +140,17 @@ def read_return(data: bytes, at: int, end: int) -> tuple[int, str, str]:
 
 
 def read_route(route: bytes) -> tuple[str, str]:
-    """Exchange and routing key. Never fails: what is not UTF-8 shows as escapes."""
+    """Return exchange and routing key. Bytes that are not UTF-8 are returned as escapes."""
     size = route[0]
     exchange = route[1 : 1 + size].decode("utf-8", "backslashreplace")
     return exchange, route[2 + size :].decode("utf-8", "backslashreplace")
 
 
 def read_body_size(data: bytes, at: int) -> int:
-    """Body size in the content header whose payload starts at ``at``.
+    """Return the body size in the content header whose payload starts at ``at``.
 
     Raises:
-        ValueError: more than any broker delivers.
+        ValueError: the size is larger than any broker delivers.
     """
     size: int = _U64.unpack_from(data, at + 4)[0]
     if size > MAX_BODY:
@@ -153,7 +159,7 @@ def read_body_size(data: bytes, at: int) -> int:
 
 
 def limited(tune: bytes) -> bytes:
-    """The frame ``tune``, a ``connection.tune``, with a frame size that is agreed to here.
+    """Return the frame ``tune``, a ``connection.tune``, with a frame size of at most ``LARGEST_FRAME_MAX``.
 
     Raises:
         struct.error: it is malformed.
@@ -166,11 +172,11 @@ def limited(tune: bytes) -> bytes:
 
 
 def read_blocked(data: bytes, at: int, end: int) -> str:
-    """The reason in the ``connection.blocked`` in ``data[at:end]``."""
+    """Return the reason in the ``connection.blocked`` in ``data[at:end]``."""
     return data[at + 5 : min(end, at + 5 + data[at + 4])].decode("utf-8", "replace")
 
 
 def read_close(data: bytes, at: int, end: int) -> tuple[int, str]:
-    """Reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``."""
+    """Return reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``."""
     (code,) = _U16.unpack_from(data, at + 4)
     return code, data[at + 7 : min(end, at + 7 + data[at + 6])].decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""What lives from one ``open`` to the next loss: the connections, the publisher, the subscriptions.
+"""The connections, the publisher and the subscriptions of an instance, from ``open`` to the next loss.
 
-Publishing and consuming have a connection each, so that a broker that is short of memory and takes no messages goes
-on delivering them. The one for consuming is made with the first subscription. The end of either ends the link.
+Publishing and consuming have a connection each: a broker that is short of memory accepts no messages, but goes on
+delivering them. The one for consuming is made with the first subscription. The end of either ends the link.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect
-from adapters.amqp.consumer import Consumer
+from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.delays import Delays
 from adapters.amqp.publisher import Publisher
 from messaging.errors import (
@@ -39,14 +39,14 @@ class Link:
     """See the module.
 
     Args:
-        target: where to connect to.
+        target: address and credentials.
         publishing: the connection to publish on.
-        context: for TLS.
-        exchange: of channels without extension.
-        window: messages that may await their confirm.
-        refusing: the queues that refuse messages when they are full; those subscribed to here are added.
+        context: the TLS context.
+        exchange: the exchange of channels without extension.
+        window: the largest number of unconfirmed messages.
+        refusing: the queues that refuse messages when they are full; subscriptions add theirs.
         lost: called once if the link ends without ``close``.
-        impaired: told when the broker takes no messages, and when it does again; see ``Adapter.impaired``.
+        impaired: called when the broker stops accepting messages, and when it resumes; see ``Adapter.impaired``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Link:
         self.publisher = Publisher(publishing, exchange, window, refusing)
         self._refusing = refusing
         self._target = target
-        self._wires = [publishing]
+        self.wires = [publishing]
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
         self._dialling: asyncio.Timeout | None = None
@@ -81,11 +81,11 @@ class Link:
 
     async def subscribe(
         self, spec: SubscriptionSpec, sink: Sink, source: Source, position: StreamPosition | None
-    ) -> Consumer:
-        """Subscribe; see ``Adapter.subscribe``. ``source`` is ``spec``, compiled, ``position`` that of its stream."""
+    ) -> QueueConsumer:
+        """Subscribe; see ``Adapter.subscribe``. ``source`` is the compiled ``spec``, ``position`` is for streams."""
         wire = await self._consuming_wire()
         self._count += 1
-        consumer = Consumer(
+        consumer = QueueConsumer(
             wire,
             spec,
             sink,
@@ -101,23 +101,23 @@ class Link:
         return consumer
 
     def read(self, wanted: bool) -> None:
-        """Read deliveries, or do not for now."""
+        """Resume or pause reading deliveries."""
         if self._consuming is not None:
             self._consuming.read(wanted)
 
     async def close(self) -> None:
-        """Disconnect in good order, within a second or so. Idempotent; does not raise.
+        """Disconnect, within about a second. Idempotent; does not raise.
 
-        It takes longer, but not much, if the broker still has to read what it does not confirm.
+        It takes up to ``UNCONFIRMED_GRACE`` if the broker has to read messages first that it does not confirm.
         """
-        # acknowledgements are gathered until the end of the loop's turn
+        # acknowledgements are written at the end of the loop's turn
         await asyncio.sleep(0)
         self.alive = False
-        for wire in self._wires:
+        for wire in self.wires:
             wire.lost = lambda _: None
         self._stop_dialling()
         grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
-        await asyncio.gather(*[wire.close(grace) for wire in self._wires])
+        await asyncio.gather(*[wire.close(grace) for wire in self.wires])
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
         self._delays.end()
         if self._tasks:
@@ -136,13 +136,13 @@ class Link:
                 try:
                     wire = await connect(self._target, "consuming", self._context)
                 finally:
-                    self._dialling = None  # its time cannot be changed once it is over
+                    self._dialling = None  # its deadline cannot be changed after it has passed
         except AuthenticationError as error:
             what = f"no connection to consume on: {error}"
             raise SubscriptionRefusedError(what, code=error.code, detail=error.detail) from error
         except (ConnectFailedError, TimeoutError) as error:
             self._check()  # the link ended, and the attempt with it
-            # as good as a loss: the core opens again, with its delays
+            # treated as a loss: the core opens again, with its delays
             reason = str(error) or f"none within {self._target.timeout:g} s"
             code, detail = (error.code, error.detail) if isinstance(error, BrokerError) else (None, None)
             what = f"no connection to {self._target} to consume on: {reason}"
@@ -154,17 +154,20 @@ class Link:
             await wire.close()
             self._check()
         wire.lost = self._end
-        self._wires.append(wire)
+        self.wires.append(wire)
         return wire
 
     def _block(self, reason: str | None) -> None:
         self.publisher.block(reason)
         self._delays.block(reason)
         if reason is None:
-            logger.info("%s takes messages again", self._target)
+            logger.info("amqp '%s' (%s): the broker accepts messages again", self._target.name, self._target)
             self._impaired(None)
         else:
-            logger.warning("%s takes no messages for now: %s", self._target, reason)
+            logger.warning(
+                "amqp '%s' (%s): the broker accepts no messages: %s; publishing waits",
+                self._target.name, self._target, reason,
+            )  # fmt: skip
             self._impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
 
     def _stop_dialling(self) -> None:
@@ -179,15 +182,15 @@ class Link:
         if not self.alive:
             return
         self.alive = False
-        for wire in self._wires:
-            # tokens are stale from here on, whichever connection they came from
+        for wire in self.wires:
+            # tokens of either connection are stale from here on
             wire.alive = False
         self._stop_dialling()
-        self.publisher.hand_over()
+        self.publisher.channels.flush_replies()
         self._lost(cause)
         self.publisher.end(cause)
         self._delays.end()
-        for wire in self._wires:
+        for wire in self.wires:
             self._spawn(wire.close())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

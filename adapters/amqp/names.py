@@ -1,7 +1,7 @@
 """Channel names on AMQP: how ``a/b`` becomes the routing key ``a.b`` and back.
 
 The levels of a channel are joined by ``.``, as RabbitMQ's MQTT plugin does, so that a device on MQTT and an
-application on AMQP meet on the same exchange. What means something else in a routing key is percent-escaped inside a
+application on AMQP meet on the same exchange. Characters with a meaning in routing keys are percent-escaped inside a
 level, which makes the translation injective: ``a.b`` is ``a%2Eb``, ``50%`` is ``50%25``.
 
 ====================  ================  =========================
@@ -12,8 +12,8 @@ channel or pattern    routing key       binding key
 ``+/b/#``             (not a name)      ``*.b.#``
 ====================  ================  =========================
 
-Keys of other programs need not be in the image of this translation. They are read leniently: only the five escapes
-that are ever written are undone, everything else stays as it is.
+Routing keys of other programs may have any form. They are read leniently: the five escapes above are undone, and all
+other characters stay as they are.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _ESCAPED: Final = re.compile("|".join(_ESCAPES.values()), re.IGNORECASE)
 
 
 def routing_key(channel: str) -> str:
-    """The routing key of ``channel``, a name without wildcards."""
+    """Return the routing key of ``channel``, a name without wildcards."""
     return channel.translate(_TO_KEY)
 
 
 def binding_key(pattern: str) -> str:
-    """The binding key of a subscription pattern: ``+`` becomes ``*``, ``#`` stays."""
+    """Return the binding key of a subscription pattern: ``+`` becomes ``*``, ``#`` stays."""
     return ".".join(
         "*" if level == ANY_LEVEL else level if level == ANY_LEVELS else level.translate(_TO_KEY)
         for level in pattern.split(SEPARATOR)
@@ -48,27 +48,27 @@ def binding_key(pattern: str) -> str:
 
 
 def channel_name(key: str) -> str:
-    """The channel a routing key stands for; the inverse of :func:`routing_key`."""
+    """Return the channel of a routing key; the inverse of :func:`routing_key`."""
     name = key.replace(".", SEPARATOR)
     if "%" in name:
         name = _ESCAPED.sub(lambda match: chr(int(match[0][1:], 16)), name)
     return name
 
 
-#: the queue that stands for "on this channel", see :mod:`.replies`, and the channel it is called here
+#: the pseudo-queue of direct reply-to, see :mod:`.replies`, and its channel name
 DIRECT_REPLY_TO: Final = "amq.rabbitmq.reply-to"
 DIRECT_CHANNEL: Final = channel_name(DIRECT_REPLY_TO)
 
 
 def reply_key(channel: str) -> str:
-    """What ``reply-to`` says of a reply channel: its routing key, or the address that a broker made of a direct one."""
+    """Return the ``reply-to`` of a reply channel: its routing key, or the broker's address for direct replies."""
     address = channel.removeprefix(f"{DIRECT_CHANNEL}/")
     return routing_key(channel) if address is channel else f"{DIRECT_REPLY_TO}.{unquote(address)}"
 
 
 @lru_cache(maxsize=1024)
 def reply_channel(key: str) -> str:
-    """The reply channel that ``reply-to`` names; the inverse of :func:`reply_key`."""
+    """Return the reply channel of a ``reply-to``; the inverse of :func:`reply_key`."""
     address = key.removeprefix(f"{DIRECT_REPLY_TO}.")
     return channel_name(key) if address is key else f"{DIRECT_CHANNEL}/{quote(address, safe='')}"
 

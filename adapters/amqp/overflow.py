@@ -1,4 +1,4 @@
-"""Queues that refuse messages once they are full, as far as this instance has declared them."""
+"""The queues declared by this instance that refuse messages when they are full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from adapters.amqp.declarations import Destination, Source
 
 #: queues that are remembered
-_MOST: Final = 1024
+_MAX_QUEUES: Final = 1024
 
 
 def refuses(overflow: object) -> bool:
@@ -32,7 +32,7 @@ class RefusingQueues:
     def declared(self, source: Source) -> None:
         """Remember a queue if it refuses messages when it is full."""
         arguments = source.queue.arguments
-        if refuses(arguments.get("x-overflow")) and (len(self._sources) < _MOST):
+        if refuses(arguments.get("x-overflow")) and (len(self._sources) < _MAX_QUEUES):
             self._sources[f"{source.queue.name}\n{source.exchange.name}\n{source.bindings}"] = source
 
     def may_take(self, destination: Destination) -> bool:
@@ -49,5 +49,5 @@ def _reaches(destination: Destination, source: Source) -> bool:
     kind = source.exchange.kind
     if kind == "direct":
         return key in source.bindings
-    # of other types than topic, no more is known than that the queue is bound
+    # exchanges of other types than topic may route any message to a queue that is bound to them
     return kind != "topic" or any(topic_pattern(binding).fullmatch(f".{key}") for binding in source.bindings)

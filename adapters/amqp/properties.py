@@ -1,4 +1,4 @@
-"""The properties of an AMQP message: what a context becomes on the wire, and what the wire becomes again.
+"""The properties of an AMQP message: contexts written to the wire and read back.
 
 ==================  ==========================================================================================
 property            context
@@ -13,16 +13,15 @@ headers             extension ``headers``, with the types of their values (:mod:
 delivery-mode       2 with ``guaranteedDelivery``, else 1; not read
 priority            extension ``priority``
 expiration          extension ``timeToLive``; whole milliseconds, at least one
-message-id          extension ``messageId``, else an id made for it, unless it is published with qos 0; read as
+message-id          extension ``messageId``, else a generated id, unless it is published with qos 0; read as
                     extension ``messageId``
-timestamp           when it was handed to the broker, whole seconds; read as extension ``timestamp``
+timestamp           time of the publish, whole seconds; read as extension ``timestamp``
 type                extension ``type``
-user-id             read as extension ``userId``: which user of the broker published it
+user-id             read as extension ``userId``: the broker's user that published it
 app-id              extension ``appId``
 ==================  ==========================================================================================
 
-Reading never fails on what another program put there: each of these values was written by somebody else, and a
-message that cannot be read would be delivered again and again.
+Reading never fails: other programs may write any value, and an unreadable message would be redelivered for ever.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ logger = logging.getLogger(__name__)
 
 #: bytes of a short string
 MAX_SHORT: Final = 255
-#: AMQP 0-9-1 allows no longer names of header fields (4.2.5.5)
+#: longest name of a header field, bytes (4.2.5.5)
 MAX_HEADER_NAME: Final = 128
-#: arrays of further routing keys to RabbitMQ, which closes the channel over text in them
+#: RabbitMQ expects arrays of further routing keys here, and closes the channel over text
 ROUTING_HEADERS: Final = frozenset({"CC", "BCC"})
-#: the longest time to live a broker takes, seconds: an unsigned 32-bit number of milliseconds
+#: longest time to live, seconds: an unsigned 32-bit number of milliseconds
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF / 1000
-#: where a message of a stream stands
+#: position of a message in a stream
 OFFSET: Final = "x-stream-offset"
-#: where the MQTT plugin, from RabbitMQ 3.13 on, says where a client of MQTT 5 wants its reply: a routing key
+#: routing key for the reply to a client of MQTT 5; set by the MQTT plugin of RabbitMQ 3.13 and later
 REPLY_TOPIC: Final = "x-opt-reply-to-topic"
 
 _CONTENT_TYPE: Final = 1 << 15
@@ -73,7 +72,7 @@ _TIMESTAMP: Final = 1 << 6
 _TYPE: Final = 1 << 5
 _USER_ID: Final = 1 << 4
 _APP_ID: Final = 1 << 3
-#: properties behind the timestamp, as extensions
+#: properties after the timestamp, as extensions
 _LAST: Final = ((_TYPE, TYPE), (_USER_ID, USER_ID), (_APP_ID, APP_ID))
 _ANY_LAST: Final = _TYPE | _USER_ID | _APP_ID
 
@@ -88,7 +87,7 @@ _U64: Final = struct.Struct(">Q")
 
 
 class Template:
-    """The properties all messages of one context share; what differs from message to message comes last on the wire.
+    """The properties that all messages of one context share, encoded once.
 
     Raises:
         ArgumentError: a value is longer than AMQP can carry.
@@ -100,11 +99,11 @@ class Template:
         flags = _DELIVERY_MODE | _TIMESTAMP
         parts: list[bytes] = []
         # in the order of the flags, which is the order on the wire
-        if context._content_type is not None:
+        if context.content_type is not None:
             flags |= _CONTENT_TYPE
-            written = compression.content_type(context._content_type, context._content_encoding)
+            written = compression.content_type(context.content_type, context.content_encoding)
             parts.append(_short(written, "content type"))
-        encoding, headers = compression.written(context._content_encoding, options.headers)
+        encoding, headers = compression.written(context.content_encoding, options.headers)
         if encoding is not None:
             flags |= _CONTENT_ENCODING
             parts.append(_short(encoding, "content encoding"))
@@ -117,11 +116,11 @@ class Template:
             parts.append(bytes([options.priority]))
         self._head = b"".join(parts)
         parts.clear()
-        if context._correlation_id is not None:
-            _short(context._correlation_id, "correlation id")
-        if context._reply_to_channel is not None:
+        if context.correlation_id is not None:
+            _short(context.correlation_id, "correlation id")
+        if context.reply_to_channel is not None:
             flags |= _REPLY_TO
-            parts.append(_short(names.reply_key(context._reply_to_channel), "reply channel"))
+            parts.append(_short(names.reply_key(context.reply_to_channel), "reply channel"))
         if options.time_to_live is not None:
             flags |= _EXPIRATION
             parts.append(_short(str(max(1, round(options.time_to_live * 1000))), "timeToLive"))
@@ -135,7 +134,7 @@ class Template:
         self._flags = flags
 
     def fill(self, correlation_id: str | None, message_id: str | None, timestamp: int) -> bytes:
-        """Flags and values for one message.
+        """Return flags and values for one message.
 
         Args:
             correlation_id, message_id: at most 255 bytes, or ``None`` for none.
@@ -174,17 +173,17 @@ def _table(fields: Mapping[str, Any]) -> bytes:
 
 
 class Properties(NamedTuple):
-    """What a content header says about a message."""
+    """The properties of a received message."""
 
     content_type: str | None = None
     content_encoding: str | None = None
     correlation_id: str | None = None
     reply_to_channel: str | None = None
-    #: headers, priority, timeToLive, messageId, timestamp, redelivered: those that apply
+    #: headers, priority, timeToLive, messageId, timestamp, redelivered, as far as they were sent
     extensions: Mapping[str, Any] = NO_EXTENSIONS
-    #: how often the broker delivered the message, this time included, if it counts
+    #: number of deliveries including this one, if the broker counts them
     delivery_count: int | None = None
-    #: exchange and routing key it was published with, if it was delayed since
+    #: exchange and routing key of the publish, if the message was delayed since
     origin: tuple[str, str] | None = None
 
 
@@ -192,11 +191,11 @@ _NONE: Final = Properties()
 
 
 def read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
-    """Read flags and values from ``data[at:end]``. Never fails: what is malformed is left out and logged."""
+    """Read flags and values from ``data[at:end]``. Malformed properties are logged and ignored."""
     try:
         return _read(data, at, end, redelivered)
     except (IndexError, ValueError, KeyError, struct.error) as error:
-        logger.warning("a message has malformed properties, they are ignored: %r", error)
+        logger.warning("amqp: a message has malformed properties: %r; they are ignored", error)
         return _NONE
 
 
@@ -257,13 +256,13 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
     if flags & _TIMESTAMP:
         (timestamp,) = _U64.unpack_from(data, at)
         at += 8
-        # seconds by the specification; above the year 2106 somebody wrote milliseconds
+        # seconds by the specification; some programs write milliseconds, which would be after the year 2106
         extensions["timestamp"] = float(timestamp) if timestamp <= 0xFFFF_FFFF else timestamp / 1000
     if flags & _ANY_LAST:
         for flag, key in _LAST:
             if flags & flag:
                 value, at = read_short(data, at)
-                if len(value.encode()) <= MAX_SHORT:  # escapes of invalid UTF-8 may not fit when it is passed on
+                if len(value.encode()) <= MAX_SHORT:  # with escapes of invalid UTF-8 it may be too long to publish
                     extensions[key] = value
     if at > end:
         raise ValueError("a value ends outside the frame")

@@ -1,9 +1,8 @@
-"""The stream under aiormq: it splits what arrives into frames and decides who gets each.
+"""The stream below aiormq: it splits the received bytes into frames and hands each frame to its reader.
 
-The frames of chosen channels go to their :class:`Lane`. What says that the connection ends, or that the broker takes
-no messages for now, is dealt with here; aiormq gets the answers to its own requests and heartbeats, after they were
-found to be in order. For whatever else ends its stream it logs a traceback: so it is told of every end as if it had
-said good-bye and heard it back. Only public hooks are used: the stream reader that a transport factory returns.
+The frames of chosen channels go to their :class:`FrameLane`. Frames that end the connection, or that tell whether the
+broker accepts messages, are handled here. aiormq receives the replies to its own requests, and heartbeats, after they
+were checked. The stream reader that aiormq reads from is the only hook: a transport factory returns it.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Final, Protocol, cast
 import pamqp.frame
 from aiormq import spec
 
-from adapters.amqp import frames
+from adapters.amqp import frames, internals
 from adapters.amqp.transport import cut
 
 _KINDS: Final = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
-#: largest frame of a handshake, bytes; after it, what was agreed counts
+#: largest frame during the handshake, bytes; the agreed size applies after it
 _HANDSHAKE_FRAME_MAX: Final = 1 << 20
-#: what aiormq waits for once the handshake is over
-_ANSWERS: Final = frozenset(
-    answer.index.to_bytes(4, "big")
-    for answer in (
+#: the replies that aiormq awaits after the handshake
+_REPLIES: Final = frozenset(
+    reply.index.to_bytes(4, "big")
+    for reply in (
         spec.Channel.OpenOk,
         spec.Channel.Close,
         spec.Channel.CloseOk,
@@ -39,67 +38,49 @@ _ANSWERS: Final = frozenset(
         spec.Connection.CloseOk,
     )
 )
-_CLOSE_OK: Final = pamqp.frame.marshal(spec.Connection.CloseOk(), 0)
 
 
-class Lane(Protocol):
-    """What takes the frames of a channel before aiormq sees them."""
+class FrameLane(Protocol):
+    """The reader of the frames of one channel, which come to it before aiormq sees them."""
 
     def take(self, kind: int, data: bytes, at: int, end: int, /) -> bool:
-        """Take the frame with the payload ``data[at:end]``; ``False`` leaves it to aiormq.
+        """Take the frame with the payload ``data[at:end]``, or return ``False`` to leave it to aiormq.
 
         Raises:
-            IndexError, struct.error, ValueError: it is malformed. The connection is given up then.
+            IndexError, struct.error, ValueError: the frame is malformed. The connection is then closed.
         """
         ...
 
     def closed(self, code: int, text: str, /) -> None:
-        """The broker closed the channel, with this reply code and text.
+        """Handle the close of the channel by the broker, with its reply code and text.
 
-        From here on nothing may be written on it: that would end the connection.
+        Nothing may be written on the channel from here on: a frame would end the connection.
         """
 
 
-class _Reader(asyncio.StreamReader):
-    """What aiormq reads from. Once ``settled``, its end is a good-bye."""
-
-    settled = False
-
-    def feed_eof(self) -> None:
-        if self.settled and not self.at_eof():
-            self.settled = False
-            self.feed_data(_CLOSE_OK)
-        super().feed_eof()
-
-    def set_exception(self, exc: Exception) -> None:
-        if self.settled:
-            self.feed_eof()
-        else:
-            super().set_exception(exc)
-
-
 class FrameProtocol(asyncio.StreamReaderProtocol):
-    """See the module. Until ``settle`` everything goes to aiormq, which does the handshake."""
+    """See the module. Until ``settle`` is called all frames go to aiormq, for the handshake."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.reader = _Reader(loop=loop)
+        self.reader = internals.Reader(loop=loop) if internals.ENABLED else asyncio.StreamReader(loop=loop)
         super().__init__(self.reader, loop=loop)
-        self.lanes: dict[int, Lane] = {}
-        #: when anything was heard last, in the loop's time
+        self.lanes: dict[int, FrameLane] = {}
+        #: when bytes were received last, in the loop's time
         self.heard_at = loop.time()
         #: why the broker closed the connection: reply code and text
         self.close_reason: tuple[int, str] | None = None
-        #: the method it closed the connection over, as ``Frame.index`` of pamqp; 0 for none
+        #: the method that the broker closed the connection over, as ``Frame.index`` of pamqp; 0 for none
         self.culprit = 0
         self.speaks_amqp = True
-        #: how it began, if it does not
+        #: the first bytes of a peer that does not speak AMQP
         self.greeting = b""
         self._blocked: Callable[[str | None], object] = _nothing
         self._ended: Callable[[str, BaseException | None], object] = _nothing
         self._frame_max = _HANDSHAKE_FRAME_MAX
-        self._is_settled = self._is_deaf = False
+        #: settled after the handshake; deaf once the end was reported; at its end once the stream is closed
+        self._is_settled = self._is_deaf = self._is_at_end = False
         self._time = loop.time
-        #: the beginning of a frame, and how many bytes it takes to go on with it
+        #: the beginning of a frame, and the number of bytes it takes to go on with it
         self._rest: bytes | bytearray = b""
         self._wanted = 0
         self._own_transport: asyncio.Transport | None = None
@@ -110,29 +91,38 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         blocked: Callable[[str | None], object],
         ended: Callable[[str, BaseException | None], object],
     ) -> None:
-        """The handshake is over.
+        """End the handshake: from here on aiormq sees only replies and heartbeats.
 
         Args:
-            frame_max: what a frame the broker sends may hold, bytes.
-            blocked: told why the broker takes no messages, and ``None`` when it does again.
-            ended: told once why and by what the connection has ended.
+            frame_max: the largest payload of a frame that the broker may send, bytes.
+            blocked: called with the reason when the broker stops accepting messages, and with ``None`` when it resumes.
+            ended: called once, with reason and cause, when the connection has ended.
         """
         self._frame_max, self._blocked, self._ended = frame_max, blocked, ended
-        self._is_settled = self.reader.settled = True
+        self._is_settled = True
+        if isinstance(self.reader, internals.Reader):
+            self.reader.ends_quietly = True
+
+    def feed_heartbeat(self) -> None:
+        """Let aiormq read a heartbeat: it does not see the messages that show that the broker is alive."""
+        if self._is_settled and not self._is_deaf and not self._is_at_end:
+            self.reader.feed_data(frames.HEARTBEAT_FRAME)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, to answer on it what aiormq is not to see."""
-        self._own_transport = cast("asyncio.Transport", transport)  # uvloop's is none by birth
+        """Keep the transport for replies to frames that aiormq does not see."""
+        self._own_transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         super().connection_made(transport)
 
     def eof_received(self) -> bool | None:
-        """The peer sends nothing more: that is the end."""
+        """Report the end of the connection."""
         self._end("the peer closed it", None)
+        self._is_at_end = True
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport is gone."""
+        """Report the end of the connection."""
         self._end(str(exc) or type(exc).__name__ if exc is not None else "the peer closed it", exc)
+        self._is_at_end = True
         super().connection_lost(exc)
 
     def _end(self, reason: str, cause: BaseException | None) -> None:
@@ -141,13 +131,13 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             self._ended(reason, cause)
 
     def _break(self, reason: str, cause: BaseException | None = None) -> None:
-        """Give up a peer that does not keep to the protocol."""
+        """Close the connection to a peer that violates the protocol."""
         self._end(f"the broker does not keep to AMQP 0-9-1: {reason}", cause)
         if self._own_transport is not None:
             cut(self._own_transport)
 
     def data_received(self, data: bytes) -> None:
-        """Split, and hand out; called by the transport."""
+        """Split received bytes into frames and hand them out."""
         self.heard_at = self._time()
         if self._is_deaf:
             return
@@ -178,7 +168,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
                 lane = lanes.get(channel)
                 if lane is None or not lane.take(kind, data, at + prefix, end - 1):
                     if self._is_for_aiormq(kind, channel, data, at, end):
-                        passed.append(data[at:end] if self._is_settled else _agreeable(data[at:end]))
+                        passed.append(data[at:end] if self._is_settled else _limit_frames(data[at:end]))
                     elif self._has_ended():
                         break
                 at = end
@@ -194,19 +184,19 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         return self._is_deaf
 
     def _not_a_frame(self, data: bytes, at: int, length: int, passed: list[bytes]) -> int:
-        """Deal with what is no frame, and return where to go on."""
+        """Handle bytes that are not a frame, and return the position at which to go on."""
         if self._is_settled:
             what = f"a frame of {length} bytes" if data[at] in _KINDS and length > self._frame_max else "no frame"
             self._break(f"{what}; at most {self._frame_max} bytes were agreed")
         else:
-            # aiormq knows best what to say about it
+            # aiormq raises the error that fits
             self.speaks_amqp = False
             self.greeting = data[at:]
             passed.append(data[at:])
         return len(data)
 
     def _is_for_aiormq(self, kind: int, channel: int, data: bytes, at: int, end: int) -> bool:
-        """Whether aiormq is to get a frame. What concerns the whole connection is dealt with here."""
+        """Return whether aiormq reads a frame. Frames that concern the whole connection are handled here."""
         start, stop = at + frames.PREFIX.size, end - 1
         if kind == frames.HEARTBEAT:
             return True
@@ -217,7 +207,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             if not self._is_settled:
                 return True
             if self._own_transport is not None and not self._own_transport.is_closing():
-                self._own_transport.write(_CLOSE_OK)
+                self._own_transport.write(frames.CLOSE_OK)
             self._end("{} {}".format(*self.close_reason), None)
             return False
         if not self._is_settled:
@@ -228,13 +218,13 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         if method == frames.CONNECTION_UNBLOCKED:
             self._blocked(None)
             return False
-        if method not in _ANSWERS:
+        if method not in _REPLIES:
             what = f"method {'.'.join(map(str, struct.unpack('>HH', method)))}" if method else "content"
             self._break(f"unexpected {what} on channel {channel}")
             return False
         try:
             pamqp.frame.unmarshal(data[at:end])
-        except Exception as error:  # noqa: BLE001  # whatever the decoder raises: aiormq would end with it
+        except Exception as error:  # noqa: BLE001  # any exception of the decoder would end aiormq's reader
             self._break(f"a malformed frame on channel {channel}", error)
             return False
         if method == frames.CHANNEL_CLOSE:
@@ -246,12 +236,12 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         return True
 
 
-def _agreeable(frame: bytes) -> bytes:
-    """A frame of the handshake, with the limits that are agreed to here."""
+def _limit_frames(frame: bytes) -> bytes:
+    """Return a frame of the handshake, with the frame size that this client agrees to."""
     start = frames.PREFIX.size
     is_tune = frame[0] == frames.METHOD and frame[start : start + 4] == frames.CONNECTION_TUNE
     return frames.limited(frame) if is_tune else frame
 
 
 def _nothing(*_: object) -> None:
-    """Nobody is to be told."""
+    """Ignore an event before the handshake has ended."""

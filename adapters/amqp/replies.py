@@ -1,8 +1,8 @@
-"""Direct reply-to: replies without a queue, RabbitMQ's short way.
+"""Direct reply-to: replies without a queue, a feature of RabbitMQ.
 
-Whoever consumes from ``amq.rabbitmq.reply-to`` on a channel, and publishes requests with that name as ``reply-to`` on
-the same channel, gets the replies there: the broker puts an address of that channel in its place. So they arrive on the
-publisher's channel, between its confirms, without acknowledgement.
+A channel that consumes from ``amq.rabbitmq.reply-to`` and publishes requests with that name as ``reply-to`` receives
+the replies: the broker replaces the name by an address of the channel. The replies arrive on the publisher's channel,
+between its confirms, and without acknowledgement.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from adapters.amqp import frames, names, properties
-from adapters.amqp.body import Body
+from adapters.amqp import names
+from adapters.amqp.deliveries import DeliveryLane
 from messaging.model import Incoming
 
 if TYPE_CHECKING:
@@ -19,53 +19,21 @@ if TYPE_CHECKING:
     from messaging.errors import MessagingError
 
 
-class DirectReplies:
+class DirectReplies(DeliveryLane):
     """The replies on one channel; the handle of their subscription."""
 
     def __init__(self, sink: Sink) -> None:
-        #: where they go; ``None`` if nobody wants them any more
+        super().__init__()
+        #: the receiver of the replies; ``None`` once it has unsubscribed
         self.sink: Sink | None = sink
-        self._is_arriving = False
-        self._properties = properties.Properties()
-        self._missing = 0
-        #: where the payload comes in several frames
-        self._body: Body | None = None
         self._batch: list[Incoming] = []
 
-    def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
-        """Take the frames of replies; see ``connection.Lane``."""
-        if kind == frames.METHOD:
-            if data[at : at + 4] != frames.BASIC_DELIVER:
-                return False
-            self._is_arriving, self._missing = True, 0
-            return True
-        if not self._is_arriving:
-            return False
-        if kind == frames.HEADER:
-            self._missing, self._body = frames.read_body_size(data, at), None
-            self._properties = properties.read(data, at + 12, end, False)
-            if self._missing:
-                return True
-            payload = b""
-        elif self._missing:
-            payload = data[at:end]
-            if end - at != self._missing or self._body is not None:
-                self._body = self._body or Body(self._missing)
-                whole = self._body.add(payload)
-                if whole is None:
-                    return True
-                payload, self._body = whole, None
-            self._missing = 0
-        else:
-            return False
-        self._is_arriving = False
-        self._arrived(payload)
-        return True
-
-    def _arrived(self, payload: bytes) -> None:
-        known = self._properties
+    def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
+        """Add a reply to the batch, which is delivered at the end of the loop's turn."""
+        del tag, route
+        known = self.known
         if not self._batch:
-            asyncio.get_running_loop().call_soon(self.hand_over)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._batch.append(
             Incoming(
                 payload,
@@ -79,19 +47,19 @@ class DirectReplies:
             )
         )
 
-    def hand_over(self) -> None:
-        """Pass on what has arrived."""
+    def flush(self) -> None:
+        """Deliver the replies that have arrived."""
         batch, self._batch = self._batch, []
         if batch and self.sink is not None:
             self.sink.deliver(batch)
 
     async def close(self) -> None:
-        """Nobody wants them any more; the channel is the publisher's, and stays."""
+        """Unsubscribe. The channel is the publisher's and stays open."""
         self.sink = None
 
     def fail(self, error: MessagingError) -> None:
-        """The channel is gone, and its address with it."""
-        self.hand_over()
+        """Report that the channel was closed, and with it its address."""
+        self.flush()
         sink, self.sink = self.sink, None
         if sink is not None:
             sink.fail(error)

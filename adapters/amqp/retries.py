@@ -2,9 +2,8 @@
 
 RabbitMQ answers ``basic.nack`` when a queue cannot take a message: a quorum queue without leader, say. Such a message
 is sent again until its deadline, with the same message id. Until then messages that are published to the same exchange
-with the same routing key wait behind it: only messages in flight can overtake it. First one message is
-sent, after a delay that grows; once that one is confirmed, the others follow in their order. Other destinations are not
-held up.
+with the same routing key wait behind it: only messages in flight can overtake it. First one message is sent, after a
+delay that grows. Once it is confirmed, the others follow in their order. Messages to other destinations do not wait.
 
 Messages that wait count as unconfirmed, so the window of the publisher bounds them.
 """
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from adapters.amqp.publish_channels import PublishChannels
     from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
@@ -29,27 +29,18 @@ logger = logging.getLogger(__name__)
 _FIRST: Final = 0.05
 _LONGEST: Final = 1.0
 #: destinations that are remembered, to log each once
-_TOLD: Final = 1024
+_MAX_LOGGED: Final = 1024
 
 #: exchange and routing key
-Destination = tuple[str, str]
+Goal = tuple[str, str]
 _number = operator.itemgetter(0)
 
 
 class Writer(Protocol):
     """The publisher, which sends the messages."""
 
-    @property
-    def last_number(self) -> int:
-        """The number of the message that was written last."""
-        ...
-
-    def is_answered(self, number: int, /) -> bool:
-        """Return whether the broker has answered for a message that was written."""
-        ...
-
-    def has_in_flight(self, destination: Destination, /) -> bool:
-        """Return whether messages to ``destination`` await the broker's answer."""
+    def has_in_flight(self, goal: Goal, /) -> bool:
+        """Return whether messages to ``goal`` await the broker's answer."""
         ...
 
     def send_again(self, messages: Sequence[Outgoing], /) -> int:
@@ -69,7 +60,7 @@ class _Held:
         #: with their numbers in the order of publishing; sent before ``waiting``
         self.refused: list[tuple[int, Outgoing]] = []
         self.waiting: deque[Outgoing] = deque()
-        #: number of the message that was sent to find out
+        #: number of the message that was sent as a probe
         self.probe: int | None = None
         self.delay = _FIRST
         self.timer: asyncio.TimerHandle | None = None
@@ -83,53 +74,60 @@ class _Held:
 
 
 class Retries:
-    """See the module. On the loop only."""
+    """See the module. For the event loop only.
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        #: the destinations that messages wait for
-        self.held: dict[Destination, _Held] = {}
-        #: destinations that were logged
-        self._told: set[Destination] = set()
-        #: messages that wait here
+    Args:
+        writer: the publisher.
+        channels: its channels.
+
+    Attributes:
+        held: the destinations with messages that wait.
+        count: the number of messages that wait.
+    """
+
+    def __init__(self, writer: Writer, channels: PublishChannels) -> None:
+        self.held: dict[Goal, _Held] = {}
         self.count = 0
+        self._writer = writer
+        self._channels = channels
+        self._logged: set[Goal] = set()
 
-    def refused(self, destination: Destination, number: int, message: Outgoing) -> None:
+    def refused(self, goal: Goal, number: int, message: Outgoing) -> None:
         """Keep a message that was refused; ``number`` rises in the order of publishing."""
-        held = self.held.get(destination)
+        held = self.held.get(goal)
         if held is None:
-            held = self.held[destination] = _Held()
-            self._tell(destination)
+            held = self.held[goal] = _Held()
+            self._log(goal)
         if held.probe == number:
             held.probe = None
             held.delay = min(held.delay * 2, _LONGEST)
         if not message.settled:
             self.count += 1
             bisect.insort(held.refused, (number, message), key=_number)
-        self._arm(destination, held)
+        self._arm(goal, held)
 
-    def _tell(self, destination: Destination) -> None:
-        is_told = destination in self._told
-        if len(self._told) >= _TOLD:
-            self._told.clear()
-        self._told.add(destination)
+    def _log(self, goal: Goal) -> None:
+        is_logged = goal in self._logged
+        if len(self._logged) >= _MAX_LOGGED:
+            self._logged.clear()
+        self._logged.add(goal)
         logger.log(
-            logging.DEBUG if is_told else logging.WARNING,
-            "the broker takes no messages to exchange %r with routing key %r for now (basic.nack): they are sent again "
-            "until their deadlines", *destination,
+            logging.DEBUG if is_logged else logging.WARNING,
+            "amqp: the broker takes no messages to exchange %r with routing key %r for now (basic.nack): they are sent "
+            "again until their deadlines", *goal,
         )  # fmt: skip
 
-    def wait_behind(self, destination: Destination, message: Outgoing) -> None:
+    def wait_behind(self, goal: Goal, message: Outgoing) -> None:
         """Keep a message that was not sent yet."""
-        self.held[destination].waiting.append(message)
+        self.held[goal].waiting.append(message)
         self.count += 1
 
-    def look(self) -> None:
-        """Send the messages that wait for the answer to another one. Call after each answer."""
-        for destination, held in [*self.held.items()]:
-            if held.probe is not None and self._writer.is_answered(held.probe):
+    def send_answered(self) -> None:
+        """Send the messages whose probe was answered. Call after each answer."""
+        for goal, held in [*self.held.items()]:
+            if held.probe is not None and self._channels.is_answered(held.probe):
                 held.probe = None
-                self._send(destination, held)
+                self._send(goal, held)
 
     def end(self) -> list[Outgoing]:
         """Stop sending, and return the messages that waited."""
@@ -142,46 +140,47 @@ class Retries:
         self.count = 0
         return left
 
-    def _arm(self, destination: Destination, held: _Held) -> None:
+    def _arm(self, goal: Goal, held: _Held) -> None:
         if held.timer is None:
-            held.timer = asyncio.get_running_loop().call_later(held.delay, self._again, destination, held)
+            held.timer = asyncio.get_running_loop().call_later(held.delay, self._probe, goal, held)
 
-    def _again(self, destination: Destination, held: _Held) -> None:
+    def _probe(self, goal: Goal, held: _Held) -> None:
+        """Send the first message, unless others to the same destination are in flight."""
         held.timer = None
         before = len(held.refused) + len(held.waiting)
         held.drop_settled()
         self.count += len(held.refused) + len(held.waiting) - before
         messages = held.messages()
-        if held.probe is None and not self._writer.has_in_flight(destination):
+        if held.probe is None and not self._writer.has_in_flight(goal):
             if not messages:
-                del self.held[destination]
+                del self.held[goal]
                 self._writer.progressed()
                 return
-            if self._writer.send_again(messages[:1]) and self.held.get(destination) is held:
-                held.probe = self._writer.last_number
+            if self._writer.send_again(messages[:1]) and self.held.get(goal) is held:
+                held.probe = self._channels.last_number
                 self._sent(held, messages, 1)
-        if self.held.get(destination) is held:  # the connection lives
-            self._arm(destination, held)
+        if self.held.get(goal) is held:  # the connection lives
+            self._arm(goal, held)
             self._writer.progressed()
 
-    def _send(self, destination: Destination, held: _Held) -> None:
-        """Send all, as far as there is room."""
+    def _send(self, goal: Goal, held: _Held) -> None:
+        """Send all messages, as far as there is room."""
         messages = held.messages()
         sent = self._writer.send_again(messages)
-        if self.held.get(destination) is not held:  # the connection ended
+        if self.held.get(goal) is not held:  # the connection has ended
             return
         self._sent(held, messages, sent)
         if sent == len(messages):
             if held.timer is not None:
                 held.timer.cancel()
-            del self.held[destination]
-            logger.debug("the broker takes messages to exchange %r with routing key %r again", *destination)
+            del self.held[goal]
+            logger.debug("amqp: the broker takes messages to exchange %r with routing key %r again", *goal)
         else:
             held.delay = _FIRST
-            self._arm(destination, held)
+            self._arm(goal, held)
 
     def _sent(self, held: _Held, messages: list[Outgoing], count: int) -> None:
-        """The first ``count`` messages were sent. If they are refused again, they come before the others again."""
+        """Keep the messages after the first ``count``. Sent ones that are refused again come before them."""
         self.count -= count
         held.refused.clear()
         held.waiting = deque(messages[count:])

@@ -1,7 +1,7 @@
-"""Field tables (4.2.5.5, with RabbitMQ's errata on the types): read, written, and taken apart as they are.
+"""Field tables (4.2.5.5, with RabbitMQ's errata on the types): read, written, and split into raw fields.
 
-Reading is lenient about values and strict about sizes: what claims to reach beyond its table is an error, what nests
-deeper than anybody needs is not followed.
+Reading is lenient about values and strict about sizes: a field that ends outside of its table is an error. Tables
+nested too deeply are not read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _U32: Final = struct.Struct(">I")
 
 
 def read_short(data: bytes, at: int) -> tuple[str, int]:
-    """A short string, and where it ends."""
+    """Return a short string and the position after it."""
     end = at + 1 + data[at]
     # escapes rather than replacement characters: two different ids stay different
     return data[at + 1 : end].decode("utf-8", "backslashreplace"), end
 
 
-#: tables in tables in tables...: as deep as anybody needs, and far from Python's own limit
+#: deepest nesting of tables that is read, far below Python's recursion limit
 _MAX_DEPTH: Final = 16
 _TOO_DEEP: Final = "<nested too deeply>"
 
@@ -44,7 +44,7 @@ _MAX_TIME: Final = 253_402_300_799
 
 
 def read_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[dict[str, Any], int]:
-    """A table, and where it ends."""
+    """Return a table and the position after it."""
     at, stop = _extent(data, at, end)
     table: dict[str, Any] = {}
     while at < stop:
@@ -83,7 +83,7 @@ def _read_bytes(data: bytes, at: int, end: int, _depth: int) -> tuple[bytes, int
 
 
 def _extent(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Where what starts with its size begins and ends."""
+    """Return begin and end of a value that starts with its size."""
     (size,) = _U32.unpack_from(data, at)
     at += 4
     if at + size > end:
@@ -122,7 +122,7 @@ def _read_field(data: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
 
 
 def fields(data: bytes, at: int, end: int) -> Iterator[tuple[str, int, int, int]]:
-    """The fields of the table at ``at``: name, and where the field, its value and the next field begin."""
+    """Yield the fields of the table at ``at``: name, and positions of the field, its value and the next field."""
     at, stop = _extent(data, at, end)
     while at < stop:
         name, value = read_short(data, at)
@@ -133,7 +133,7 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[str, int, int, int]
 
 
 def read_field(data: bytes, at: int, end: int) -> Any:
-    """The value of a field."""
+    """Return the value of a field."""
     return _read_field(data, at, end, 0)[0]
 
 
@@ -145,17 +145,17 @@ def _skip(data: bytes, at: int, end: int) -> int:
 
 
 def text_field(name: str, value: bytes) -> bytes:
-    """A field of text, from bytes that may be none in UTF-8."""
+    """Return a field of text, from bytes that need not be UTF-8."""
     return _name(name) + b"S" + _U32.pack(len(value)) + value
 
 
 def number_field(name: str, value: int) -> bytes:
-    """A field with a 64-bit number."""
+    """Return a field with a 64-bit number."""
     return _name(name) + b"l" + struct.pack(">q", value)
 
 
 def table_field(name: str, content: bytes) -> bytes:
-    """A field with a table."""
+    """Return a field with a table."""
     return _name(name) + b"F" + _U32.pack(len(content)) + content
 
 
@@ -168,7 +168,7 @@ def _name(name: str) -> bytes:
 
 
 def write_table(fields: Mapping[str, Any]) -> bytes:
-    """A table of checked header values, see :mod:`messaging.model.headers`. Times are cut to whole seconds.
+    """Return a table of checked header values, see :mod:`messaging.model.headers`. Times are cut to whole seconds.
 
     Raises:
         ValueError: a name has more than 255 bytes in UTF-8.
@@ -181,13 +181,13 @@ def write_table(fields: Mapping[str, Any]) -> bytes:
 
 
 def _field(value: Any) -> bytes:
-    """Type and value of a field."""
+    """Return type and value of a field."""
     if isinstance(value, str):
         text = value.encode()
         return b"S" + _U32.pack(len(text)) + text
     writer = _WRITERS.get(type(value))
     if writer is None:
-        # values of received messages and of bindings may be other kinds of mappings and sequences
+        # received messages and bindings may have other kinds of mappings and sequences
         writer = _mapping if isinstance(value, Mapping) else _sequence
     return writer(value)
 

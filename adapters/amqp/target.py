@@ -1,50 +1,120 @@
-"""Where and how to connect: address, credentials, TLS. Needs no AMQP library."""
+"""Address, credentials and TLS of a connection, from URL and settings. Needs no AMQP library."""
 
 from __future__ import annotations
 
+import functools
 import os
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from messaging.connection.tls import explain
+from pydantic import SecretStr
+
+from adapters.amqp import names
+from messaging.connection.tls import client_context, explain
+from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pydantic import SecretStr
+    from adapters.amqp.settings import AmqpSettings
+    from messaging.model import BrokerUrl
+
+DEFAULT_PORT: Final = 5672
+DEFAULT_TLS_PORT: Final = 5671
+#: characters of a virtual host's name (AMQP 0-9-1, 1.1: path)
+MAX_VHOST: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how to connect. Shows no password."""
+    """Address, credentials and TLS of a connection. Its repr shows no password."""
 
     host: str
     port: int
-    #: neither name nor password: the client's certificate says who it is (SASL EXTERNAL)
+    #: ``None``, like the password, if the client's certificate names the user (SASL EXTERNAL)
     username: str | None
     password: SecretStr | None
     vhost: str
-    #: seconds between heartbeats; 0 turns them off
+    #: interval of heartbeats, seconds; 0 turns them off
     heartbeat: int
-    #: what the broker calls the connections
+    #: name of the connections at the broker
     name: str
-    #: deadline of the second connection, and of any single request to the broker, seconds
+    #: deadline of the second connection, and of each request to the broker, seconds
     timeout: float
-    #: makes the TLS context; ``None`` for no TLS
+    #: returns the TLS context; ``None`` for no TLS
     tls: Callable[[], ssl.SSLContext] | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def who(self) -> str:
-        """Whom the broker is to let in, for errors."""
+    def identity(self) -> str:
+        """Return the identity of the client, for error texts."""
         return "the client certificate" if self.username is None else f"the credentials of {self.username!r}"
 
 
+def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
+    """Return the target of an instance.
+
+    Raises:
+        InvalidOptionError, InvalidUrlError: settings are invalid or contradict each other.
+    """
+    username, password = _credentials(url, settings)
+    given = [
+        option
+        for option in ("cafile", "certfile", "keyfile", "allow_insecure")
+        if getattr(settings, option) not in (None, False)
+    ]
+    secure = url.scheme == "amqps"
+    if given and not secure:
+        raise InvalidOptionError(given[0], f"{given[0]!r} is for TLS: use amqps:// instead of amqp://")
+    if settings.keyfile is not None and settings.certfile is None:
+        raise InvalidOptionError("keyfile", "'keyfile' needs the certificate it belongs to: 'certfile'")
+    if len(url.path or "") > MAX_VHOST:
+        raise InvalidUrlError(f"the virtual host has {len(url.path or '')} characters; at most {MAX_VHOST} fit")
+    try:
+        names.check_length(settings.exchange, "the exchange")
+    except InvalidChannelError as error:
+        raise InvalidOptionError("exchange", str(error)) from None
+    if settings.sasl == "external" and not (secure and settings.certfile is not None):
+        raise InvalidOptionError(
+            "sasl", "'external' lets the client's certificate say who it is: it needs amqps:// and 'certfile'"
+        )
+    return Target(
+        host=url.host,
+        port=url.port or (DEFAULT_TLS_PORT if secure else DEFAULT_PORT),
+        username=username,
+        password=password,
+        vhost=url.path or "/",
+        heartbeat=settings.heartbeat,
+        name=settings.client_id or name,
+        timeout=settings.connect_timeout,
+        tls=functools.partial(client_context, settings) if secure else None,
+    )
+
+
+def _credentials(url: BrokerUrl, settings: AmqpSettings) -> tuple[str | None, SecretStr | None]:
+    username = url.username if url.username is not None else settings.username
+    password = url.password if url.password is not None else settings.password
+    if settings.sasl == "external":
+        for option, given in (("username", username), ("password", password)):
+            if given is not None:
+                raise InvalidOptionError(option, "sasl 'external' takes none: the certificate stands for it")
+        return None, None
+    if username is None and password is None:
+        username, password = "guest", SecretStr("guest")
+    elif username is None:
+        raise InvalidOptionError("username", "a password is given, but no user name")
+    elif password is None:
+        raise InvalidOptionError("password", f"user {username!r} is given without a password")
+    if not username or not password.get_secret_value():
+        raise InvalidOptionError("password" if username else "username", "user name and password are not empty")
+    return username, password
+
+
 def failure(error: BaseException) -> str | None:
-    """What the system or OpenSSL has against a connection, in words; ``None`` for errors of other origin."""
+    """Return the words of the system or OpenSSL for a failed connection; ``None`` for errors of other origin."""
     if isinstance(error, ssl.SSLError):
         return explain(error, "amqps", "amqp")
     if isinstance(error, OSError):

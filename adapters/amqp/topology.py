@@ -1,8 +1,8 @@
-"""Exchanges and queues: found, or made.
+"""Exchanges, queues and bindings at the broker: checked for, or declared.
 
-What exists is used as it is, whatever its type and arguments: it is asked for passively first, so that an operator's
-own queue or exchange never clashes with what this adapter would have made. Asking for what does not exist costs the
-channel, so each function brings one of its own or returns the one that is left.
+An exchange or queue that exists is used as it is, whatever its type and arguments. It is checked for passively first,
+so a declaration never clashes with a queue or exchange of an operator. A failed check closes the channel, so each
+function opens a channel of its own, or returns the one that is open at the end.
 """
 
 from __future__ import annotations
@@ -10,106 +10,116 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import aiormq
-
-from adapters.amqp.connection import ExchangeDeclare, QueueBind, QueueDeclare, QueueDelete, Wire
+from aiormq import spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aio_pika.abc import AbstractChannel, AbstractQueue
+
+    from adapters.amqp.connection import Wire
     from adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
-#: every virtual host has it, and nobody can delete it
+#: the exchange that every virtual host has and that cannot be deleted
 TOPIC_EXCHANGE: Final = "amq.topic"
-#: names the broker keeps to itself: never declared
+#: prefix of the names that the broker reserves: they are never declared
 RESERVED: Final = "amq."
 
 
-async def ensure_exchange(wire: Wire, spec: ExchangeSpec) -> None:
-    """Make sure that an exchange exists, unless nothing is to be asked.
+async def ensure_exchange(wire: Wire, exchange: ExchangeSpec) -> None:
+    """Make sure that an exchange exists, unless ``declare`` is "none".
 
     Raises:
-        aiormq.AMQPChannelError: it does not exist and is not to be made, or the broker refused.
-        ConnectionLostError: the connection went away.
+        aiormq.AMQPChannelError: it does not exist and must not be declared, or the broker refused the declaration.
+        ConnectionLostError: the connection was lost.
     """
-    if spec.name in ("", TOPIC_EXCHANGE) or spec.declare == "none":
+    if exchange.name in ("", TOPIC_EXCHANGE) or exchange.declare == "none":
         return
     channel = await wire.channel()
     try:
         try:
-            await wire.command(channel, ExchangeDeclare(exchange=spec.name, passive=True))
+            await wire.command(channel.get_exchange(exchange.name), spec.Exchange.Declare)
         except aiormq.ChannelNotFoundEntity:
-            if spec.declare != "create" or spec.name.startswith(RESERVED):
+            if exchange.declare != "create" or exchange.name.startswith(RESERVED):
                 raise
             channel = await wire.channel()
-            request = ExchangeDeclare(
-                exchange=spec.name,
-                exchange_type=spec.kind,
-                durable=spec.durable,
-                auto_delete=spec.auto_delete,
-                internal=spec.internal,
-                arguments=dict(spec.arguments),
+            declaring = channel.declare_exchange(
+                exchange.name,
+                exchange.kind,
+                durable=exchange.durable,
+                auto_delete=exchange.auto_delete,
+                internal=exchange.internal,
+                arguments=dict(exchange.arguments),
             )
-            await wire.command(channel, request)
+            await wire.command(declaring, spec.Exchange.Declare)
     finally:
         await wire.close_channel(channel)
 
 
-async def find_queue(wire: Wire, spec: QueueSpec) -> aiormq.Channel:
-    """Make sure that a queue exists, unless nothing is to be asked.
+async def ensure_queue(wire: Wire, queue: QueueSpec) -> tuple[AbstractChannel, AbstractQueue]:
+    """Make sure that a named queue exists, unless ``declare`` is "none".
 
     Returns:
-        A channel, open and fresh.
+        A channel that is open and unused, and the queue.
 
     Raises:
-        aiormq.AMQPChannelError: it does not exist and is not to be made, or the broker refused.
-        ConnectionLostError: the connection went away.
+        aiormq.AMQPChannelError: it does not exist and must not be declared, or the broker refused the declaration.
+        ConnectionLostError: the connection was lost.
     """
     channel = await wire.channel()
-    if spec.declare == "none":
-        return channel
+    name = queue.name or ""
     try:
-        await wire.command(channel, QueueDeclare(queue=spec.name or "", passive=True))
+        checking = channel.get_queue(name, ensure=queue.declare != "none")
+        return channel, await wire.command(checking, spec.Queue.Declare)
     except aiormq.ChannelNotFoundEntity:
-        if spec.declare != "create":
+        if queue.declare != "create":
             raise
-        channel = await wire.channel()
-        await make_queue(wire, channel, spec)
-    return channel
+    channel = await wire.channel()
+    return channel, await declare_queue(wire, channel, queue)
 
 
-async def make_queue(wire: Wire, channel: aiormq.Channel, spec: QueueSpec) -> str:
-    """Make a queue, with a name of the broker's if it has none, and return the name. Raises as :func:`find_queue`."""
-    request = QueueDeclare(
-        queue=spec.name or "",
-        durable=spec.durable,
-        exclusive=spec.exclusive,
-        auto_delete=spec.auto_delete,
-        arguments=dict(spec.arguments),
+async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> AbstractQueue:
+    """Declare a queue; the broker names it if it has no name. Raises as :func:`ensure_queue`."""
+    declaring = channel.declare_queue(
+        queue.name or "",
+        durable=queue.durable,
+        exclusive=queue.exclusive,
+        auto_delete=queue.auto_delete,
+        arguments=dict(queue.arguments),
     )
-    return str((await wire.command(channel, request)).queue)
+    return await wire.command(declaring, spec.Queue.Declare)
 
 
-def declared(spec: QueueSpec) -> str:
-    """Return how a queue is declared here, and what to do where the queue is another one, for an error text."""
-    flags = f"durable={spec.durable}, exclusive={spec.exclusive}, auto_delete={spec.auto_delete}"
+def declared(queue: QueueSpec) -> str:
+    """Return how a queue is declared here, and what to do about a queue that differs, for an error text."""
+    flags = f"durable={queue.durable}, exclusive={queue.exclusive}, auto_delete={queue.auto_delete}"
     return (
-        f"declared here with {flags}, arguments {dict(spec.arguments)}; ask for what the queue has, use it as it is "
+        f"declared here with {flags}, arguments {dict(queue.arguments)}; ask for what the queue has, use it as it is "
         "with declare='passive', or delete it"
     )
 
 
 async def delete_queue(wire: Wire, name: str) -> None:
-    """Delete a queue, if it exists. Raises as :func:`find_queue`."""
+    """Delete a queue, if it exists. Raises as :func:`ensure_queue`."""
     channel = await wire.channel()
     try:
-        await wire.command(channel, QueueDelete(queue=name))
+        await wire.command(channel.queue_delete(name), spec.Queue.Delete)
     finally:
         await wire.close_channel(channel)
 
 
-async def bind(
-    wire: Wire, channel: aiormq.Channel, queue: str, exchange: str, key: str, arguments: Mapping[str, Any]
+async def bind(wire: Wire, queue: AbstractQueue, exchange: str, key: str, arguments: Mapping[str, Any]) -> None:
+    """Bind a queue; a second time has no effect. Raises as :func:`ensure_queue`."""
+    await wire.command(queue.bind(exchange, key, arguments=dict(arguments)), spec.Queue.Bind)
+
+
+async def consume(
+    wire: Wire, queue: AbstractQueue, tag: str, *, no_ack: bool, arguments: Mapping[str, Any] | None = None
 ) -> None:
-    """Bind a queue, as often as one likes. Raises as :func:`find_queue`."""
-    request = QueueBind(queue=queue, exchange=exchange, routing_key=key, arguments=dict(arguments))
-    await wire.command(channel, request)
+    """Start a consumer. A frame lane takes its deliveries. Raises as :func:`ensure_queue`."""
+    consuming = queue.consume(_ignore, no_ack=no_ack, arguments=dict(arguments or {}), consumer_tag=tag)
+    await wire.command(consuming, spec.Basic.Consume)
+
+
+async def _ignore(_: object) -> None:
+    """Stand in for the callback of aio-pika, which sees no deliveries."""

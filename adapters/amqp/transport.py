@@ -1,4 +1,4 @@
-"""Closing a transport at once, on every interpreter and event loop."""
+"""Immediate closing of a transport, on every interpreter and event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def cut(transport: asyncio.WriteTransport) -> None:
-    """Close ``transport`` without sending what it still buffers. Nothing happens if its connection is gone."""
+    """Close ``transport`` and discard its write buffer. Does nothing if its connection has ended."""
     try:
         transport.abort()
     except AttributeError:

@@ -167,7 +167,7 @@ class MemoryAdapter(Adapter):
                 continue
             if not queues and outgoing.options.mandatory:
                 outgoing.fail(
-                    UnroutableError(f"nobody subscribes to channel {context._channel!r} at memory://{broker.name}")
+                    UnroutableError(f"channel {context._channel!r} has no subscribers at memory://{broker.name}")
                 )
                 continue
             if not queues and not outgoing.options.autocreate:

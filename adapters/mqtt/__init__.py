@@ -1,24 +1,23 @@
 """MQTT 5 and 3.1.1, over paho-mqtt.
 
-==========  ============================================================================
-adapter     the contract: features, opening, losing and closing, subscriptions
-outbound    what is published: windows, packet ids, QoS 1 and 2, sending again
-inbound     what arrives: acknowledgement, credit, redelivery
-router      which streams a message is for
-mapping     contexts as properties (MQTT 5) or in an envelope (3.1.1)
-envelope    the envelope
-packets     PUBLISH and its acknowledgements as bytes
-link        paho on the engine's loop
-handshake   CONNECT and CONNACK
-wire        the socket that paho is given
-settings    the options of a URL
-==========  ============================================================================
+==================  ==================================================================================
+adapter             the contract: opening, losing and closing
+capabilities        features, extensions and checks
+subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has shared subscriptions
+last_will           the last will
+outbound            published messages: windows, packet ids, QoS 1 and 2, sending again
+inbound             received messages; answers: when each is acknowledged; leftovers: those without a stream
+router, streams     the streams that a message goes to
+mapping             contexts as properties (MQTT 5) or in an envelope (3.1.1)
+packets             PUBLISH and its acknowledgements as bytes
+link                one connection, and the list of its parts
+settings            the options of a URL
+==================  ==================================================================================
 
-paho makes the connection: TCP and TLS, CONNECT, SUBSCRIBE, UNSUBSCRIBE, pings, DISCONNECT, and all that is in their
-answers. The socket it reads from and writes to is ours, so PUBLISH packets and their acknowledgements need not pass
-through it: they are read from and written to the same buffers beside it. That takes public API only, several times
-fewer steps per message, and leaves the state of every exchange in one place: which packet ids are in use, what to send
-again after reconnecting, and which acknowledgement is still owed.
+paho makes CONNECT, SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, and reads CONNACK and DISCONNECT. The connection is this
+package's own: PUBLISH packets, all answers and pings are read from and written to its buffers and do not pass through
+paho. That takes several times fewer steps per message, and keeps the state of every handshake in one place: which
+packet ids are in use, which packets to send again after reconnecting, and which acknowledgements are still owed.
 """
 
 from adapters.mqtt.adapter import MqttAdapter

@@ -1,4 +1,4 @@
-"""Message contexts as MQTT carries them.
+"""Translates message contexts to MQTT and back.
 
 =====================  ============================================  =======================
 context                MQTT 5                                        envelope (MQTT 3.1.1)
@@ -16,18 +16,19 @@ message id             user property ``message-id``, with QoS > 0    ``messageId
 A header whose value is a sequence of texts travels as several user properties of one name, and several of one name are
 received as a tuple. A sequence of one is received as its text, an empty one not at all.
 
-The message id lets receivers tell a message that was sent again; with QoS 0 nothing is. In an envelope it travels
-along, but is no reason to make one. The application's own, extension ``messageId``, takes its place and is.
+The message id lets receivers recognise a message that was sent again, which happens with QoS 1 and 2. In an envelope
+it travels along, but alone it makes no envelope. The application's own id, extension ``messageId``, takes its place and
+does make one.
 
-Correlation data of other clients may be any bytes. What is not UTF-8, or holds NUL, is shown as ``hex:`` and its
-hexadecimal digits, and a correlation id of that form that stands for such bytes is sent as these bytes: a reply
-reaches its requester either way.
+Correlation data of other clients may be any bytes. Data that is not UTF-8, or holds NUL, becomes a correlation id of
+``hex:`` and its hexadecimal digits. A correlation id of that form that stands for such bytes is sent as these bytes: a
+reply reaches its requester either way.
 
-**Topic aliases** (MQTT 5, 3.3.2.3.4). If the broker takes any, a topic that is published to a second time gets one, as
-long as there are some left on this connection: from then on it travels as a number.
+**Topic aliases** (MQTT 5, 3.3.2.3.4). If the broker accepts aliases, a topic that is published to a second time gets
+one, as long as the connection has any left: from then on it travels as a number.
 
-``expires`` is the sender's wall clock: brokers know nothing of it, the receiving adapter drops what has expired. It is
-as right as the two clocks are.
+``expires`` is the sender's wall clock. Brokers do not know it: the receiving adapter drops expired messages, as exactly
+as the two clocks agree.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _MESSAGE_ID_START: Final = b"\x26" + packets.text(MESSAGE_ID)
 _MAX_EXPIRY: Final = 2**32 - 1
 _COMPILED: Final = 1024
 _NO_TOPIC: Final = b"\0\0"
-#: bytes of a topic, with its length, that an alias would not make shorter
+#: bytes of the longest topic, with its length, that an alias would not make shorter
 _NOT_WORTH: Final = 5
 
 #: (payload, content type, content encoding, correlation id, reply-to channel, extensions)
@@ -68,51 +69,51 @@ Decoded = tuple[bytes, str | None, str | None, str | None, str | None, MappingPr
 
 
 class Codec(Protocol):
-    """Makes PUBLISH packets of messages, and what the core is given of PUBLISH packets."""
+    """Encodes messages as PUBLISH packets, and decodes PUBLISH packets for the core."""
 
     def connected(self, topic_alias_maximum: int) -> None:
-        """There is another connection, to a broker that takes so many aliases on it."""
+        """Start on a new connection, on which the broker accepts so many aliases."""
 
     def unsent(self) -> None:
-        """The last frame made was not sent."""
+        """Note that the last frame was not sent."""
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
-        """The whole PUBLISH packet, to be sent on this connection in the order of the calls.
+        """Return the PUBLISH packet, to be sent on this connection in the order of the calls.
 
         Args:
             outgoing: the message.
-            payload: its payload, which the message itself has no more once it is settled.
+            payload: its payload, which the message itself drops once it is settled.
             qos: 0 to 2.
             packet_id: counts with QoS > 0 only.
         """
         ...
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
-        """Payload and properties of a will."""
+        """Return payload and properties of a will."""
         ...
 
     def decode(self, publish: Publish) -> Decoded | None:
-        """What arrived; ``None`` if it has expired."""
+        """Return the content of a message; ``None`` if it has expired."""
         ...
 
 
 def check_channel(name: str) -> None:
-    """Refuse names that only the broker itself may publish to.
+    """Refuse channels that only the broker may publish to.
 
-    mosquitto goes by these prefixes, with a slash or not: it ends the connection, with MQTT 3.1.1 after PUBACK.
+    mosquitto checks these prefixes, with a slash or not: it ends the connection, with MQTT 3.1.1 after PUBACK.
 
     Raises:
-        InvalidChannelError: it is such a name.
+        InvalidChannelError: the channel is one of them.
     """
     if name.startswith(_RESERVED):
         raise InvalidChannelError(f"channel {name[:80]!a}: MQTT brokers keep names that start with $SYS or $share")
 
 
 def check_headers(headers: Mapping[str, Any]) -> None:
-    """Refuse what a receiver takes for something else.
+    """Refuse headers that receivers would misread.
 
     Raises:
-        InvalidHeaderError: a header has the name of a user property of ours.
+        InvalidHeaderError: a header has the name of a user property that this module uses.
     """
     for name in (CONTENT_ENCODING, MESSAGE_ID):
         if name in headers:
@@ -122,7 +123,7 @@ def check_headers(headers: Mapping[str, Any]) -> None:
 
 
 def correlation_bytes(correlation_id: str) -> bytes:
-    """A correlation id as Correlation Data."""
+    """Return a correlation id as Correlation Data."""
     data = correlation_id.encode()
     form = _HEX_FORM.fullmatch(correlation_id)
     if form is not None:
@@ -133,8 +134,8 @@ def correlation_bytes(correlation_id: str) -> bytes:
 
 
 def correlation_text(data: bytes) -> str:
-    """Correlation Data as a correlation id."""
-    if b"\x00" in data:  # a binary counter, say; no text of ours holds NUL
+    """Return Correlation Data as a correlation id."""
+    if b"\x00" in data:  # a binary counter, for instance; correlation ids never hold NUL
         return _HEX + data.hex()
     try:
         return data.decode()
@@ -143,7 +144,7 @@ def correlation_text(data: bytes) -> str:
 
 
 class _Compiled:
-    """What all messages of one context have in common."""
+    """The common part of all messages of one context."""
 
     __slots__ = (
         "bare_properties", "bare_topic", "context", "generation", "has_id", "head", "properties", "rest", "topic",
@@ -157,15 +158,15 @@ class _Compiled:
         self.has_id = options.message_id is not None
         self.bare_topic = packets.text(context.channel or "")
         self.bare_properties = packets.properties_bytes(_properties(context, options, None))
-        #: of the aliases the rest is right with
+        #: generation of the aliases that the parts below were made for
         self.generation = -1
         self.travel_as(self.bare_topic, self.bare_properties)
 
     def travel_as(self, topic: bytes, properties: bytes) -> None:
-        """From now on ``topic`` and ``properties`` are what is sent."""
+        """Send ``topic`` and ``properties`` from now on."""
         self.topic = topic
         self.properties = properties
-        #: what is between fixed header and payload with QoS 0
+        #: the bytes between fixed header and payload with QoS 0
         self.rest = topic + packets.varint(len(properties)) + properties
 
 
@@ -176,11 +177,11 @@ class _Aliases:
         self.generation = generation
         self._maximum = maximum
         self._numbers: dict[bytes, int] = {}
-        #: topics that were published to once
+        #: topics that were published to once, and have no alias yet
         self._seen: set[bytes] = set()
 
     def apply(self, compiled: _Compiled) -> bool:
-        """Have a context travel as it should here; whether it is settled now for good."""
+        """Choose topic or alias for the next message of a context. Return whether the choice is final here."""
         topic, properties = compiled.bare_topic, compiled.bare_properties
         number = self._numbers.get(topic)
         if number is not None:
@@ -215,7 +216,7 @@ class Mqtt5Codec:
         self._aliases = _Aliases(topic_alias_maximum, self._aliases.generation + 1)
 
     def unsent(self) -> None:
-        """See :class:`Codec`: it may have introduced an alias, which may be introduced as often as one likes."""
+        """See :class:`Codec`. The frame may have introduced an alias: all are introduced again, which is allowed."""
         self.connected(self._alias_maximum)
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
@@ -289,7 +290,7 @@ class Mqtt5Codec:
 
 
 class Mqtt3Codec:
-    """Contexts in an envelope or, without it, only what the fixed header of MQTT 3.1.1 holds."""
+    """Contexts in an envelope; without it, only the fields of the fixed header of MQTT 3.1.1."""
 
     def __init__(self, enveloped: bool) -> None:
         self._enveloped = enveloped
@@ -363,7 +364,7 @@ _PLAIN: Final[tuple[MappingProxyType[str, Any], ...]] = tuple(
 
 
 def _received(publish: Publish) -> MappingProxyType[str, Any]:
-    """The extensions every version has."""
+    """Return the extensions that every version has."""
     plain = _PLAIN[publish.qos]
     if not publish.retain and not publish.dup:
         return plain

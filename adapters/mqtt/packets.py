@@ -23,17 +23,17 @@ MAX_REMAINING: Final = 268_435_455
 MAX_PACKET: Final = MAX_REMAINING + 5
 #: reason codes from here on are failures (MQTT 5, 2.4)
 FAILURE: Final = 0x80
-#: of a message that was taken, and that nobody gets
+#: of a message that was accepted and has no subscribers
 NO_MATCHING_SUBSCRIBERS: Final = 0x10
 PROTOCOL_ERROR: Final = 0x82
 SESSION_TAKEN_OVER: Final = 0x8E
 TOPIC_ALIAS_INVALID: Final = 0x94
 PACKET_TOO_LARGE: Final = 0x95
 QUOTA_EXCEEDED: Final = 0x97
-#: Largest properties of a packet, bytes: several times what a message with the largest headers of this project has.
+#: Largest properties of a packet, bytes: several times those of a message with the largest headers of this project.
 #: Each property of two bytes becomes an object, on the loop.
 MAX_PROPERTIES: Final = 2**20
-#: largest packet that is not a PUBLISH, bytes: brokers send some dozens
+#: largest packet other than PUBLISH, bytes: brokers send some dozens
 MAX_CONTROL: Final = 2**15
 
 # property identifiers (MQTT 5, 2.2.2.2)
@@ -46,7 +46,7 @@ _SUBSCRIPTION: Final = 0x0B
 _REASON: Final = 0x1F
 _TOPIC_ALIAS: Final = 0x23
 _USER: Final = 0x26
-#: what a packet holds at most one of
+#: properties that a packet may have once
 _ONCE: Final = (_FORMAT, _EXPIRY, _CONTENT_TYPE, _RESPONSE_TOPIC, _CORRELATION, _REASON, _TOPIC_ALIAS)
 
 
@@ -55,7 +55,7 @@ PING: Final = bytes((PINGREQ, 0))
 
 
 class ProtocolError(Exception):
-    """The peer sent what the protocol does not allow. ``code`` is the reason to give it (MQTT 5)."""
+    """The peer violated the protocol. ``code`` is the reason code that it is told (MQTT 5)."""
 
     def __init__(self, message: str, code: int = PROTOCOL_ERROR) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class ProtocolError(Exception):
 
 
 class LimitExceededError(ProtocolError):
-    """The peer sent more than is taken from any peer, although the protocol allows it."""
+    """The peer exceeded a limit of this client that the protocol does not have."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, QUOTA_EXCEEDED)
@@ -89,7 +89,7 @@ class Properties:
 
 
 class Publish:
-    """A PUBLISH packet that arrived. ``id`` is 0 with QoS 0."""
+    """A received PUBLISH packet. ``id`` is 0 with QoS 0."""
 
     __slots__ = ("dup", "id", "payload", "properties", "qos", "retain", "topic")
 
@@ -105,12 +105,12 @@ class Publish:
         self.properties = properties
 
 
-#: what a packet without properties is given; never written to
+#: shared by all packets without properties; never written to
 NO_PROPERTIES: Final = Properties()
 
 
 def varint(value: int) -> bytes:
-    """A variable byte integer (1.5.5)."""
+    """Encode a variable byte integer (1.5.5)."""
     if value < 128:
         return bytes((value,))
     digits = bytearray()
@@ -122,27 +122,27 @@ def varint(value: int) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """A UTF-8 string with its length (1.5.4). At most 65,535 bytes, which the caller has seen to."""
+    """Encode a UTF-8 string with its length (1.5.4). The caller ensures that it has at most 65,535 bytes."""
     return binary(value.encode())
 
 
 def binary(value: bytes) -> bytes:
-    """Binary data with its length (1.5.6)."""
+    """Encode binary data with its length (1.5.6)."""
     return len(value).to_bytes(2, "big") + value
 
 
 def user_property(name: str, value: str) -> bytes:
-    """One user property, with its identifier."""
+    """Encode a user property, with its identifier."""
     return b"\x26" + text(name) + text(value)
 
 
 def topic_alias(number: int) -> bytes:
-    """The property Topic Alias, with its identifier."""
+    """Encode the property Topic Alias, with its identifier."""
     return b"\x23" + number.to_bytes(2, "big")
 
 
 def properties_bytes(properties: Properties) -> bytes:
-    """The properties, without their length."""
+    """Encode properties, without their length."""
     parts = []
     if properties.expiry is not None:
         parts.append(b"\x02" + properties.expiry.to_bytes(4, "big"))
@@ -157,19 +157,19 @@ def properties_bytes(properties: Properties) -> bytes:
 
 
 def plain_publish(topic: str) -> bytes:
-    """An empty PUBLISH of MQTT 3.1.1 with QoS 0."""
+    """Encode an empty PUBLISH of MQTT 3.1.1 with QoS 0."""
     name = text(topic)
     return bytes((PUBLISH,)) + varint(len(name)) + name
 
 
 def acknowledgement(kind: int, packet_id: int) -> bytes:
-    """A PUBACK, PUBREC, PUBREL or PUBCOMP that tells success."""
+    """Encode a PUBACK, PUBREC, PUBREL or PUBCOMP with the reason code for success."""
     flags = 2 if kind == PUBREL else 0
     return bytes((kind | flags, 2, packet_id >> 8, packet_id & 255))
 
 
 def parse_acknowledgement(body: bytes) -> tuple[int, int]:
-    """Packet id and reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP.
+    """Return packet id and reason code of a PUBACK, PUBREC, PUBREL or PUBCOMP.
 
     Raises:
         ProtocolError: there is no packet id.
@@ -181,7 +181,7 @@ def parse_acknowledgement(body: bytes) -> tuple[int, int]:
 
 
 def parse_answer(body: bytes, v5: bool) -> tuple[int, bytes, str | None]:
-    """Packet id, reason codes and reason string of a SUBACK or UNSUBACK.
+    """Return packet id, reason codes and reason string of a SUBACK or UNSUBACK.
 
     Raises:
         ProtocolError: malformed.
@@ -196,12 +196,12 @@ def parse_answer(body: bytes, v5: bool) -> tuple[int, bytes, str | None]:
 
 
 def disconnect(code: int) -> bytes:
-    """A DISCONNECT of MQTT 5 that gives a reason."""
+    """Encode a DISCONNECT of MQTT 5 with a reason code."""
     return bytes((DISCONNECT, 2, code, 0))
 
 
 def reason_string(body: bytes) -> str | None:
-    """What the broker added to the reason code of such a packet.
+    """Return the reason string of a PUBACK, PUBREC or PUBCOMP.
 
     Raises:
         ProtocolError: malformed properties.
@@ -210,11 +210,11 @@ def reason_string(body: bytes) -> str | None:
 
 
 def parse_publish(head: int, body: bytes, v5: bool) -> Publish:
-    """Parse a PUBLISH packet; its topic may be empty, for the one that an alias stands for.
+    """Parse a PUBLISH packet. Its topic is empty if an alias stands for it.
 
     Args:
         head: its first byte.
-        body: what follows the remaining length.
+        body: the bytes after the remaining length.
         v5: whether it has properties.
 
     Raises:
@@ -259,7 +259,7 @@ def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
-    """The properties whose length is at index ``at``, and the index after them."""
+    """Return the properties whose length is at index ``at``, and the index after them."""
     try:
         length, at = _parse_varint(data, at)
         end = at + length
@@ -275,7 +275,7 @@ def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
             at += 1
             if kind == _SUBSCRIPTION:
                 identifier, at = _parse_varint(data, at)
-                if not found.subscriptions:  # nearly always
+                if not found.subscriptions:  # the common case
                     found.subscriptions = (identifier,)
                 else:
                     if identifiers is None:

@@ -1,125 +1,43 @@
-"""Which streams a message is for.
+"""Routes each message that arrives to its streams.
 
-At the broker there is one subscription for each distinct filter; here, any number of streams share it. A *route* is
-such a subscription: a filter, its streams, and whether they compete (``queue``, a shared subscription) or each get a
-copy.
-
-**MQTT 5.** Each SUBSCRIBE carries an identifier of its own, and a broker names those a message was sent for. So
-routing does not depend on whether overlapping filters make the broker send one packet or several, shared and plain
-subscriptions are told apart, and a retained message goes to the one stream whose SUBSCRIBE it answers.
+**MQTT 5.** Each SUBSCRIBE carries an identifier of its own, and the broker names the identifiers that a message was
+sent for. So routing does not depend on whether the broker sends one packet or several for overlapping filters. Shared
+and plain subscriptions are told apart, and a retained message goes to the one stream whose SUBSCRIBE it answers.
 
 **MQTT 3.1.1** (and brokers without identifiers). A message goes to every route whose filter matches. That is right if
-the broker sends one packet for overlapping filters, as mosquitto does; from a broker that sends several, streams of
-overlapping filters get as many copies. So does a queue: mosquitto sends a client only one packet for its plain
-subscription and the queues it is a member of, without saying which, so the packet serves all of them. If such a queue
-has members in other processes too, it may see a message twice. A retained message, known by its flag, answers a
-SUBSCRIBE: it goes to the newest matching stream that has not had one on that channel. And it has the QoS of any one of
-the overlapping filters, whichever the broker finds first.
+the broker sends one packet for overlapping filters, as mosquitto does. From a broker that sends several, streams of
+overlapping filters get as many copies. So does a queue: mosquitto sends a client one packet for its plain subscription
+and the queues it is a member of, and does not name them, so the packet serves all of them. If such a queue has members
+in other processes too, it may see a message twice. A retained message, known by its flag, answers a SUBSCRIBE: it goes
+to the newest matching stream that has received none on that channel. Its QoS is that of the overlapping filter that
+the broker finds first.
 
-Shared subscriptions are part of MQTT 5; with 3.1.1 it is the broker's choice to have them (mosquitto and most others
-do, RabbitMQ does not). They get no retained messages (MQTT 5, 4.8.2); those of brokers that send them nevertheless
-are dropped, since each member joining would have the queue process them again.
+Shared subscriptions are part of MQTT 5. With 3.1.1 they are the broker's choice (mosquitto and most others have them,
+RabbitMQ does not). They get no retained messages (MQTT 5, 4.8.2). A broker that sends them nevertheless is ignored,
+since the queue would process them again for each member that joins.
 """
 
 from __future__ import annotations
 
-import random
-from collections import deque
+import secrets
 from typing import TYPE_CHECKING, Final
 
+from adapters.mqtt.streams import Route, Stream, filter_of
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 
 if TYPE_CHECKING:
-    from adapters.mqtt.inbound import Token
     from adapters.mqtt.packets import Publish
     from messaging.adapter import Sink
-    from messaging.model import Incoming
 
 _MAX_IDENTIFIER: Final = 268_435_455
-#: identifiers a route answers to: the broker may still hold messages with those of earlier SUBSCRIBEs
+#: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
 _IDENTIFIERS: Final = 64
-#: channels whose retained message a stream is known to have had
+#: channels remembered for each stream, whose retained message it has received
 _REPLAYED: Final = 4096
-#: channels whose routes are remembered, and the longest such channel: others are looked up each time
+#: channels whose routes are cached, and the longest such channel in characters: others are looked up each time
 _MATCHED: Final = 4096
 _MATCHED_LENGTH: Final = 1024
-
-
-class Stream:
-    """A subscription of the core: its handle."""
-
-    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "since", "sink", "tells_id", "unsettled")
-
-    def __init__(self, route: Route, sink: Sink, number: int, settles: bool, tells_id: bool) -> None:
-        self.route = route
-        #: whether its messages tell their packet identifiers
-        self.tells_id = tells_id
-        #: whether its messages have to be acknowledged: it asked for more than QoS 0
-        self.settles = settles
-        self.sink = sink
-        #: grows with each stream
-        self.number = number
-        #: messages with a lower number arrived before this stream was there
-        self.since = 0
-        #: what arrived since the sink was last called
-        self.batch: list[Incoming] = []
-        #: in the order of their arrival
-        self.unsettled: dict[Token, None] = {}
-        #: without identifiers: channels whose retained message it has had
-        self.replayed: set[str] = set()
-        self.ended = False
-
-
-class Route:
-    """A subscription at the broker and the streams behind it."""
-
-    __slots__ = (
-        "_turn",
-        "as_published",
-        "confirmed",
-        "detached",
-        "filter",
-        "identifiers",
-        "is_kept",
-        "is_shared",
-        "matches",
-        "no_local",
-        "pattern",
-        "qos",
-        "streams",
-    )
-
-    def __init__(self, queue: str | None, pattern: str, no_local: bool, as_published: bool) -> None:
-        self.filter = filter_of(queue, pattern)
-        self.pattern = pattern
-        #: subscription options (MQTT 5, 3.8.3.1): No Local, Retain As Published
-        self.no_local = no_local
-        self.as_published = as_published
-        self.is_shared = queue is not None
-        self.matches = channels.matcher(pattern)
-        #: the highest that one of its streams asked for
-        self.qos = 0
-        #: whether the broker has confirmed it, with that QoS
-        self.confirmed = False
-        self.streams: list[Stream] = []
-        #: the last stream was detached: the subscription stays at the broker
-        self.is_kept = False
-        self.detached: Stream | None = None
-        self.identifiers: deque[int] = deque()
-        self._turn = 0
-
-    def receivers(self) -> list[Stream]:
-        """The streams the next message is for."""
-        if not self.is_shared or len(self.streams) < 2:
-            return self.streams
-        self._turn = (self._turn + 1) % len(self.streams)
-        return self.streams[self._turn : self._turn + 1]
-
-
-def filter_of(queue: str | None, pattern: str) -> str:
-    """The topic filter that is subscribed to at the broker."""
-    return pattern if queue is None else f"$share/{queue}/{pattern}"
 
 
 class Router:
@@ -134,18 +52,18 @@ class Router:
         #: subscription identifier -> its route, and the stream whose SUBSCRIBE it was
         self._identified: dict[int, tuple[Route, Stream]] = {}
         self._foreign_identifiers = persistent
-        # unlikely to be those that an earlier process gave to subscriptions of this session
-        self._first = random.randrange(_MAX_IDENTIFIER) if persistent else 0  # noqa: S311
+        # random: unlikely to meet the identifiers that an earlier process used in this session
+        self._first = secrets.randbelow(_MAX_IDENTIFIER) if persistent else 0
         self._given = 0
         self._matched: dict[str, list[Route]] = {}
-        #: pairs of filters that were found to contradict: told once
+        #: pairs of filters that were reported to contradict each other
         self._told: set[frozenset[str]] = set()
         self._streams = 0
-        #: filters whose last stream went while there was no connection
+        #: filters whose last stream ended without a connection: to be unsubscribed at the next one
         self.orphans: set[str] = set()
 
     def reset(self) -> None:
-        """The broker has forgotten all subscriptions: every handle is void."""
+        """Void every handle: the broker has lost all subscriptions."""
         for route in self._routes.values():
             for stream in route.streams:
                 stream.ended = True
@@ -165,10 +83,10 @@ class Router:
         as_published: bool = False,
         tells_id: bool = False,
     ) -> Stream:
-        """Add a stream, and its route if it is the first one there.
+        """Add a stream, and its route if this is the first stream of its filter.
 
         Raises:
-            SubscriptionRefusedError: the route is there, with options that contradict.
+            SubscriptionRefusedError: the route exists, with options that contradict.
         """
         topic_filter = filter_of(queue, pattern)
         route = self._routes.get(topic_filter)
@@ -182,7 +100,7 @@ class Router:
                 f"retainAsPublished, and MQTT has one for each filter: use equal ones, or another instance"
             )
         elif as_published and not route.is_shared:
-            # what was retained before could not be told from what is retained now, and that from what another had
+            # an old retained message could not be told from a new one, nor from the replay to the other stream
             raise SubscriptionRefusedError(
                 f"this instance has a subscription to {topic_filter!r} with retainAsPublished, and there can be but one"
             )
@@ -195,7 +113,7 @@ class Router:
         return stream
 
     def remove(self, stream: Stream) -> bool:
-        """Remove a stream; whether its route went with it."""
+        """Remove a stream. Return whether its route was removed with it."""
         stream.ended = True
         route = stream.route
         route.streams.remove(stream)
@@ -208,25 +126,25 @@ class Router:
         return True
 
     def detach(self, stream: Stream) -> None:
-        """Remove a stream, and keep its route: the broker keeps the subscription."""
+        """Remove a stream and keep its route: the broker keeps the subscription."""
         stream.ended = True
         route = stream.route
         route.streams.remove(stream)
         route.is_kept, route.detached = True, stream
 
     def kept(self, topic: str) -> list[Stream]:
-        """The last streams of the routes that match a channel and are kept without any."""
+        """Return the detached streams of the kept routes that match a channel and have no stream now."""
         return [route.detached for route in self._matching(topic) if route.detached is not None and not route.streams]
 
     @property
     def settles(self) -> bool:
-        """Whether there are streams that wait for messages to settle."""
+        """Whether any stream has to acknowledge its messages."""
         return any(stream.settles for route in self._routes.values() for stream in route.streams)
 
     def contradicting(self, route: Route) -> list[Route]:
-        """Routes a message for ``route`` may be for as well, of which one is acknowledged and the other is not.
+        """Return the routes that overlap ``route`` where one side acknowledges messages and the other does not.
 
-        Those it was told of before, perhaps on another connection, are left out.
+        Pairs that were returned before, perhaps on another connection, are left out.
         """
         found = [
             other
@@ -240,7 +158,7 @@ class Router:
         return found
 
     def identify(self, stream: Stream) -> int:
-        """A subscription identifier for the SUBSCRIBE of ``stream``. It replaces that of its route at the broker."""
+        """Return an identifier for the SUBSCRIBE of ``stream``. It replaces the route's identifier at the broker."""
         identifier = (self._first + self._given) % _MAX_IDENTIFIER + 1
         self._given += 1
         route = stream.route
@@ -251,14 +169,14 @@ class Router:
         return identifier
 
     def receivers(self, publish: Publish) -> list[Stream]:
-        """The streams ``publish`` is for, each one once; none if it is for nobody here.
+        """Return the streams that ``publish`` is for, each one once; an empty list if there is none.
 
-        Shared routes count this as their turn. The list is not the caller's to change.
+        A shared route moves on to its next stream. The caller must not change the list.
         """
         identifiers = publish.properties.subscriptions
         if not identifiers:
             return self._newcomer(publish.topic) if publish.retain else self._by_topic(publish.topic)
-        if len(identifiers) == 1 and not publish.retain:  # nearly always
+        if len(identifiers) == 1 and not publish.retain:  # the common case
             known = self._identified.get(identifiers[0])
             if known is None:
                 if self._foreign_identifiers and not self._is_own(identifiers[0]):
@@ -269,7 +187,7 @@ class Router:
         if self._foreign_identifiers:
             found = [(route, stream) for route, stream in found if route.matches(publish.topic)]
             if not found and not any(map(self._is_own, identifiers)):
-                # subscribed to by an earlier process with this session
+                # an earlier process subscribed with this session
                 return self._by_topic(publish.topic)
         if publish.retain:
             streams = (
@@ -281,7 +199,7 @@ class Router:
             return [*dict.fromkeys(streams)]
         if len(found) == 1:
             return found[0][0].receivers()
-        # two identifiers may be those of an earlier and a later SUBSCRIBE of one route
+        # two identifiers may belong to an earlier and a later SUBSCRIBE of one route
         return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
 
     def _is_own(self, identifier: int) -> bool:

@@ -1,4 +1,4 @@
-"""Settings of MQTT instances, and what follows from them."""
+"""Settings of MQTT instances, and checks of their combinations."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 Version = Literal["5", "3.1.1"]
 
-#: how people write the versions; 4 and 5 are what the protocol itself puts into CONNECT
+#: spellings of the versions; 4 and 5 are the protocol levels in CONNECT
 _VERSIONS: Final = {"5": "5", "5.0": "5", "v5": "5", "3.1.1": "3.1.1", "v3.1.1": "3.1.1", "311": "3.1.1", "4": "3.1.1"}
 
 #: schemes served here -> default port
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
-#: those with TLS, and those with WebSocket, where a path may follow the host
+#: schemes with TLS, and schemes with WebSocket, where a path may follow the host
 SECURE: Final = frozenset({"mqtts", "wss"})
 WEB: Final = frozenset({"ws", "wss"})
-#: path of a WebSocket URL that names none: what most brokers use
+#: path of a WebSocket URL that names none: that of most brokers
 WEB_PATH: Final = "mqtt"
 
 
@@ -112,15 +112,15 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
 
 
 def credentials(url: BrokerUrl, settings: MqttSettings) -> tuple[str | None, SecretStr | None]:
-    """User name and password: the URL's, else the settings'."""
+    """Return user name and password: the URL's, else the settings'."""
     username = url.username if url.username is not None else settings.username
     return username, url.password if url.password is not None else settings.password
 
 
 def client_id(settings: MqttSettings, name: str) -> str:
-    """The client id to use. A generated one is unique, tells the instance, and fits the strictest broker.
+    """Return the client id. A generated one is unique, names the instance, and fits the strictest broker.
 
-    An empty one is the broker's to fill in. Brokers must take 1 to 23 letters and digits, and may refuse anything else
+    For an empty one the broker assigns an id. Brokers must accept 1 to 23 letters and digits, and may refuse others
     (MQTT-3.1.3-5).
     """
     if settings.client_id is not None:

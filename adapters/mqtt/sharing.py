@@ -1,11 +1,11 @@
-"""Whether a broker has shared subscriptions with MQTT 3.1.1, which has no way to say so (MQTT 5 announces them).
+"""Finds out whether a broker has shared subscriptions with MQTT 3.1.1, where it cannot announce them as with MQTT 5.
 
 A broker without them takes ``$share/queue/channel`` for a channel like any other: it confirms the subscription, and no
 message ever arrives. So the first subscription of an instance to a queue is preceded by a probe, on a connection of its
 own, where no other subscription interferes. The probe subscribes to one channel through a queue, and to a second
-channel as usual (the control), and publishes to both. If the message through the queue arrives, the broker has shared
-subscriptions. If only the control arrives, it has none, and the subscription is refused. If neither arrives, or the
-probe cannot connect or subscribe, a warning says that the queue may stay empty.
+channel without one (the control), and publishes to both. If the message through the queue arrives, the broker has
+shared subscriptions. If only the control arrives, it has none, and the subscription is refused. If neither arrives, or
+the probe cannot connect or subscribe, a warning says that the queue may stay empty.
 
 The channels are ``messaging/probe/<random>/...``. The messages are empty, not retained, of QoS 0, and sent up to three
 times. Subscribers of ``#`` see them.
@@ -20,54 +20,36 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
-from adapters.mqtt import packets
+from adapters.mqtt import handshake, packets
+from adapters.mqtt.capabilities import NO_SHARING
+from adapters.mqtt.link import Link
 from messaging.errors import ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paho.mqtt.subscribeoptions import SubscribeOptions
-
     from adapters.mqtt.handshake import Connack, Target
-    from adapters.mqtt.link import Link
 
 logger = logging.getLogger(__name__)
 
 #: first levels of the probe channels
 CHANNEL: Final = "messaging/probe"
-#: how often both messages are sent
+#: how many times both messages are sent
 _ROUNDS: Final = 3
-#: how long a round waits at least and at most, seconds, and how many times what the broker took for a SUBACK
+#: length of a round in seconds, at least and at most; between them, so many times the time to a SUBACK
 _LEAST_WAIT: Final = 0.3
 _MOST_WAIT: Final = 5.0
 _WAIT_FACTOR: Final = 3
 
-NO_SHARING: Final = (
-    "the broker has no shared subscriptions with MQTT 3.1.1, which queues need; set version=5 if it speaks MQTT 5"
-)
-
 
 class Sharing:
-    """Finds out whether the broker of one instance has shared subscriptions. Everything runs on the loop.
+    """Finds out whether the broker of one instance has shared subscriptions. Everything runs on the loop."""
 
-    Args:
-        name: of the instance, for the log.
-        new_link: makes a connection; :class:`~adapters.mqtt.link.Link`, which needs paho.
-        options: of a SUBSCRIBE.
-    """
-
-    def __init__(
-        self, name: str, new_link: Callable[[Target, _Probe], Link], options: Callable[[], SubscribeOptions]
-    ) -> None:
-        self._name = name
-        self._new_link = new_link
-        self._options = options
+    def __init__(self) -> None:
         self._probing = asyncio.Lock()
-        #: ``None`` as long as no probe could talk to the broker; ``True`` also if its probe told nothing
+        #: ``None`` until a probe has connected; ``True`` also if the probe had no result
         self._is_there: bool | None = None
 
     async def require(self, target: Target) -> None:
-        """Return once shared subscriptions are known to work, or after a warning that this cannot be found out.
+        """Return once shared subscriptions are known to work, or after a warning that the probe had no result.
 
         Args:
             target: where and how the instance connects.
@@ -86,13 +68,14 @@ class Sharing:
         token = secrets.token_hex(8)
         probe = _Probe(f"{CHANNEL}/{token}/shared", f"{CHANNEL}/{token}/control")
         target = dataclasses.replace(target, client_id=f"probe{token}")
-        link = self._new_link(target, probe)
+        link = Link(target, probe)
+        options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         try:
             async with asyncio.timeout(target.connect_timeout):
                 await link.connect(clean_start=True, will=None)
                 began = time.monotonic()
                 answers = [
-                    await link.subscribe(each, self._options(), None)
+                    await link.requests.subscribe(each, options, None, lambda _: False)
                     for each in (f"$share/{token}/{probe.shared}", probe.control)
                 ]
                 wait = min(max(_LEAST_WAIT, _WAIT_FACTOR * (time.monotonic() - began)), _MOST_WAIT)
@@ -111,34 +94,34 @@ class Sharing:
         finally:
             await link.close()
         logger.warning(
-            "mqtt %r (%s): cannot find out whether the broker has shared subscriptions: %s on %s/#; without them "
+            "%s: cannot find out whether the broker has shared subscriptions: %s on %s/#; without them "
             "queues stay empty; let this client use these channels, or set version=5",
-            self._name, target, reason, CHANNEL,
+            target.component, reason, CHANNEL,
         )  # fmt: skip
         return is_there
 
 
 class _Probe:
-    """What arrives on the probe's connection: ``link.Events``."""
+    """Collects the messages on the probe's connection: ``link.Events``."""
 
     def __init__(self, shared: str, control: str) -> None:
         self.shared = shared
         self.control = control
         self._arrived: set[str] = set()
         self._changed = asyncio.Event()
-        #: why the connection ended, if it did
+        #: why the connection ended, if it was lost
         self.ended: ConnectionLostError | None = None
 
     async def outcome(self, link: Link, wait: float) -> bool | None:
-        """Publish, and return whether the message through the queue arrived; ``None`` if neither did.
+        """Publish, and return whether the message through the queue arrived; ``None`` if neither message did.
 
         Args:
             link: connected and subscribed.
-            wait: how long a round takes, seconds.
+            wait: length of a round, seconds.
         """
         for _ in range(_ROUNDS):
             for channel in (self.shared, self.control):
-                link.send(packets.plain_publish(channel))
+                link.writer.send(packets.plain_publish(channel))
             try:
                 async with asyncio.timeout(wait):
                     while self.shared not in self._arrived and self.ended is None:

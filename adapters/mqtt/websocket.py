@@ -1,8 +1,8 @@
 """MQTT over WebSocket (MQTT 5, 6.0; the same for 3.1.1), for ``ws://`` and ``wss://``.
 
 The protocol is that of the library ``websockets``, without its I/O: bytes go in and come out. It sits between the
-socket and :class:`~adapters.mqtt.wire.Wire`, which goes on seeing a stream of MQTT packets: where one WebSocket message
-ends and the next begins means nothing to MQTT.
+socket and the buffers of :class:`~adapters.mqtt.wire.Wire`, which sees a stream of MQTT packets: the limits between
+WebSocket messages mean nothing to MQTT.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from messaging.errors import ConnectFailedError
 if TYPE_CHECKING:
     import socket
 
-#: what MQTT is called in the handshake (6.0.0-3)
+#: name of MQTT in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")
 _HANDSHAKE_READ: Final = 4096
-#: Bytes of one WebSocket message, all its fragments together. The wire has the limit for packets; this one bounds what
-#: the library gathers before the wire sees it. An int, because the library takes a limit per fragment only since 16.0.
+#: Bytes of one WebSocket message, all its fragments together. The wire has the limit for packets; this one bounds the
+#: bytes that the library gathers for it. An int, because the library takes a limit per fragment only since 16.0.
 _LARGEST_MESSAGE: Final = MAX_PACKET
-#: The library logs every frame on DEBUG, CONNECT and the password in it, too: this logger has nowhere to go.
+#: The library logs every frame on DEBUG, with CONNECT and its password: this logger has no handler.
 _NO_LOGGER: Final = logging.Logger("adapters.mqtt.websocket.frames", logging.CRITICAL)  # noqa: LOG001
 
 
@@ -38,7 +38,7 @@ class WebSocket:
     """The framing of one connection.
 
     Args:
-        host: with ``port``, what the handshake says whom it is for.
+        host: named in the handshake, with ``port``.
         path: of the URL, percent-encoded, with its slash.
         secure: whether TLS is below.
     """
@@ -58,7 +58,7 @@ class WebSocket:
         """Turn ``sock``, connected and blocking with a timeout, into a WebSocket.
 
         Raises:
-            ConnectFailedError: the other end speaks no WebSocket there, or no MQTT over it.
+            ConnectFailedError: the peer accepts no WebSocket at the path, or no MQTT over it.
             OSError: the connection broke, or took too long.
         """
         protocol = self._protocol
@@ -67,7 +67,7 @@ class WebSocket:
             sock.sendall(data)
         answer = b""
         while protocol.state is CONNECTING and protocol.handshake_exc is None:
-            # not a byte more than the answer: what follows it is for the wire, and no broker speaks first
+            # the answer is all that arrives: a broker sends nothing before CONNECT
             data = sock.recv(_HANDSHAKE_READ)
             answer = answer or data
             if data:
@@ -85,16 +85,16 @@ class WebSocket:
             raise ConnectFailedError(f"the WebSocket at {self._path!r} speaks no MQTT")
 
     def encode(self, data: bytes | bytearray) -> bytes:
-        """``data`` as a binary message, behind what the peer is owed for its pings."""
-        if data and self._protocol.state is OPEN:  # else it is about to end
+        """Return ``data`` as a binary message, after the answers to the peer's pings."""
+        if data and self._protocol.state is OPEN:  # else the connection is about to end
             self._protocol.send_binary(bytes(data))
         return b"".join(self._protocol.data_to_send())
 
     def decode(self, data: bytes) -> bytes:
-        """The payload in ``data``; see :attr:`ended` for whether more can come. Call :meth:`encode` for what is owed.
+        """Return the payload in ``data``; see :attr:`ended` for whether more can follow. Call :meth:`encode` after it.
 
         Raises:
-            ProtocolError: not what a server may send, or text.
+            ProtocolError: a server may not send this, or it is text.
         """
         protocol = self._protocol
         try:
@@ -120,7 +120,7 @@ class WebSocket:
         return b"".join(map(bytes, parts))
 
     def close(self) -> bytes:
-        """The bytes that end it from our side."""
+        """Return the bytes that end this side of the connection."""
         if self._protocol.state is OPEN:
             self._protocol.send_close(1000)
         return self.encode(b"")

@@ -1,10 +1,7 @@
-"""The socket paho is given.
+"""The socket of a connection, with TLS and WebSocket or without: cuts bytes into packets, and gathers written bytes.
 
-To paho it is a TLS connection: it gets it from what it takes for a TLS context (:class:`Dialer`). Behind it is the real
-socket, TLS or not, WebSocket or not. It reads as much as there is, cuts that into packets, and gathers what is written
-until flushed.
-
-The dialer's methods run on the thread that connects; everything else runs on the loop.
+It reads all bytes that are available, and gathers written packets until they are flushed. Runs on the loop, but for
+:meth:`Wire.interrupt`.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import contextlib
 import socket
 import ssl
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +36,7 @@ class Wire:
 
     Args:
         sock: connected.
-        web: frames what passes, if the broker wants WebSocket.
+        web: the framing of WebSocket; ``None`` for none.
         largest: bytes of the largest packet that may arrive.
     """
 
@@ -53,79 +49,38 @@ class Wire:
         self._sock = sock
         self._web = web
         self._largest = largest
-        #: packets for paho that it has not read yet
-        self._control = b""
-        #: the beginning of a packet whose end has not arrived
+        #: the beginning of a packet, and how many bytes it has in all, as far as known
         self._partial = bytearray()
         self._wanted = 0
         self._out = bytearray()
-        #: WebSocket: frames on their way, and how many bytes of packets are in them
+        #: WebSocket: frames not yet sent, and how many bytes of packets they hold
         self._framed = bytearray()
         self._in_frames = 0
-        #: what goes to the socket next
+        #: the buffer that goes to the socket next
         self._outgoing = self._out if web is None else self._framed
-        #: bytes of packets handed to the real socket so far
+        #: bytes of packets handed to the socket so far
         self.sent = 0
-        #: when something last arrived, and when the socket last took something; monotonic seconds
+        #: when bytes last arrived, and when the socket last took bytes; monotonic seconds
         self.received_at = self.sent_at = time.monotonic()
 
-    # --- paho's side: as much of a non-blocking TLS socket as paho uses
-
-    def settimeout(self, seconds: float | None) -> None:
-        """For the time of the handshake."""
-        self._sock.settimeout(seconds)
-
-    def do_handshake(self) -> None:
-        """TLS handshake, then that of WebSocket; on the connecting thread."""
-        try:
-            if isinstance(self._sock, ssl.SSLSocket):
-                self._sock.do_handshake()
-            if self._web is not None:
-                self._web.handshake(self._sock)
-        except BaseException:
-            self._sock.close()  # paho would leave that to the garbage collector
-            raise
-
-    def setblocking(self, blocking: bool) -> None:
-        """See ``socket``."""
-        self._sock.setblocking(blocking)
-
     def fileno(self) -> int:
-        """See ``socket``."""
+        """Return the descriptor of the socket."""
         return self._sock.fileno()
 
-    def recv(self, size: int) -> bytes:
-        """What :meth:`feed` was given; ``BlockingIOError`` if there is nothing."""
-        if not self._control:
-            raise BlockingIOError
-        data = self._control[:size]
-        self._control = self._control[size:]
-        return data
-
-    def send(self, data: bytes | bytearray) -> int:
+    def send(self, data: bytes | bytearray) -> None:
         """Gather ``data`` until :meth:`flush`."""
         self._out += data
-        return len(data)
-
-    def pending(self) -> int:
-        """Bytes :meth:`recv` has."""
-        return len(self._control)
-
-    def close(self) -> None:
-        """Nothing: paho closes before the last bytes are flushed. :meth:`dispose` is what closes."""
-
-    # --- our side
 
     @property
     def unsent(self) -> int:
-        """Bytes gathered and not handed to the socket."""
+        """Bytes gathered and not yet handed to the socket."""
         return len(self._out) + self._in_frames
 
     @property
     def delivered(self) -> int:
-        """Bytes of packets that the other end's system has taken, as far as this one tells; else those sent.
+        """Bytes of packets that the peer's system has acknowledged (Linux), or else bytes sent.
 
-        TLS and WebSocket add some that are counted as missing until they are taken too.
+        Bytes that TLS and WebSocket add count as missing until they are acknowledged too.
         """
         waiting = array.array("i", [0])
         if sys.platform == "linux":
@@ -135,29 +90,26 @@ class Wire:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether the socket has everything, what WebSocket adds included."""
+        """Whether the socket has all bytes, including the ones that WebSocket adds."""
         return not (self._out or self._framed)
 
-    def feed(self, head: int, body: bytes) -> None:
-        """Let paho read a packet."""
-        self._control += bytes((head,)) + packets.varint(len(body)) + body
-
     def receive(self) -> bytes | None:
-        """What has arrived; ``None`` if nothing has, empty at the end of the stream.
+        """Return the bytes that have arrived: ``None`` if there are none yet, empty at the end of the stream.
 
         Raises:
             OSError: the connection broke.
-            ProtocolError: it is not WebSocket, where that was agreed.
+            ProtocolError: the bytes are not WebSocket, where that was agreed.
         """
         try:
             data = self._sock.recv(READ_SIZE)
-            # a TLS socket gives one record at a time, and the loop does not see those it holds decrypted
+            # a TLS socket returns one record at a time, and the loop does not see the decrypted ones that it holds
             while isinstance(self._sock, ssl.SSLSocket) and data and self._sock.pending():
                 data += self._sock.recv(self._sock.pending())
             if _QUICKACK is not None:
                 # A broker with Nagle's algorithm, which is mosquitto's default, sends a small packet only once the one
-                # before is acknowledged, and delayed that takes 40 ms. The option holds until the next read or so.
-                with contextlib.suppress(OSError):  # reset meanwhile: the next read tells
+                # before is acknowledged, and a delayed acknowledgement takes 40 ms. The option lasts until about the
+                # next read.
+                with contextlib.suppress(OSError):  # reset meanwhile: the next read reports it
                     self._sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
@@ -174,10 +126,10 @@ class Wire:
         return None  # a ping, or the beginning of a frame
 
     def split(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Cut ``data``, which follows what came before, into packets: first byte, and what follows the length.
+        """Cut ``data``, the next bytes of the stream, into packets: first byte, and the bytes after the length.
 
         Raises:
-            ProtocolError: a length of more than four bytes, or more than is read.
+            ProtocolError: a length of more than four bytes, or over a limit.
         """
         if self._partial:
             self._partial += data
@@ -226,7 +178,7 @@ class Wire:
         self._wanted = end - at
 
     def flush(self) -> None:
-        """Hand to the socket what it takes; see :attr:`unsent` for what is left.
+        """Hand bytes to the socket until it takes no more; see :attr:`unsent` for the rest.
 
         Raises:
             OSError: the connection broke.
@@ -246,9 +198,9 @@ class Wire:
             self._in_frames = 0
 
     def _write(self) -> int:
-        """Hand over what the socket takes, and how much that was.
+        """Hand bytes to the socket, and return how many it took.
 
-        No variable of a frame holds the bytes, CONNECT and its password among them: a report of an error may show it.
+        No local variable holds the bytes, CONNECT and its password among them: an error report may show variables.
         """
         before = len(self._outgoing)
         try:
@@ -257,14 +209,14 @@ class Wire:
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            raise error.with_traceback(None) from None  # of a TLS socket, the frames hold the bytes
+            raise error.with_traceback(None) from None  # the frames of a TLS socket hold the bytes
         written = before - len(self._outgoing)
         if written:
             self.sent_at = time.monotonic()
         return written
 
     def finish(self) -> None:
-        """Say that nothing more will be written."""
+        """Tell the peer that nothing more will be written."""
         with contextlib.suppress(OSError):
             if self._web is not None:
                 self._framed += self._web.close()
@@ -272,70 +224,10 @@ class Wire:
             self._sock.shutdown(socket.SHUT_WR)
 
     def interrupt(self) -> None:
-        """End what another thread waits for in this socket, without taking the descriptor away from under it."""
+        """End a wait of another thread in this socket. The descriptor stays open."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def dispose(self) -> None:
         """Close the socket."""
         self._sock.close()
-
-
-class Dialer:
-    """What paho takes for a TLS context: gives it a :class:`Wire`. One for each attempt to connect.
-
-    Attributes:
-        tls: the real context; ``None`` for no TLS.
-        web: WebSocket, or ``None`` for none.
-        largest: bytes of the largest packet that may arrive.
-        wire: the connection, once there is one.
-    """
-
-    #: to paho: the host name was verified by the context. Whether it is, the real context decides.
-    check_hostname = True
-
-    def __init__(self) -> None:
-        self.tls: ssl.SSLContext | None = None
-        self.web: WebSocket | None = None
-        self.largest = packets.MAX_PACKET
-        self._lock = threading.Lock()  # guards the three below
-        self._dialing = True
-        self._cancelled = False
-        self.wire: Wire | None = None
-
-    def wrap_socket(
-        self, sock: socket.socket, server_hostname: str | None = None, do_handshake_on_connect: bool = False
-    ) -> Wire:
-        """Called by paho once TCP is connected."""
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.tls is not None:
-                sock = self.tls.wrap_socket(
-                    sock, server_hostname=server_hostname, do_handshake_on_connect=do_handshake_on_connect
-                )
-            wire = Wire(sock, self.web, self.largest)
-            with self._lock:
-                if self._cancelled:
-                    raise ConnectionAbortedError("cancelled")
-                self.wire = wire
-        except BaseException:
-            sock.close()
-            raise
-        return wire
-
-    def dialed(self) -> None:
-        """The connecting thread is done: from now on the loop owns the wire, unless it gave up meanwhile."""
-        with self._lock:
-            self._dialing = False
-            if self._cancelled and self.wire is not None:
-                self.wire.dispose()
-
-    def cancel(self) -> None:
-        """Close the connection, or have the connecting thread do so as soon as it can. Idempotent."""
-        with self._lock:
-            self._cancelled = True
-            if self.wire is not None:
-                if self._dialing:
-                    self.wire.interrupt()
-                else:
-                    self.wire.dispose()

@@ -7,20 +7,20 @@
 
 ::
 
-    formats     the names of the data source, as Spark knows them
-    options     names, types, defaults of all options
-    columns     what a row is               typed       columns parsed from the payload
-    source      the readers that Spark calls, for channels that cannot be replayed
-    ingest      broker -> journal           feeds       how it presents itself to the broker
-    journal     whose it is                 log         one partition: segments, offsets, commits
-    index       where the frames are        frames      what segments are made of
-    folders     local disk, object stores
-    streams     RabbitMQ streams, which need no journal
-    sink        rows -> messages            connecting  how tasks reach a broker
-    errors      what can go wrong
+    formats          the formats ``messaging``, ``mqtt`` and ``amqp``
+    read             broker channels as sources       on journal
+    write            rows as messages
+    journal          received messages on disk, until Spark has processed them
+    options          names, types and defaults of all options; option_values: their texts
+    columns          the columns of a message
+    task_connection  the broker connection of a task
+    errors           the error tree
 
-    archive     typed events -> Parquet, and back: recorder, recorded, archived, replay
-    telemetry   ``messaging pipeline demo``
+    recorder         events of a typed event bus -> messages; needs no Spark
+    archive          recorded events -> Parquet, and back onto a bus      on recorder and the data source
+    telemetry        the example pipeline of ``messaging pipeline demo``  on the data source
+
+Imports point downwards: ``archive``, ``telemetry`` -> ``formats`` -> ``read``, ``write`` -> ``journal`` -> the others.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Have ``spark`` know the formats ``messaging``, ``mqtt`` and ``amqp``; once for each session.
+    """Register the formats ``messaging``, ``mqtt`` and ``amqp`` with a session.
 
     Raises:
         MissingExtraError: PySpark or pyarrow is not installed.
         ArgumentError: ``spark`` is no session.
     """
     try:
-        from adapters.spark.formats import FORMATS  # not at import: receivers need no Spark
+        from adapters.spark.formats import FORMATS  # not at import: recorders need no Spark
     except ImportError as error:
         raise MissingExtraError("spark", f"the Spark data source ({error.name})") from error
     if not hasattr(spark, "dataSource"):  # sessions of Spark Connect are of another class

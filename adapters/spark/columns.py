@@ -1,4 +1,4 @@
-"""The columns of a message: as people know them from Kafka, and as the journal keeps them."""
+"""The columns of a message: named as in Spark's Kafka source, and as the journal stores them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Identity: TypeAlias = tuple[str | int, str | None, bytes]
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
-#: what a row of the source is
+#: the columns of a read
 MESSAGE: Final = pa.schema(
     [
         ("value", pa.binary()),
@@ -34,16 +34,16 @@ MESSAGE: Final = pa.schema(
         ("headers", pa.map_(pa.string(), pa.string())),
     ]
 )
-#: what the journal keeps: beside it what a delivery is known by that is made again. That is the packet identifier of
-#: the MQTT session, and the sender's message id, where the headers have something of their own under its name
+#: the columns of the journal: two more identify redeliveries. They are the packet identifier of the MQTT session, and
+#: the sender's message id if the sender also has a header of that name
 JOURNAL: Final = MESSAGE.append(pa.field("packet", pa.int32())).append(pa.field("message_id", pa.string()))
 
-#: headers of rows for what has no column
+#: headers of rows for properties without a column
 MESSAGE_ID: Final = "message-id"
 CONTENT_ENCODING: Final = "content-encoding"
 
-#: seconds from the epoch to the first or the last time that pandas has in all time zones, in 1677 and 2262: a sender
-#: must not break what is done with its rows later
+#: seconds from the epoch to the first and the last time that pandas supports in all time zones, in 1677 and 2262: a
+#: sender must not break later processing of its rows
 _FAR_SECONDS: Final = 2.0**63 / 1e9 - 86_400
 
 _TEXT: Final = pa.string()
@@ -51,14 +51,14 @@ _HEADERS: Final = MESSAGE.field("headers").type
 
 
 def batch_of(messages: Sequence[Message], partition: int, first: int, now: int | None) -> pa.RecordBatch:
-    """The rows of ``messages`` for the journal. Never fails on what a sender wrote: it would come again and again.
+    """Return the rows of ``messages`` for the journal. No content of a message fails: it would be redelivered forever.
 
     Args:
         messages: in their order.
         partition: their partition.
-        first: the offset of the first of them.
-        now: microseconds since the epoch, for those whose sender gave no time, or one far out;
-            ``None`` leaves theirs empty.
+        first: the offset of the first message.
+        now: microseconds since the epoch, for messages without a time, or with one out of range;
+            ``None`` leaves their time empty.
     """
     count = len(messages)
     contexts = [message.context for message in messages]
@@ -84,7 +84,7 @@ def batch_of(messages: Sequence[Message], partition: int, first: int, now: int |
 
 
 def _times(values: list[float | None], now: int | None) -> pa.Array:
-    """Seconds since the epoch as a column."""
+    """Return seconds since the epoch as a column."""
     if values.count(None) == len(values):
         return pa.repeat(pa.scalar(now, _TIME), len(values))
     far = _FAR_SECONDS
@@ -103,14 +103,14 @@ def _texts(values: Sequence[str | None]) -> pa.Array:
 
 
 def _text(value: object) -> str:
-    """A text that every program can read: lone surrogates become question marks."""
+    """Return valid Unicode: lone surrogates become question marks."""
     return str(value).encode(errors="replace").decode()
 
 
 def _headers(contexts: list[MessageContext], extensions: list[Mapping[str, Any]]) -> tuple[pa.Array, pa.Array]:
-    """The headers of the sender, and what else has no column, as one map for each message; null if there is nothing.
+    """Return the headers of each message as a map, with the properties without a column; null if there are none.
 
-    Beside it the message ids that are not among them, for ``message_id``.
+    The second array is the column ``message_id``: ids that are not among the headers.
     """
     ends: list[int | None] = []
     names: list[str] = []
@@ -141,7 +141,7 @@ def _headers(contexts: list[MessageContext], extensions: list[Mapping[str, Any]]
 
 
 def identities(rows: pa.Table) -> set[Identity]:
-    """What tells the deliveries of ``rows`` from others, also when the broker makes them again."""
+    """Return the identities of ``rows``, by which redeliveries are found."""
     found = set()
     for own, packet, headers, channel, value in zip(
         *(rows.column(name).to_pylist() for name in ("message_id", "packet", "headers", "channel", "value")),
@@ -154,7 +154,7 @@ def identities(rows: pa.Table) -> set[Identity]:
 
 
 def identity_of(message: Message) -> Identity | None:
-    """The same for a message; ``None`` if nothing tells it from another with the same content."""
+    """Return the identity of a message; ``None`` if it has neither a message id nor a packet identifier."""
     context = message.context
     identity = context.extensions.get("messageId")
     known = _text(identity) if identity else context.extensions.get("packetId")

@@ -4,17 +4,17 @@
 
     MessagingError
     ├── JournalError                   the journal, or the way to it; names the option ``journalPath``
-    │   ├── JournalUnreadableError     it cannot be reached, or is none
-    │   ├── JournalCorruptError        what was written is not there any more as it was
-    │   ├── JournalMismatchError       it is that of another query, or of other channels
+    │   ├── JournalUnreadableError     it cannot be reached, or is no journal
+    │   ├── JournalCorruptError        a file of it is damaged
+    │   ├── JournalMismatchError       it belongs to another query, or to other channels
     │   ├── JournalLockedError         another query is using it now
     │   ├── MicroBatchSkippedError     the sink skipped a micro-batch: no task has read its rows
     │   └── JournalFullError           there is no room for more messages
-    ├── DataLossError                  offsets of the checkpoint are not to be had any more (``failOnDataLoss``)
-    ├── InvalidColumnError (ValueError)  a column that messages have not, or of the wrong type
+    ├── DataLossError                  offsets of the checkpoint are lost (``failOnDataLoss``)
+    ├── InvalidColumnError (ValueError)  a column that messages do not have, or of the wrong type
     └── InvalidRowError (ValueError)   a row that does not become a message
 
-Wrong options are :class:`~messaging.errors.InvalidOptionError`. All of them come out of Spark as text within its own
+Wrong options are :class:`~messaging.errors.InvalidOptionError`. Spark reports all of them as text within its own
 errors (``StreamingQueryException``, ``AnalysisException``), name of the class first. URLs of journals may hold the
 keys of an object store: no error shows them.
 """
@@ -24,46 +24,51 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Final
 
-from messaging.errors import MessagingError
+from messaging.errors import InvalidOptionError, MessagingError
 
-#: who logs in: up to the last ``@``, since keys are often not escaped; and what a query says beside
+#: the login of a URL, up to the last ``@``, since keys are often not escaped; and secrets in its query
 _LOGIN: Final = re.compile(r"(?<=://)[^\n]*@")
 _SECRET: Final = re.compile(r"([?&][^=&\s]*(?:pass|secret|token|key|sig)[^=&\s]*=)[^&\s'\"]*", re.IGNORECASE)
 
 
 def redacted(text: str) -> str:
-    """``text`` without what URLs in it keep secret."""
+    """Return ``text`` without the secrets of URLs in it."""
     return _SECRET.sub(r"\1***", _LOGIN.sub("***@", text))
 
 
+def invalid_option(option: str, problem: str) -> InvalidOptionError:
+    """Return the error of an option with a wrong value."""
+    return InvalidOptionError(option, f"option {option!r}: {problem}")
+
+
 class JournalError(MessagingError):
-    """Something about the journal at ``journalPath``.
+    """Base of the errors of the journal at ``journalPath``.
 
     Attributes:
-        option: the name of the option that says where the journal is.
-        path: where it is, without secrets.
+        option: the name of the option with the path.
+        path: the path, without secrets.
     """
 
     option: ClassVar = "journalPath"
 
     def __init__(self, path: str, message: str) -> None:
         self.path = redacted(path)
-        super().__init__(self.path, redacted(message))  # its arguments: it is pickled on its way from an executor
+        super().__init__(self.path, redacted(message))  # as arguments, since errors of tasks are pickled
 
     def __str__(self) -> str:
         return "option 'journalPath' ({}): {}".format(*self.args)
 
 
 class JournalUnreadableError(JournalError):
-    """The journal cannot be reached, or what is there is none."""
+    """The journal cannot be reached, or the folder holds no journal."""
 
 
 class JournalCorruptError(JournalError):
-    """What was written to the journal is not there any more as it was written."""
+    """A file of the journal is not as it was written."""
 
 
 class JournalMismatchError(JournalError):
-    """The journal is that of another query, or of other channels."""
+    """The journal belongs to another query, or to other channels."""
 
 
 class JournalLockedError(JournalError):
@@ -79,17 +84,17 @@ class JournalFullError(JournalError):
 
 
 class DataLossError(MessagingError):
-    """Offsets that the checkpoint asks for are not to be had any more; ``failOnDataLoss=false`` goes on without."""
+    """Offsets of the checkpoint are lost; ``failOnDataLoss=false`` continues without them."""
 
     def __init__(self, message: str) -> None:
         super().__init__(redacted(message))
 
 
 class InvalidColumnError(MessagingError, ValueError):
-    """A column of what is to be written is unknown, missing, or of the wrong type; nothing was published.
+    """A column of rows to write is unknown, missing, or of the wrong type; nothing was published.
 
     Attributes:
-        column: its name.
+        column: the name of the column.
     """
 
     def __init__(self, column: str, message: str) -> None:
@@ -98,11 +103,11 @@ class InvalidColumnError(MessagingError, ValueError):
 
 
 class InvalidRowError(MessagingError, ValueError):
-    """A row that does not become a message; nothing of it was published. The rows of its task before it were.
+    """A row does not become a message and was not published. The rows of its task before it were.
 
     Attributes:
-        row: its number among the rows of its task, from 0.
-        column: which of its values is to blame.
+        row: the number of the row in its task, from 0.
+        column: the column of the wrong value.
         partition: the number of the task.
     """
 

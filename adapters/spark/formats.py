@@ -1,4 +1,4 @@
-"""The names of the data source, and how Spark gets to know them."""
+"""The formats ``messaging``, ``mqtt`` and ``amqp``, as Spark registers them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pyspark.sql.datasource import (
 )
 
 from adapters.spark.options import ReadOptions, WriteOptions
-from adapters.spark.sink import BatchWriter, StreamWriter
-from adapters.spark.source import JournalBatchReader, JournalStreamReader, schema_of
-from adapters.spark.streams import StreamsBatchReader, StreamsReader
+from adapters.spark.read.journaled import JournalBatchReader, JournalStreamReader
+from adapters.spark.read.rabbitmq_streams import StreamsBatchReader, StreamsReader
+from adapters.spark.read.rows import schema_of
+from adapters.spark.write.writers import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -26,51 +27,51 @@ class MessagingDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "messaging"
 
     def schema(self) -> StructType:
-        """The columns of a read that names none."""
-        # whether it is a batch read is not known here: what only one of the two needs is checked by the reader
+        """Return the columns of a read without ``.schema(...)``."""
+        # Spark does not say whether this is a batch read: the readers check the options that only one of them needs
         columns: StructType = schema_of(ReadOptions.of(self.options, self.name(), batch=True))
         return columns
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader for ``readStream``."""
+        """Return a reader for ``readStream``."""
         options = ReadOptions.of(self.options, self.name())
         return StreamsReader(options, schema) if options.is_stream else JournalStreamReader(options, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader for ``read``."""
+        """Return a reader for ``read``."""
         options = ReadOptions.of(self.options, self.name(), batch=True)
         return StreamsBatchReader(options, schema) if options.is_stream else JournalBatchReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer for ``write``."""
+        """Return a writer for ``write``."""
         return BatchWriter(WriteOptions.of(self.options, self.name()), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A writer for ``writeStream``."""
+        """Return a writer for ``writeStream``."""
         return StreamWriter(WriteOptions.of(self.options, self.name()), schema, overwrite=overwrite)
 
 
 class MqttDataSource(MessagingDataSource):
-    """Format ``mqtt``: the same for MQTT brokers only."""
+    """Format ``mqtt``: accepts URLs of MQTT brokers only."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "mqtt"
 
 
 class AmqpDataSource(MessagingDataSource):
-    """Format ``amqp``: the same for RabbitMQ only."""
+    """Format ``amqp``: accepts URLs of AMQP brokers only."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "amqp"
 
 
-#: every format there is
+#: all formats
 FORMATS: Final = (MessagingDataSource, MqttDataSource, AmqpDataSource)

@@ -1,7 +1,7 @@
-"""The batch job, over the tables that the streaming job has written; it may be running.
+"""The batch job over the tables of the streaming job, which may be running.
 
 python examples/telemetry_pipeline/batch_job.py OUTPUT [--ledger FILE]
-spark-submit --master URL ... runs it on that master; OUTPUT is then a directory that driver and executors share.
+spark-submit --master URL ... runs it on that master; OUTPUT must then be a directory that driver and executors share.
 """
 
 import argparse
@@ -22,13 +22,13 @@ def main(output: Path, ledger: Path | None) -> None:
         print("the devices with the most anomalies")
         batch.most_anomalies(tables).show(truncate=False)
         if ledger is not None:
-            print("completeness: what the broker accepted, and what is stored")
+            print("completeness: messages that the broker accepted, and messages that are stored")
             batch.completeness(spark, tables, ledger).orderBy("device").show(1000, truncate=False)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, help="the directory of the streaming job")
-    parser.add_argument("--ledger", type=Path, help="what the fleet says it has sent")
+    parser.add_argument("--ledger", type=Path, help="the ledger of the fleet")
     given = parser.parse_args()
     main(given.output, given.ledger)

@@ -1,10 +1,10 @@
-"""The streaming job against a broker that is there: readings in, tables and alerts out.
+"""The streaming job against your broker: it reads telemetry, and writes tables and alerts.
 
 python examples/telemetry_pipeline/streaming_job.py URL OUTPUT [--seconds S]
-spark-submit --master URL ... runs it on that master; OUTPUT is then a directory that driver and executors share.
+spark-submit --master URL ... runs it on that master; OUTPUT must then be a directory that driver and executors share.
 
-Started again with the same OUTPUT it goes on where it was, also when it was interrupted in the middle of something:
-nothing is stored twice, and nothing is left out of what the broker has kept for it in the meantime.
+Restarted with the same OUTPUT, also after a crash, it continues where it stopped: no message is stored twice, and every
+message that the broker has kept meanwhile is stored.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The command ``messaging``: publish, subscribe, request, reply, measure and look, for every broker URL.
+"""The command ``messaging``: publish, subscribe, request, reply and measure, for every broker URL.
 
-Only :func:`main` is public. It needs the extra ``cli``, and says so if that is not installed.
+Only :func:`main` is public. It needs the extra ``cli``, and reports an error if the extra is not installed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from messaging.errors import MissingExtraError
 
 __all__ = ["main"]
 
-#: the modules the extra ``cli`` brings
+#: the packages of the extra ``cli``
 _EXTRA: Final = ("typer", "rich")
 
-#: the environment variable in which a shell names itself when it asks for completions
+#: environment variable that holds the name of the shell that asks for completions
 _COMPLETION: Final = "_MESSAGING_COMPLETE"
 
 
@@ -37,19 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _sigterm_interrupts():
             from messaging.cli.app import run
 
-            return run(arguments)  # it imports what the command needs
+            return run(arguments)  # imports the modules of the command
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         sys.stderr.write(f"messaging: error: {MissingExtraError('cli', 'the command line')}\n")
         return 2
-    except KeyboardInterrupt:  # before the command began
+    except KeyboardInterrupt:  # before the command started
         return 130
 
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the program as SIGINT does: streams are closed and what was accepted is sent."""
+    """Make SIGTERM end the program as SIGINT does: streams are closed and accepted messages are sent."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -61,12 +61,12 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _complete(shell: str, arguments: Sequence[str]) -> int:
-    """Answer a shell that asks for completions. What goes wrong is no line on the terminal that is being typed at."""
+    """Answer a shell that asks for completions. Errors are silent: the user is typing on that terminal."""
     from messaging.cli.completion import answer
     from messaging.cli.output import write
 
     try:
         write(answer(shell, arguments).encode(errors="surrogateescape"))
-    except Exception:  # noqa: BLE001  # a saved file that is bad, a package that does not load, a shell that has gone
+    except Exception:  # noqa: BLE001  # a malformed file, a package that does not load, a shell that is gone
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""The program: its commands, its signals, and which exit code an error gets."""
+"""The program: its global options, and the exit code of each error."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from importlib.metadata import version
 from typing import Annotated, Final
 
 import typer
+from typer import Option
 
 from messaging.cli.commands import Commands
 from messaging.cli.completion_scripts import SCRIPTS, check_shell, current_shell, install
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
 from messaging.errors import ArgumentError, CodecError, ConfigurationError, MessagingError, UnsupportedFeatureError
 
-#: what typer raises about a command line; from which module depends on its version
+#: the error of typer for a wrong command line; its module depends on the version of typer
 _CommandLineError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
-#: the input was wrong, rather than the broker, the network or the clock
+#: errors of the input, not of the broker, the network or the clock
 _BAD_INPUT: Final = (ConfigurationError, ArgumentError, UnsupportedFeatureError, CodecError)
 
-#: habits of other clients -> what to say
+#: options of other clients -> the hint for their users
 _IN_URL: Final = "part of the URL: host and port as in mqtt://localhost:1883, user and password before the host"
 _ELSEWHERE: Final = "the password is part of the URL, or in MESSAGING_PASSWORD or MESSAGING_PASSWORD_FILE"
 _HINTS: Final[Mapping[str, str]] = {
@@ -37,12 +38,12 @@ app = typer.Typer(
     name=PROGRAM,
     cls=Commands,
     add_completion=False,
-    pretty_exceptions_enable=False,  # they show the values of variables
+    pretty_exceptions_enable=False,  # they show the values of variables, such as passwords
     context_settings={"max_content_width": 100},
     epilog=(
-        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, a request that failed "
-        "where it was handled, or messages that bench lost; 2 the command line or the input is wrong; 3 the timeout "
-        "passed before --count messages or the reply came; 130 interrupted by SIGINT or SIGTERM."
+        "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, an error of the responder, "
+        "or messages that bench lost; 2 the command line or the input is wrong; 3 the timeout passed before --count "
+        "messages or the reply arrived; 130 interrupted by SIGINT or SIGTERM."
     ),
 )
 
@@ -63,7 +64,7 @@ def _install_completion(shell: str | None) -> None:
     if shell is not None:
         script, start = install(check_shell(shell))
         loaded = f", which {start} loads" if start is not None else ""
-        logger.info("completion for %s is in %s%s: it is there in new shells", shell, script, loaded)
+        logger.info("completion for %s is in %s%s: it works in new shells", shell, script, loaded)
         raise typer.Exit
 
 
@@ -71,22 +72,22 @@ def _install_completion(shell: str | None) -> None:
 def program(
     context: typer.Context,
     _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     _install: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--install-completion",
             metavar="[SHELL]",
             callback=_install_completion,
             is_eager=True,
             show_default=False,
-            help="Install completion for bash, zsh or fish: for the shell that runs this, unless one is named.",
+            help="Install completion for bash, zsh or fish; default: the shell that runs this.",
         ),
     ] = None,
     _show: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--show-completion",
             metavar="[SHELL]",
             callback=_show_completion,
@@ -96,9 +97,9 @@ def program(
         ),
     ] = None,
 ) -> None:
-    """Publish, subscribe, request and reply from the command line: MQTT, AMQP and whatever else an adapter serves.
+    """Publish, subscribe, request and reply from the command line, over MQTT, AMQP and every other adapter.
 
-    Data goes to stdout and nothing else does; diagnostics go to stderr.
+    Only data goes to stdout; diagnostics go to stderr.
     """
     if context.invoked_subcommand is None:
         write(f"{context.get_help()}\n".encode())
@@ -118,7 +119,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         except ReaderGoneError:
             return ExitCode.OK
         except SystemExit as error:
-            if isinstance(error.__context__, BrokenPipeError):  # rich ends so when help has no reader
+            if isinstance(error.__context__, BrokenPipeError):  # rich exits so when the reader of the help is gone
                 return ExitCode.OK
             raise
         except _CommandLineError as error:

@@ -1,6 +1,4 @@
-"""``messaging bench``: measure rates and latencies of a broker and of the way to it."""
-
-from __future__ import annotations
+"""``messaging bench``: measure the rates and latencies of a broker and of the connections to it."""
 
 import contextlib
 import logging
@@ -8,19 +6,20 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
 
-import typer
+from typer import Argument, Option
 
-from messaging import Message, Messaging  # noqa: TC001  # typer evaluates annotations
 from messaging.cli import options
 from messaging.cli.bench_account import LEAST_SIZE, MOST_MESSAGES, Latencies, Tally
 from messaging.cli.bench_load import Gate, Load
-from messaging.cli.connecting import choose_target, connect, identity, warn_of_memory
+from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.output import ExitCode, dump, report, show, write
 from messaging.errors import ArgumentError
-from messaging.model import check_name
+from messaging.instance import Messaging
+from messaging.model import Message, MessageContext, check_name
 
 logger = logging.getLogger(__name__)
 
@@ -30,90 +29,95 @@ MODES: Final = ("both", "pub", "sub", "request")
 _SILENCE: Final = 3.0
 #: how long an interrupted run waits for outcomes and deliveries, seconds
 _LAST_WAIT: Final = 5.0
-#: how often to look whether it is over, seconds
-_LOOK: Final = 0.02
-
-_Mode = Annotated[
-    str, typer.Argument(metavar="[both|pub|sub|request]", help="Which direction to measure.", show_default=False)
-]
-_Topic = Annotated[
-    str | None, typer.Option("--topic", "-t", metavar="CHANNEL", help="By default one that is new for each run.")
-]
-_Messages = Annotated[int, typer.Option("--messages", metavar="N", help="Messages or requests, of all publishers.")]
-_Size = Annotated[int, typer.Option("--size", metavar="BYTES", help=f"Of a payload, at least {LEAST_SIZE}.")]
-_Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="At most so many a second, of all together.")]
-_Publishers = Annotated[int, typer.Option("--publishers", metavar="N", help="Connections that send.")]
-_Window = Annotated[
-    int | None,
-    typer.Option(
-        "--window",
-        metavar="N",
-        show_default=False,
-        help="Messages of a publisher that may be unconfirmed, and on their way: 1000; requests: 1.",
-    ),
-]
-_Timeout = Annotated[float | None, typer.Option("--timeout", "-W", metavar="SECONDS", help="End after that long.")]
-_Responder = Annotated[
-    bool, typer.Option("--responder/--no-responder", help="Of requests: answer them, too, on a connection of its own.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Report as one JSON object.")]
+#: how often to check whether the run is over, seconds
+_POLL: Final = 0.02
 
 
-class _Plan(NamedTuple):
-    mode: str
-    topic: str
-    run: bytes
-    messages: int
-    size: int
-    rate: float | None
-    publishers: int
-    window: int
-    timeout: float | None
-    qos: str | None
-    responder: bool
+@dataclass(frozen=True)
+class _Plan:
+    """The options that describe a run."""
+
+    topic: Annotated[
+        str | None, Option("--topic", "-t", metavar="CHANNEL", help="Channel; default: a new one for each run.")
+    ] = None
+    messages: Annotated[int, Option("--messages", metavar="N", help="Messages or requests of all publishers.")] = 10_000
+    size: Annotated[int, Option("--size", metavar="BYTES", help=f"Size of a payload, at least {LEAST_SIZE}.")] = 100
+    qos: options.Qos = None
+    rate: Annotated[
+        float | None, Option("--rate", metavar="N", help="Most messages per second of all publishers together.")
+    ] = None
+    publishers: Annotated[int, Option("--publishers", metavar="N", help="Number of publishing connections.")] = 1
+    window: Annotated[
+        int | None,
+        Option(
+            "--window",
+            metavar="N",
+            show_default=False,
+            help="Most messages per publisher that are unconfirmed or in flight; default: 1000, of requests 1.",
+        ),
+    ] = None
+    timeout: Annotated[float | None, Option("--timeout", "-W", metavar="SECONDS", help="End after that long.")] = None
+    responder: Annotated[
+        bool, Option("--responder/--no-responder", help="Answer the requests, on a connection of its own.")
+    ] = True
+
+    def check(self, mode: str) -> None:
+        """Refuse values that do not go together.
+
+        Raises:
+            ArgumentError: a value is refused.
+        """
+        if mode not in MODES:
+            raise ArgumentError(f"no mode {mode!r}; there are {', '.join(MODES)}")
+        if self.topic is not None:
+            check_name(self.topic)
+        elif mode == "sub" or (mode == "request" and not self.responder):
+            raise ArgumentError("--topic is missing: name the channel of the other side")
+        for name, low, high in (
+            ("messages", 1, MOST_MESSAGES),
+            ("size", LEAST_SIZE, 64 * 2**20),
+            ("publishers", 1, 100),
+            ("window", 1, 10_000),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ArgumentError(f"--{name} must be from {low} to {high}, not {value}")
+        if self.messages < self.publishers:
+            raise ArgumentError(f"--messages {self.messages}: fewer than there are publishers")
+        options.check_rate(self.rate)
+        options.check_timeout(self.timeout, threading.TIMEOUT_MAX)
 
 
+@options.command
 def bench(
-    url: options.Url = None,
-    mode: _Mode = "both",
-    topic: _Topic = None,
-    messages: _Messages = 10_000,
-    size: _Size = 100,
-    qos: options.Qos = None,
-    rate: _Rate = None,
-    publishers: _Publishers = 1,
-    window: _Window = None,
-    timeout: _Timeout = None,
-    responder: _Responder = True,
-    json: _Json = False,
-    url_option: options.UrlOption = None,
-    client_id: options.ClientId = None,
-    option: options.Settings = None,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
+    broker: Broker,
+    plan: _Plan,
+    mode: Annotated[
+        str, Argument(metavar="[both|pub|sub|request]", help="Direction to measure.", show_default=False)
+    ] = "both",
+    json: Annotated[bool, Option("--json", help="Report as one JSON object.")] = False,
 ) -> int:
     """Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.
 
-    Ends by itself, and reports when it is interrupted, too. Messages that are unconfirmed or on
-    their way are bounded, so no broker is flooded. Exit code 1 if messages failed or were lost.
+    Ends by itself; an interrupted run reports, too. The number of messages that are unconfirmed or
+    in flight is bounded, so no broker is flooded. Exit code 1 if messages failed or were lost.
 
     Example: messaging bench mqtt://localhost both --messages 50000 --qos 1 --publishers 2
     """
-    if url in MODES and mode == "both":
-        mode, url = str(url), None  # the broker is given by --url or the environment
-    plan = _checked(mode, topic, messages, size, rate, publishers, window, timeout, qos, responder)
-    if client_id is not None and (publishers > 1 or mode in ("both", "request")):
+    if broker.url in MODES and mode == "both":
+        mode, broker = str(broker.url), replace(broker, url=None)  # --url or the environment names the broker
+    plan.check(mode)
+    if broker.client_id is not None and (plan.publishers > 1 or mode in ("both", "request")):
         raise ArgumentError("--id: this bench has several connections, and each needs a client id of its own")
-    target = choose_target(url, url_option)
     with contextlib.ExitStack() as stack:
         count = 0
 
-        def open_instance() -> Messaging:
+        def connect() -> Messaging:
             nonlocal count
             count += 1
-            return stack.enter_context(connect(target, f"bench{count}", client_id, option))
+            return stack.enter_context(broker.connect(f"bench{count}"))
 
-        run = _Bench(plan, open_instance)
+        run = _Bench(mode, plan, connect)
         interrupted = False
         try:
             run.prepare()
@@ -131,50 +135,22 @@ def bench(
         return run.exit_code(interrupted=interrupted)
 
 
-def _checked(
-    mode: str,
-    topic: str | None,
-    messages: int,
-    size: int,
-    rate: float | None,
-    publishers: int,
-    window: int | None,
-    timeout: float | None,
-    qos: str | None,
-    responder: bool,
-) -> _Plan:
-    if mode not in MODES:
-        raise ArgumentError(f"no mode {mode!r}; there are {', '.join(MODES)}")
-    run = secrets.token_bytes(8)
-    if topic is None:
-        if mode == "sub" or (mode == "request" and not responder):
-            raise ArgumentError("--topic is missing: name the channel that others use")
-        topic = f"bench/{run.hex()}"
-    check_name(topic)
-    window = window if window is not None else 1 if mode == "request" else 1000
-    for name, value, low, high in (
-        ("messages", messages, 1, MOST_MESSAGES),
-        ("size", size, LEAST_SIZE, 64 * 2**20),
-        ("publishers", publishers, 1, 100),
-        ("window", window, 1, 10_000),
-    ):
-        if not low <= value <= high:
-            raise ArgumentError(f"--{name} must be from {low} to {high}, not {value}")
-    if messages < publishers:
-        raise ArgumentError(f"--messages {messages}: fewer than there are publishers")
-    if rate is not None and not 0 < rate < math.inf:
-        raise ArgumentError("--rate must be a number of messages above 0")
-    options.check_timeout(timeout, threading.TIMEOUT_MAX)
-    return _Plan(mode, topic, run, messages, size, rate, publishers, window, timeout, qos, responder)
-
-
 class _Bench:
-    """One run: instances, a tally of what arrives, loads that send."""
+    """One run: its instances, the publishers, and the tally of received messages.
 
-    def __init__(self, plan: _Plan, open_instance: Any) -> None:
+    Attributes:
+        is_prepared: whether every connection is up and subscribed.
+    """
+
+    def __init__(self, mode: str, plan: _Plan, connect: Callable[[], Messaging]) -> None:
+        self._mode = mode
         self._plan = plan
-        self._open = open_instance
-        self._tally = Tally(plan.run if plan.mode == "both" else None)
+        self._connect = connect
+        self._run = secrets.token_bytes(8)
+        self._topic = plan.topic if plan.topic is not None else f"bench/{self._run.hex()}"
+        self._window = plan.window if plan.window is not None else 1 if mode == "request" else 1000
+        self._is_receiving = mode in ("both", "sub")
+        self._tally = Tally(self._run if mode == "both" else None)
         self._lock = threading.Lock()  # guards the tally and its times
         self._first = self._last = 0.0
         self._loads: list[Load] = []
@@ -192,48 +168,47 @@ class _Bench:
         """Connect and subscribe."""
         plan = self._plan
         extensions = options.extensions(None, qos=plan.qos)
-        if plan.mode in ("both", "sub"):
+        if self._is_receiving:
             m = self._instance()
-            builder = m.context_builder().channel(plan.topic).extensions(extensions)
-            stream = m.subscription.subscribe(builder.build_context())
+            stream = m.subscription.subscribe(self._context(m, extensions))
             stream.subscribe(self._take, self._fail)
             stream.ready.result()
-            if plan.mode == "sub":
-                logger.info("subscribed to %s at %s", plan.topic, identity(m))
-        if plan.mode == "request" and plan.responder:
+            if self._mode == "sub":
+                logger.info("subscribed to %s at %s", self._topic, identity(m))
+        if self._mode == "request" and plan.responder:
             m = self._instance()
-            m.reply(plan.topic, _echo, concurrency=max(8, min(64, plan.window)), **extensions)
-        if plan.mode != "sub":
-            for number in range(plan.publishers):
-                m = self._instance()
-                send: Any = m.reply_to.publish_with_reply if plan.mode == "request" else m.publisher.publish
-                context = m.context_builder().channel(plan.topic).extensions(extensions).build_context()
-                count = plan.messages // plan.publishers + (number < plan.messages % plan.publishers)
-                self._loads.append(
-                    Load(
-                        send, context, count, number=number, run=plan.run, size=plan.size - LEAST_SIZE,
-                        window=plan.window,
-                    )
-                )  # fmt: skip
-        if plan.mode in ("pub", "sub") or not plan.responder:
+            m.reply(self._topic, _echo, concurrency=max(8, min(64, self._window)), **extensions)
+        for number in range(plan.publishers if self._mode != "sub" else 0):
+            m = self._instance()
+            send: Any = m.reply_to.publish_with_reply if self._mode == "request" else m.publisher.publish
+            count = plan.messages // plan.publishers + (number < plan.messages % plan.publishers)
+            size = plan.size - LEAST_SIZE
+            load = Load(
+                send, self._context(m, extensions), count, number=number, run=self._run, size=size, window=self._window
+            )
+            self._loads.append(load)
+        if self._mode in ("pub", "sub") or not plan.responder:
             warn_of_memory(m)
         self.is_prepared = True
 
+    def _context(self, m: Messaging, extensions: dict[str, Any]) -> MessageContext:
+        return m.context_builder().channel(self._topic).extensions(extensions).build_context()
+
     def _instance(self) -> Messaging:
-        m: Messaging = self._open()
+        m = self._connect()
         self._broker = m.runtime.get_runtime_dto().connection_uri
         return m
 
     def play(self) -> None:
-        """Send and receive, until all is done, the time is over or nothing comes any more.
+        """Publish and receive until all is done, the timeout has passed or no message arrives any more.
 
         Raises:
-            MessagingError: the subscription ended.
+            MessagingError: the subscription failed.
         """
         plan = self._plan
         self._began = time.monotonic()
         deadline = math.inf if plan.timeout is None else self._began + plan.timeout
-        gate = Gate(plan.window * plan.publishers, _SILENCE, self._received) if plan.mode == "both" else None
+        gate = Gate(self._window * plan.publishers, _SILENCE, self._received) if self._mode == "both" else None
         rate = plan.rate / plan.publishers if plan.rate is not None else None
         for load in self._loads:
             load.start(rate, gate, self._stop)
@@ -242,7 +217,7 @@ class _Bench:
                 if time.monotonic() >= deadline:
                     self._timed_out = True
                     break
-                self._enough.wait(_LOOK)
+                self._enough.wait(_POLL)
         finally:
             self._stop.set()
             self._seconds = time.monotonic() - self._began
@@ -255,22 +230,22 @@ class _Bench:
         if any(load.is_running for load in self._loads):
             self._quiet_since = time.monotonic()
             return True
-        if self._plan.mode == "sub":
+        if self._mode == "sub":
             return not self._enough.is_set()
-        if self._plan.mode != "both" or self._tally.distinct >= sum(load.done for load in self._loads):
+        if self._mode != "both" or self._tally.distinct >= sum(load.done for load in self._loads):
             return False
         return time.monotonic() - max(self._last, self._quiet_since) < _SILENCE
 
     def end(self) -> None:
-        """Stop the loads, and wait for messages on their way, so that they do not count as lost."""
+        """Stop the publishers, and wait for messages in flight, so that they do not count as lost."""
         self._stop.set()
         deadline = time.monotonic() + _LAST_WAIT
         while time.monotonic() < deadline and any(load.is_running or load.unsettled for load in self._loads):
-            time.sleep(_LOOK)
-        if self._plan.mode == "both":
+            time.sleep(_POLL)
+        if self._mode == "both":
             accepted = sum(load.done for load in self._loads)
             while self._tally.distinct < accepted and time.monotonic() < min(deadline, self._last + _SILENCE):
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
 
     # --- receiving
 
@@ -281,7 +256,7 @@ class _Bench:
                 return
             self._tally.take(message.payload, now)
             self._first, self._last = self._first or moment, moment
-            if self._plan.mode == "sub" and self._tally.received >= self._plan.messages:
+            if self._mode == "sub" and self._tally.received >= self._plan.messages:
                 self._enough.set()
 
     def _received(self) -> int:
@@ -293,32 +268,32 @@ class _Bench:
     # --- the report
 
     def report(self, *, interrupted: bool) -> dict[str, Any]:
-        """Return the figures."""
+        """Return the figures of the run."""
         plan, tally = self._plan, self._tally
         found: dict[str, Any] = {
-            "mode": plan.mode,
+            "mode": self._mode,
             "broker": self._broker,
-            "channel": plan.topic,
+            "channel": self._topic,
             "size": plan.size,
             "qos": plan.qos,
             "publishers": plan.publishers if self._loads else 0,
-            "window": plan.window,
+            "window": self._window,
             "seconds": round(self._seconds, 6),
             "interrupted": interrupted,
         }
         if self._loads:
             done = sum(load.done for load in self._loads)
-            key = "requests" if plan.mode == "request" else "published"
+            key = "requests" if self._mode == "request" else "published"
             found[key] = {
                 "messages": done,
                 "failed": sum(load.failed for load in self._loads),
                 "unsettled": sum(load.unsettled for load in self._loads),
                 **self._rates(done, max(load.ended for load in self._loads) - self._began),
-                "latency": _merged(self._loads),
+                "latency": Latencies.merged(load.latencies for load in self._loads).summary(),
             }
-        if plan.mode in ("both", "sub"):
+        if self._is_receiving:
             with self._lock:
-                seconds = self._last - (self._first if plan.mode == "sub" else self._began)
+                seconds = self._last - (self._first if self._mode == "sub" else self._began)
                 found["received"] = {
                     "messages": tally.received,
                     "lost": self._lost(),
@@ -338,9 +313,9 @@ class _Bench:
         }
 
     def _lost(self) -> int:
-        if self._plan.mode == "sub":
+        if self._mode == "sub":
             return self._tally.gaps()
-        return self._tally.missing({number: load.accepted for number, load in enumerate(self._loads)})
+        return self._tally.missing([load.accepted for load in self._loads])
 
     def exit_code(self, *, interrupted: bool) -> ExitCode:
         """Return the exit code, and report the reason on stderr."""
@@ -352,7 +327,7 @@ class _Bench:
         if self._timed_out:
             logger.warning("timeout: not done within %g s", self._plan.timeout)
             return ExitCode.TIMED_OUT
-        lost = self._lost() if self._plan.mode in ("both", "sub") else 0
+        lost = self._lost() if self._is_receiving else 0
         if lost:
             report(f"{lost} messages were lost")
         return ExitCode.FAILED if error is not None or lost else ExitCode.OK
@@ -362,15 +337,8 @@ def _echo(request: Message) -> bytes:
     return request.payload
 
 
-def _merged(loads: list[Load]) -> dict[str, float] | None:
-    merged = Latencies()
-    for load in loads:
-        merged.merge(load.latencies)
-    return merged.summary()
-
-
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yield the report for people."""
+    """Yield the lines of the report as text."""
     settings = f"{found['size']} bytes" + (f", QoS {found['qos']}" if found["qos"] is not None else "")
     senders = f", {found['publishers']} publishers" if found["publishers"] > 1 else ""
     yield f"{found['mode']} at {found['broker']}, channel {found['channel']}: {settings}{senders}"

@@ -1,34 +1,36 @@
-"""The accounts of ``messaging bench``: received, lost and duplicate messages, and latencies."""
+"""Bookkeeping of ``messaging bench``: received, lost and duplicate messages, and latencies."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-#: begins each payload: mark, run, publisher, sequence number, nanoseconds since the epoch when it was published
+#: the start of a payload: mark, run, publisher, sequence number, time of publishing in nanoseconds since the epoch
 _HEADER: Final = struct.Struct(">4s8sIQQ")
 _MARK: Final = b"RXB1"
 
-#: of a payload, bytes
+#: size of a payload, bytes
 LEAST_SIZE: Final = _HEADER.size
-#: of one run: a byte is kept for each
+#: messages of one run; a byte is kept for each
 MOST_MESSAGES: Final = 10_000_000
-#: of all runs that are received at a time, bytes
+#: bytes that are kept for all publishers of all received runs
 _MOST_KEPT: Final = 100_000_000
-#: publishers that are told apart
+#: publishers that are distinguished
 _MOST_PUBLISHERS: Final = 1_000
 
 #: percentiles of a report
 _PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
-#: leading bits of a latency that are kept: percentiles are right to 1 %
+#: leading bits of a latency that are kept: percentiles are accurate to 1 %
 _BITS: Final = 8
 
 
 class Stamp(NamedTuple):
-    """The origin of a payload: run, publisher, sequence number, and when it was published."""
+    """The origin of a payload; ``sent`` is the time of publishing in nanoseconds since the epoch."""
 
     run: bytes
     publisher: int
@@ -42,7 +44,7 @@ def stamped(run: bytes, publisher: int, sequence: int, sent: int, padding: bytes
 
 
 def stamp_of(payload: bytes) -> Stamp | None:
-    """Return the origin of a payload, or ``None`` if it is not one of a bench."""
+    """Return the origin of a payload, or ``None`` if no bench has published it."""
     if len(payload) < LEAST_SIZE or not payload.startswith(_MARK):
         return None
     _, run, publisher, sequence, sent = _HEADER.unpack_from(payload)
@@ -60,7 +62,7 @@ class Latencies:
         self.count = 0
 
     def add(self, nanoseconds: int) -> None:
-        """Count one. One below 0, of two clocks that differ, counts as 0."""
+        """Count a latency. A negative one, of two clocks that differ, counts as 0."""
         value = max(0, nanoseconds)
         shift = max(0, value.bit_length() - _BITS)
         self._counts[value >> shift << shift] += 1
@@ -69,33 +71,34 @@ class Latencies:
         self._most = max(self._most, value)
         self.count += 1
 
-    def merge(self, other: Latencies) -> None:
-        """Count those of another histogram, too."""
-        self._counts.update(other._counts)
-        self._sum += other._sum
-        self._least = min(self._least, other._least)
-        self._most = max(self._most, other._most)
-        self.count += other.count
+    @classmethod
+    def merged(cls, histograms: Iterable[Latencies]) -> Latencies:
+        """Return one histogram of all latencies."""
+        merged = cls()
+        for each in histograms:
+            merged._counts.update(each._counts)
+            merged._sum += each._sum
+            merged._least = min(merged._least, each._least)
+            merged._most = max(merged._most, each._most)
+            merged.count += each.count
+        return merged
 
     def summary(self) -> dict[str, float] | None:
-        """Return least, mean, percentiles and most in seconds; ``None`` if there are none."""
+        """Return minimum, mean, percentiles and maximum in seconds; ``None`` without a latency."""
         if not self.count:
             return None
         found = {"min": self._least, "mean": self._sum / self.count}
-        ordered = sorted(self._counts.items())
+        ordered = sorted(self._counts)
+        ranks = [*itertools.accumulate(self._counts[value] for value in ordered)]
         for percentile in _PERCENTILES:
-            wanted, below = math.ceil(self.count * percentile / 100), 0
-            for value, count in ordered:
-                below += count
-                if below >= wanted:
-                    found[f"p{percentile:g}"] = min(max(value, self._least), self._most)
-                    break
+            value = ordered[bisect.bisect_left(ranks, math.ceil(self.count * percentile / 100))]
+            found[f"p{percentile:g}"] = min(max(value, self._least), self._most)
         found["max"] = self._most
         return {key: value / 1e9 for key, value in found.items()}
 
 
 class _Publisher:
-    """The messages that arrived of one publisher."""
+    """The received messages of one publisher."""
 
     def __init__(self) -> None:
         self.seen = bytearray()
@@ -104,15 +107,18 @@ class _Publisher:
 
 
 class Tally:
-    """Tells messages, duplicates and gaps. For one thread at a time.
+    """Counts messages, duplicates and gaps. For one thread at a time.
+
+    Args:
+        run: the expected run, or ``None`` for all.
 
     Attributes:
         received: all messages, duplicates included.
         distinct: messages of a bench, without duplicates.
         duplicates: messages of a bench that had arrived before.
         out_of_order: messages of a bench with a sequence number below an earlier one of their publisher.
-        unknown: messages that are not of a bench, or not of the run that is looked for.
-        latencies: from publishing to arriving.
+        unknown: messages without a stamp of a bench, of another run, or beyond the bounds of this class.
+        latencies: from publishing to receiving.
     """
 
     def __init__(self, run: bytes | None = None) -> None:
@@ -120,7 +126,7 @@ class Tally:
         self._publishers: dict[tuple[bytes, int], _Publisher] = {}
         self.received = self.distinct = self.duplicates = self.out_of_order = self.unknown = 0
         self.latencies = Latencies()
-        #: bytes
+        #: bytes that all publishers keep
         self._kept = 0
 
     def take(self, payload: bytes, now: int) -> None:
@@ -155,23 +161,22 @@ class Tally:
         publisher.first = min(publisher.first, sequence)
 
     def gaps(self) -> int:
-        """Return how many messages are missing between the first and the last that arrived of each publisher."""
+        """Return how many messages are missing between the first and the last received one of each publisher."""
         return sum(
             publisher.highest - publisher.first + 1 - publisher.seen.count(1) for publisher in self._publishers.values()
         )
 
-    def missing(self, accepted: Mapping[int, bytearray]) -> int:
-        """Return how many of the accepted messages of the run did not arrive.
+    def missing(self, accepted: Sequence[bytearray]) -> int:
+        """Return how many of the accepted messages of the run have not arrived.
 
         Args:
-            accepted: number of each publisher -> a byte for each message, 1 if the broker, or the socket, has it.
+            accepted: for each publisher a byte per message, 1 if the broker, or the socket, has accepted it.
         """
         count = 0
-        for number, flags in accepted.items():
+        for number, flags in enumerate(accepted):
             publisher = self._publishers.get((self._run or b"", number))
             seen = publisher.seen if publisher is not None else bytearray()
             width = max(len(flags), len(seen))
-            one = int.from_bytes(flags.ljust(width, b"\0"), "big")
-            other = int.from_bytes(seen.ljust(width, b"\0"), "big")
-            count += (one & ~other).bit_count()
+            expected, arrived = (int.from_bytes(each.ljust(width, b"\0"), "big") for each in (flags, seen))
+            count += (expected & ~arrived).bit_count()
         return count

@@ -1,30 +1,36 @@
-"""The load that ``messaging bench`` makes: publishers and requesters, each with its own thread and a bounded window."""
+"""The publishers and requesters of ``messaging bench``, each with its own thread and a bounded window."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from messaging import Message, MessageContext, Promise
 from messaging.cli.bench_account import Latencies, stamped
 from messaging.errors import MessagingError
+from messaging.model import Message, MessageContext
 
-#: how often a load that may not go on looks whether it may, and whether it is to stop, seconds
-_LOOK: Final = 0.05
-#: how often a publisher that is ahead of the receiver looks, seconds
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+
+#: how often a load with a full window checks whether it was stopped, seconds
+_POLL: Final = 0.05
+#: how often a publisher that is ahead of the receiver checks again, seconds
 _AHEAD: Final = 0.0005
-#: a high rate is kept in small bursts, since no sleep is as short as the time between two messages, seconds
+#: a high rate is kept in small bursts, since the interval between two messages is shorter than any sleep, seconds
 _SHORTEST_SLEEP: Final = 0.001
 
 Send = Callable[[Message], "Promise[Any]"]
 
 
 class Gate:
-    """Keeps publishers from running away from the receiver: at most ``limit`` messages may be on their way.
+    """Bounds the messages in flight between all publishers and the receiver. Thread safe.
 
-    Messages that do not come within ``patience`` seconds in which nothing comes are taken for lost, and block nothing.
+    Args:
+        limit: most messages in flight.
+        patience: silence of the receiver, in seconds, after which the messages in flight count as lost.
+        received: returns the number of received messages.
     """
 
     def __init__(self, limit: int, patience: float, received: Callable[[], int]) -> None:
@@ -33,36 +39,42 @@ class Gate:
         self._received = received
         self._lock = threading.Lock()  # guards the following
         self._sent = 0
-        self._given_up = 0
+        self._lost = 0
         self._last, self._changed = 0, time.monotonic()
 
     def passed(self) -> bool:
-        """Return whether one more message may be sent, and count it."""
+        """Return whether one more message may be sent; if so, count it."""
         received = self._received()
         with self._lock:
             now = time.monotonic()
             if received != self._last:
                 self._last, self._changed = received, now
-            ahead = self._sent - received - self._given_up
+            ahead = self._sent - received - self._lost
             if ahead >= self._limit:
                 if now - self._changed < self._patience:
                     return False
-                self._given_up += ahead
+                self._lost += ahead
                 self._changed = now
             self._sent += 1
             return True
 
 
 class Load:
-    """One publisher or requester: a thread that sends until it has sent all, or is told to stop.
+    """One publisher or requester: a thread that sends ``count`` messages unless it is stopped.
+
+    Args:
+        send: publishes a message, or sends a request.
+        number: number of the publisher.
+        size: bytes of padding in a payload.
+        window: most messages whose promise is pending.
 
     Attributes:
         accepted: a byte for each message, 1 if its promise resolved.
-        latencies: from sending to the promise being settled.
-        sent: messages that were handed over.
-        done, failed: messages whose promise resolved, or did not.
+        latencies: from sending a message until its promise resolved.
+        sent: messages that were handed to ``send``.
+        done, failed: messages whose promise resolved, or was rejected.
         error: the first failure.
-        ended: when the last outcome was there, seconds of ``time.monotonic``.
+        ended: when the last promise was settled, seconds of ``time.monotonic``.
     """
 
     def __init__(
@@ -85,18 +97,18 @@ class Load:
         self._thread: threading.Thread | None = None
 
     def start(self, rate: float | None, gate: Gate | None, stop: threading.Event) -> None:
-        """Start to send: at most ``rate`` messages a second, as far as ``gate`` lets, until ``stop``."""
+        """Start sending: at most ``rate`` messages per second, as ``gate`` allows, until ``stop`` is set."""
         self._thread = threading.Thread(target=self._run_all, args=(rate, gate, stop), daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether it may still send, or waits for outcomes."""
+        """Whether the thread is sending or waiting for outcomes."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def unsettled(self) -> int:
-        """How many outcomes are not known yet."""
+        """How many promises are pending."""
         return self.sent - self.done - self.failed
 
     def _run_all(self, rate: float | None, gate: Gate | None, stop: threading.Event) -> None:
@@ -109,15 +121,15 @@ class Load:
             while gate is not None and not gate.passed():
                 if stop.wait(_AHEAD):
                     return
-            while not self._window.acquire(timeout=_LOOK):
+            while not self._window.acquire(timeout=_POLL):
                 if stop.is_set():
                     return
             if stop.is_set():
                 return
             self._send_one(sequence)
-        # every promise has a deadline of its own
+        # wait for the outcomes; every promise has its own deadline
         for _ in range(self._open):
-            while not self._window.acquire(timeout=_LOOK):
+            while not self._window.acquire(timeout=_POLL):
                 if stop.is_set():
                     return
 

@@ -1,8 +1,8 @@
-"""The commands of the program: its own, and those of other packages.
+"""The commands of the program: its own, and the commands of other packages.
 
-Both are imported when they are run, not before: help and completion must come fast. Commands of other packages are
-entry points of the group ``messaging.commands``, each a ``typer.Typer``. One whose package does not load keeps
-nothing else from working.
+A command is imported when it is run, not before: help and completion must be fast. Commands of other packages are
+entry points of the group ``messaging.commands``, each a ``typer.Typer``. A package that does not load affects only its
+own command.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,49 +26,20 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP: Final = "messaging.commands"
 
 
-class Own(NamedTuple):
-    """A command of this project.
-
-    Attributes:
-        module: where it is.
-        help: the first sentence of its help, which the list of commands shows.
-    """
-
-    module: str
-    help: str
-
-
-#: name -> command; in the module there is a function, or a ``typer.Typer``, of the same name
-OWN: Final[Mapping[str, Own]] = {
-    "pub": Own("messaging.cli.pub", "Publish a message: text, a file, stdin, each line of stdin, or an empty one."),
-    "sub": Own(
-        "messaging.cli.sub",
-        "Write every message that arrives to stdout: its payload as it came and a newline, JSON, or in a format.",
-    ),
-    "request": Own(
-        "messaging.cli.request",
-        "Send a request, wait for its reply, and write that to stdout: its payload as it came and a newline, or JSON.",
-    ),
-    "reply": Own(
-        "messaging.cli.reply", "Answer requests with what a command writes to its stdout, whole and as it is."
-    ),
-    "info": Own(
-        "messaging.cli.info", "Show what an instance connected to URL can do; without a URL, what is installed."
-    ),
-    "context": Own(
-        "messaging.cli.context",
-        "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
-    ),
-    "bench": Own(
-        "messaging.cli.bench",
-        "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
-    ),
-    "demo": Own(
-        "messaging.cli.demo", "See it work: a small show on a broker inside this process, or on the one at URL."
-    ),
+#: the commands of this project: name -> the first sentence of its help. The module ``messaging.cli.NAME`` defines a
+#: function or a ``typer.Typer`` of the same name; the sentence is repeated here for lists, which import no command
+OWN: Final[Mapping[str, str]] = {
+    "pub": "Publish a message: text, a file, stdin, each line of stdin, or an empty one.",
+    "sub": "Write every message that arrives to stdout: its payload unchanged and a newline, JSON, or in a format.",
+    "request": "Send a request, wait for its reply, and write the payload and a newline to stdout, or JSON.",
+    "reply": "Answer requests with the stdout of a command, whole and unchanged.",
+    "info": "Show the features and the state of an instance connected to URL; without a URL, the installation.",
+    "context": "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
+    "bench": "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
+    "demo": "Take a short tour of the toolkit, on a broker inside this process or on the one at URL.",
 }
 
-#: name of a command in other programs -> the name here
+#: name of a command in other programs -> its name here
 _ALIASES: Final[Mapping[str, str]] = {
     "publish": "pub",
     "send": "pub",
@@ -91,28 +62,28 @@ _ALIASES: Final[Mapping[str, str]] = {
 
 
 class Commands(TyperGroup):
-    """The group of all commands. Own names are never replaced by those of other packages."""
+    """The group of all commands. A command of another package never replaces one of this project."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the base class's
-        """Return the names of all: our own, and behind them those of other packages that load."""
+        """Return the names of the commands of this project, then of the commands of other packages that load."""
         return [*OWN, *(name for name in found() if name not in OWN and self._loads(name))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the base class's
-        """Return the command of that name, or ``None``. Own commands are stubs with name and help, for lists.
+        """Return the command for lists, or ``None``: a command of this project is a stub with name and help.
 
         Raises:
-            ConfigurationError: it is of another package and does not load.
+            ConfigurationError: a command of another package does not load.
         """
         if cmd_name in OWN:
-            return TyperCommand(cmd_name, help=OWN[cmd_name].help)
+            return TyperCommand(cmd_name, help=OWN[cmd_name])
         return self._load(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ARG002  # the base class's
-        """Return name, command and arguments of the command to run.
+        """Return the name, the command to run, and its arguments.
 
         Raises:
-            ArgumentError: there is no such command; names the nearest one.
-            ConfigurationError: it is of another package and does not load.
+            ArgumentError: no command has that name; the error names the nearest one.
+            ConfigurationError: a command of another package does not load.
         """
         name, *rest = args
         command = load_own(name) if name in OWN else self._load(name)
@@ -130,11 +101,11 @@ class Commands(TyperGroup):
             command = typer.main.get_command(point.load())
         except MessagingError:
             raise
-        except Exception as error:  # whatever a foreign module does when it is imported
+        except Exception as error:  # a foreign module may raise anything when it is imported
             raise ConfigurationError(
                 f"the command {point.name} = {point.value} does not load: {type(error).__name__}: {error}"
             ) from error
-        command.name = name  # whatever its package calls it
+        command.name = name  # its package may use another name
         self.add_command(command, name)
         return command
 
@@ -149,7 +120,7 @@ class Commands(TyperGroup):
 
 def load_own(name: str) -> Any:
     """Import a command of this project."""
-    target = getattr(importlib.import_module(OWN[name].module), name)
+    target = getattr(importlib.import_module(f"messaging.cli.{name}"), name)
     if isinstance(target, typer.Typer):
         app = target
     else:
@@ -161,7 +132,7 @@ def load_own(name: str) -> Any:
 
 
 def found() -> Mapping[str, EntryPoint]:
-    """Return the commands of other packages by name."""
+    """Return the entry points of commands of other packages by name."""
     return {point.name: point for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: each.name)}
 
 

@@ -1,9 +1,11 @@
-"""Shell completion: candidates for a command line, and the scripts that ask for them from bash, zsh and fish.
+"""Shell completion: the candidates for the word at the cursor.
 
-A script runs the program with the environment variable ``_MESSAGING_COMPLETE`` set to the name of the shell, and the
-command line up to the cursor as arguments. Candidates come back on stdout, one a line; zsh and fish get a tab and a
-short explanation behind each. One that ends with ``=`` or ``/`` is to be typed on, so no space follows it. Without
-candidates the shells complete file names.
+The script of a shell runs the program with the environment variable ``_MESSAGING_COMPLETE`` set to the name of the
+shell, and the command line up to the cursor as arguments. Candidates go to stdout, one per line; zsh and fish also get
+a tab and a short explanation. A candidate that ends with ``=`` or ``/`` is incomplete, so no space follows it. Without
+candidates, the shells complete file names.
+
+Modules of the commands are imported only where their options are completed: completion must be fast.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
 
-#: bash begins a new word after each of these, and replaces only the text after the last one
+#: bash starts a new word after each of these characters, and replaces only the text after the last one
 _BASH_BREAKS: Final = "=:"
 
 
@@ -24,7 +26,7 @@ class Candidate(NamedTuple):
     """A word that may replace the one at the cursor.
 
     Attributes:
-        help: a few words about it; may be empty.
+        help: a short explanation; may be empty.
     """
 
     value: str
@@ -32,11 +34,11 @@ class Candidate(NamedTuple):
 
 
 def answer(shell: str, arguments: Sequence[str]) -> str:
-    """Return the candidates as the script of ``shell`` expects them on stdout.
+    """Return the candidates in the form that the script of ``shell`` expects.
 
     Args:
         shell: one of :data:`~messaging.cli.completion_scripts.SCRIPTS`.
-        arguments: for bash the whole line up to the cursor; for the others its words, without that of the program.
+        arguments: for bash the whole line up to the cursor; for the others its words after the program's name.
     """
     words = _split(arguments[0])[1:] if shell == "bash" else [*arguments]
     incomplete = words.pop() if words else ""
@@ -48,7 +50,7 @@ def answer(shell: str, arguments: Sequence[str]) -> str:
 
 
 def _split(line: str) -> list[str]:
-    """Split a command line that may end within quotes; the last word is the one at the cursor, perhaps empty."""
+    """Split a command line that may end within quotes; the last word is at the cursor and may be empty."""
     for closing in ("", "'", '"'):
         try:
             words = shlex.split(line + closing)
@@ -59,7 +61,7 @@ def _split(line: str) -> list[str]:
 
 
 def candidates(words: Sequence[str], incomplete: str) -> list[Candidate]:
-    """Return the words that may replace ``incomplete``, after ``words``."""
+    """Return the words that may replace ``incomplete`` after ``words``."""
     if words and words[-1] in ("--install-completion", "--show-completion"):
         from messaging.cli.completion_scripts import SCRIPTS
 
@@ -99,7 +101,7 @@ def _subcommands(command: Any) -> Any:
 
 
 def _find(parent: Any, name: str) -> Any:
-    """Return the command of that name, or ``None``."""
+    """Return the command ``name`` of the group ``parent``, ``None`` for the program; ``None`` if there is none."""
     from messaging.cli.commands import OWN, load_own
 
     if parent is not None:
@@ -115,9 +117,8 @@ def _of_group(command: Any, incomplete: str) -> Iterator[Candidate]:
     if incomplete.startswith("-"):
         yield from _option_names(command if command is not None else _program(), ())
     elif command is None:
-        for name, own in OWN.items():
-            yield Candidate(name, own.help)
-        for name in found():  # the packages behind them are not imported for that
+        yield from map(Candidate, OWN, OWN.values())
+        for name in found():  # listing them imports none of their packages
             if name not in OWN:
                 yield Candidate(name)
     else:
@@ -168,7 +169,7 @@ def _of_command(
 
 
 def _values(parameter: Any, command: str, words: Sequence[str]) -> Iterator[Candidate]:
-    """Yield the values that ``parameter`` of ``command`` may take, as far as they are known."""
+    """Yield the known values of ``parameter`` of ``command``."""
     match parameter.name:
         case "url" | "url_option":
             yield from _brokers()
@@ -200,7 +201,7 @@ def _brokers() -> Iterator[Candidate]:
     from importlib.metadata import entry_points
 
     from messaging.adapter import ENTRY_POINT_GROUP
-    from messaging.cli.contexts import PREFIX
+    from messaging.cli.context_file import PREFIX
 
     for scheme in sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}):
         yield Candidate(f"{scheme}://")
@@ -209,15 +210,15 @@ def _brokers() -> Iterator[Candidate]:
 
 
 def _contexts() -> Iterator[tuple[str, str]]:
-    """Yield name and URL of each saved context."""
-    from messaging.cli.contexts import load
+    """Return the name and the URL of each saved context."""
+    from messaging.cli.context_file import load
 
     return ((name, each.shown_url) for name, each in sorted(load().items()))
 
 
 def _adapter(words: Iterable[str]) -> type[Adapter] | None:
-    """Return the adapter of the broker that the command line names, or ``None`` if it does not name one yet."""
-    from messaging.cli.contexts import PREFIX, get
+    """Return the adapter of the broker in ``words`` or the environment, or ``None`` without a broker."""
+    from messaging.cli.context_file import PREFIX, get
     from messaging.instance import find_adapter
     from messaging.model.settings import URL_VARIABLE
 

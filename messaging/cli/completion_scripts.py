@@ -1,4 +1,4 @@
-"""The scripts that connect shells to :mod:`messaging.cli.completion`, and their installation."""
+"""The scripts that make shells ask :mod:`messaging.cli.completion`, and their installation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from messaging.cli.context_file import base_directory
 from messaging.errors import ArgumentError
 
 _BASH: Final = """\
@@ -70,26 +71,26 @@ SCRIPTS: Final[Mapping[str, str]] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def current_shell() -> str:
-    """Return the name of the shell that runs the program, or else of the user's login shell.
+    """Return the name of the shell that runs the program, otherwise of the user's login shell.
 
     Raises:
-        ArgumentError: there is no script for it.
+        ArgumentError: the shell has no script.
     """
     name = ""
     try:
         import shellingham
 
         name = shellingham.detect_shell()[0]
-    except Exception:  # noqa: BLE001  # not installed, or none of the processes above is a shell
+    except Exception:  # noqa: BLE001  # not installed, or no parent process is a shell
         name = Path(os.environ.get("SHELL", "")).name
     return check_shell(name)
 
 
 def check_shell(name: str) -> str:
-    """Return ``name`` if there is a script for that shell.
+    """Return ``name`` if the shell has a script.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: it has none.
     """
     if name not in SCRIPTS:
         raise ArgumentError(f"no completion for the shell {name!r}; name one of {', '.join(SCRIPTS)}")
@@ -97,22 +98,22 @@ def check_shell(name: str) -> str:
 
 
 def install(shell: str) -> tuple[Path, Path | None]:
-    """Write the script of ``shell`` where its user's completions are, and have new shells load it.
+    """Install the script of ``shell`` for the user, so that new shells load it.
 
-    Idempotent: the line that loads it is added to the start-up file of bash or zsh once. fish loads it by itself.
+    Idempotent: the line that loads the script is added to the start-up file of bash or zsh once. fish needs none.
 
     Returns:
-        The script, and the start-up file that loads it, if it needs one.
+        The script, and the start-up file that loads it, or ``None``.
 
     Raises:
         OSError: a file cannot be written.
     """
     home = Path.home()
     if shell == "fish":
-        script = _xdg("XDG_CONFIG_HOME", home / ".config") / "fish" / "completions" / "messaging.fish"
+        script = base_directory("XDG_CONFIG_HOME", home / ".config") / "fish" / "completions" / "messaging.fish"
         start = None
     else:
-        script = _xdg("XDG_DATA_HOME", home / ".local" / "share") / "messaging" / f"completion.{shell}"
+        script = base_directory("XDG_DATA_HOME", home / ".local" / "share") / "messaging" / f"completion.{shell}"
         start = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPTS[shell])
@@ -123,9 +124,3 @@ def install(shell: str) -> tuple[Path, Path | None]:
             with start.open("a", errors="surrogateescape") as file:
                 file.write(("\n" if before and not before.endswith("\n") else "") + line)
     return script, start
-
-
-def _xdg(variable: str, default: Path) -> Path:
-    """Return a base directory; the specification has relative ones ignored."""
-    given = os.environ.get(variable, "")
-    return Path(given) if given.startswith("/") else default

@@ -1,4 +1,4 @@
-"""``messaging context``: save brokers under names, to be used as ``@NAME`` wherever a broker URL may stand."""
+"""``messaging context``: save brokers under names, which stand for the broker as ``@NAME``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typer import Argument, Option
 
-from messaging.cli import contexts, options
-from messaging.cli.contexts import PREFIX, SavedContext
+from messaging.cli import context_file, options
+from messaging.cli.context_file import PREFIX, SavedContext
 from messaging.cli.output import ExitCode, dump, show, write
 from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
 
-#: of a password that is read from stdin, characters
+#: most characters of a password that is read from stdin
 _LONGEST: Final = 65_536
 
 context = typer.Typer(name="context", add_completion=False, pretty_exceptions_enable=False)
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the context.")]
-_Json = Annotated[bool, typer.Option("--json", help="JSON, in one line.")]
+_Name = Annotated[str, Argument(metavar="NAME", show_default=False, help="Name of the context.")]
+_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
 
 
 @context.callback()
@@ -32,23 +33,22 @@ def main() -> None:
 
 
 @context.command()
+@options.command
 def add(
     context_name: _Name,
-    url: Annotated[str, typer.Argument(metavar="URL", show_default=False, help="Of the broker.")],
+    url: Annotated[str, Argument(metavar="URL", show_default=False, help="Broker URL.")],
     client_id: options.ClientId = None,
     option: options.Settings = None,
     password_stdin: Annotated[
-        bool, typer.Option("--password-stdin", help="Read the password from stdin: its first line.")
+        bool, Option("--password-stdin", help="Read the password from the first line of stdin.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a context of that name.")] = False,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
+    replace: Annotated[bool, Option("--replace", help="Replace a context of that name.")] = False,
 ) -> int:
-    """Save a broker. Nothing is connected; URL and settings are checked.
+    """Save a broker. Checks the URL and the settings, but connects to nothing.
 
     Example: messaging context add plant mqtts://joe@broker --option cafile=ca.pem --password-stdin
     """
-    contexts.check_name(context_name)
+    context_file.check_name(context_name)
     settings: dict[str, str] = options.pairs(option, "--option")
     if client_id is not None:
         _add(settings, "client_id", client_id, "--id")
@@ -61,7 +61,7 @@ def add(
             raise ArgumentError(f"context {context_name!r} is saved already; --replace replaces it")
         known[context_name] = saved
 
-    file = contexts.change(change)
+    file = context_file.change(change)
     logger.info("context %r is saved in %s; use it as %s%s", context_name, file, PREFIX, context_name)
     return ExitCode.OK
 
@@ -82,12 +82,10 @@ def _password() -> str:
 
 
 def _checked(text: str, settings: Mapping[str, str]) -> SavedContext:
-    """Check a URL and its settings as connecting would.
-
-    Files are saved with absolute names, and the query of the URL as settings.
+    """Return what to save: file names become absolute, and the query of the URL becomes settings.
 
     Raises:
-        MessagingError: the URL, a setting or a value is wrong.
+        MessagingError: connecting would refuse the URL, a setting or a value.
     """
     from messaging.instance import find_adapter
     from messaging.model import parse_url
@@ -111,13 +109,10 @@ def _checked(text: str, settings: Mapping[str, str]) -> SavedContext:
 
 
 @context.command("list")
-def list_contexts(
-    json: _Json = False,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
-) -> int:
+@options.command
+def list_contexts(json: _Json = False) -> int:
     """List the saved contexts, without passwords."""
-    known = sorted(contexts.load().items())
+    known = sorted(context_file.load().items())
     if json:
         write(dump([{"name": name, **_shown(each)} for name, each in known]))
     elif known:
@@ -127,14 +122,10 @@ def list_contexts(
 
 
 @context.command("show")
-def show_context(
-    context_name: _Name,
-    json: _Json = False,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
-) -> int:
+@options.command
+def show_context(context_name: _Name, json: _Json = False) -> int:
     """Show a saved context, without passwords."""
-    saved = contexts.get(context_name)
+    saved = context_file.get(context_name)
     if json:
         write(dump({"name": context_name, **_shown(saved)}))
     else:
@@ -149,19 +140,16 @@ def _shown(saved: SavedContext) -> dict[str, object]:
 
 
 @context.command()
+@options.command
 def remove(
-    context_names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", show_default=False, help="Names of the contexts.")
-    ],
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
+    context_names: Annotated[list[str], Argument(metavar="NAME...", show_default=False, help="Names of the contexts.")],
 ) -> int:
-    """Remove saved contexts: all that are named, or none."""
+    """Remove saved contexts: all of them, or none if one is not saved."""
 
     def change(known: dict[str, SavedContext]) -> None:
         for name in dict.fromkeys(context_names):
-            contexts.check_saved(name, known)
+            context_file.check_saved(name, known)
             del known[name]
 
-    contexts.change(change)
+    context_file.change(change)
     return ExitCode.OK

@@ -1,53 +1,46 @@
-"""``messaging demo``: what the toolkit does, at work, with sums that are checked.
+"""``messaging demo``: a tour of the toolkit in acts, each with checked results.
 
-An act uses what an instance announces, and is skipped, audibly, where that is less than it needs. A new act is a
-function and an entry in ``ACTS``.
+An act is skipped, and reported as skipped, if the instance does not announce the features that it needs. To add an
+act, write a function and list it in ``ACTS``.
 """
 
-from __future__ import annotations
-
+import contextlib
 import itertools
 import queue
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
 from pydantic import BaseModel
 from rich.table import Table
 from rich.text import Text
 
-from messaging import (
-    AcknowledgeHandler,
-    AcknowledgeMessageContext,
-    Features,
-    HandlerRegistration,
-    Message,
-    MessageContextBuilder,
-    Messaging,
-    MessagingError,
-)
-from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
-from messaging.cli.connecting import choose_target, connect
+from messaging.cli import options
+from messaging.cli.connecting import Broker
 from messaging.cli.output import ExitCode, one_line, show
+from messaging.errors import MessagingError
+from messaging.instance import Messaging
+from messaging.model import AcknowledgeHandler, AcknowledgeMessageContext, Features, Message, MessageContextBuilder
 
 DEFAULT_URL: Final = "memory://demo"
-#: how long to wait for what must come, seconds
+#: how long to wait for an expected message, seconds
 PATIENCE: Final = 10.0
-#: some brokers keep a queue for ever: one name and channel for all runs leave one behind
+#: some brokers keep a queue for ever: with one name and channel for all runs, only one is left behind
 _QUEUE: Final = "messaging-demo"
 _JOBS: Final = "demo/jobs"
 
 
 class Reading(BaseModel):
-    """What a sensor measured."""
+    """The measurement of a sensor."""
 
     sensor: str
     celsius: float
 
 
 class Alarm(BaseModel):
-    """What a handler wants to know of a reading; its fields are converted."""
+    """A reading as a handler receives it: the fields that it needs, converted."""
 
     sensor: str
     celsius: int
@@ -55,14 +48,14 @@ class Alarm(BaseModel):
 
 
 class Job(BaseModel):
-    """Work to be done once, by whoever is free."""
+    """Work to be done once, by the first free worker."""
 
     run: str
     number: int
 
 
 class Check(NamedTuple):
-    """A sum, and what came out."""
+    """An expected and a found result of an act."""
 
     act: str
     what: str
@@ -71,40 +64,41 @@ class Check(NamedTuple):
 
 
 class Stage:
-    """What an act has to work with.
+    """The instance, channels and output of the acts.
 
     Attributes:
         m: the instance.
-        run: tells this run's channels and jobs from those of others at the same broker.
-        reliable: keywords that ask for delivery that is confirmed and acknowledged, where there is such a choice.
+        run: distinguishes the channels and jobs of this run from those of other runs at the same broker.
+        reliable: keywords for confirmed and acknowledged delivery, where the instance offers a choice.
+        act: title of the current act.
+        checks: the results so far.
     """
 
     def __init__(self, m: Messaging) -> None:
         self.m = m
         self.run = secrets.token_hex(4)
-        self.reliable: dict[str, Any] = {}
-        if Features.EXTENSION_GUARANTEED_DELIVERY in m.features:
-            self.reliable["guaranteed_delivery"] = True
+        is_offered = Features.EXTENSION_GUARANTEED_DELIVERY in m.features
+        self.reliable: dict[str, Any] = {"guaranteed_delivery": True} if is_offered else {}
         self.act = ""
         self.checks: list[Check] = []
 
     def channel(self, name: str) -> str:
-        """A channel of this run."""
+        """Return a channel of this run."""
         return f"demo/{self.run}/{name}"
 
     def reliably(self, builder: MessageContextBuilder, name: str) -> MessageContextBuilder:
-        """The same as ``reliable``, for a builder of a context for a channel of this run."""
+        """Set a channel of this run and confirmed delivery on ``builder``; return it."""
         builder.channel(self.channel(name))
         if self.reliable:
             builder.extension_entry(Features.EXTENSION_GUARANTEED_DELIVERY, True)
         return builder
 
     def say(self, text: str) -> None:
-        """Tell what happens. From any thread."""
+        """Write a line about the current act. Thread safe."""
         show(Text(f"   {one_line(text)}"))
 
     def check(self, what: str, expected: Any, found: Any) -> None:
-        """Note a sum that must be right."""
+        """Record a result that must be as expected."""
         self.checks.append(Check(self.act, what, expected, found))
 
 
@@ -151,20 +145,13 @@ def jobs(stage: Stage) -> None:
 
         return work
 
-    def hire(name: str) -> None:
-        # returns when the broker has confirmed; acknowledges each job when the worker returns
-        workers.append(m.on(_JOBS, worker(name), queue=_QUEUE, prefetch=1, **stage.reliable))
-
-    workers: list[HandlerRegistration] = []
-    try:
-        hire("Anna")
-        hire("Ben")
+    with contextlib.ExitStack() as workers:
+        for name in ("Anna", "Ben"):
+            # confirmed by the broker when this returns; a job is acknowledged when its worker returns
+            workers.enter_context(m.on(_JOBS, worker(name), queue=_QUEUE, prefetch=1, **stage.reliable))
         for number in numbers:
             m.publish(_JOBS, Job(run=stage.run, number=number), **stage.reliable).result()
         finished = [done.get(timeout=PATIENCE) for _ in numbers]
-    finally:
-        for registration in workers:
-            registration.close().result()
     for name in ("Anna", "Ben"):
         own = [str(number) for who, number in finished if who == name]
         stage.say(f"{name} did {len(own)} jobs: {' '.join(own)}")
@@ -174,7 +161,7 @@ def jobs(stage: Stage) -> None:
 
 
 def poison(stage: Stage) -> None:
-    """A message nobody can digest is tried three times and then put aside, with its reason."""
+    """A message that no consumer can process is delivered three times, then dead-lettered with its reason."""
     m = stage.m
     attempts: list[str] = []
     digested: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -212,15 +199,15 @@ def poison(stage: Stage) -> None:
 
 
 def retained(stage: Stage) -> None:
-    """A status that was published before its subscriber came."""
+    """A status that was published before its subscriber connected."""
     m = stage.m
     status = stage.channel("status")
     m.publish(status, "online", retain=True, **stage.reliable).result()
-    stage.say("'online' published while nobody listens")
+    stage.say("'online' published without a subscriber")
     try:
         with m.subscribe(status, **stage.reliable) as late:
             message = late.receive(PATIENCE)
-            stage.say(f"a late subscriber is told: {message.value(str)!r}")
+            stage.say(f"a late subscriber receives: {message.value(str)!r}")
     finally:
         m.publish(status, b"", retain=True, **stage.reliable).result()  # an empty one clears it
     stage.check("status of a late subscriber", "online", message.value(str))
@@ -228,7 +215,7 @@ def retained(stage: Stage) -> None:
 
 
 def acknowledge_filter(stage: Stage) -> None:
-    """A filter acknowledges what is plausible, before the stream sees it; the rest goes to dead letters."""
+    """A filter acknowledges plausible messages before they enter the stream; the others are dead-lettered."""
     m = stage.m
     verdicts: list[str] = []
     builder = (
@@ -251,15 +238,15 @@ def acknowledge_filter(stage: Stage) -> None:
             m.publish(stage.channel("boiler"), Reading(sensor="boiler", celsius=celsius), **stage.reliable).result()
         plausible = [boiler.receive(PATIENCE).value(Reading).celsius for _ in range(4)]
         implausible = [dead_letters.receive(PATIENCE).value().celsius for _ in range(2)]
-        stage.say(f"in the stream: {plausible}; put aside: {implausible}")
-        stage.say(f"what the post-acknowledge callback saw: {' '.join(verdicts)}")
+        stage.say(f"in the stream: {plausible}; dead-lettered: {implausible}")
+        stage.say(f"states in the post-acknowledge callback: {' '.join(verdicts)}")
     stage.check("sum in the stream, °C", 199.0, sum(plausible))
-    stage.check("put aside, °C", [950.0, 1200.0], sorted(implausible))
+    stage.check("dead letters, °C", [950.0, 1200.0], sorted(implausible))
     stage.check("rejected", 2, verdicts.count("REJECTED"))
 
 
 def questions(stage: Stage) -> None:
-    """Requests to functions: one reply to each, or many until it is enough."""
+    """Requests to functions: one reply each, or many replies until the requester stops."""
     m = stage.m
 
     def half(number: int) -> int:
@@ -273,14 +260,14 @@ def questions(stage: Stage) -> None:
         stage.say(f"half of 2, 40 and 96: {halves}")
         with m.request_many(stage.channel("countdown"), 1000, int, timeout=PATIENCE) as replies:
             counted = [reply.value(int) for reply in itertools.islice(replies, 3)]
-        stage.say(f"a countdown from 1000 that was stopped: {counted}")
+        stage.say(f"a countdown from 1000, stopped after three: {counted}")
     stage.check("sum of the halves", 69, sum(halves))
     stage.check("countdown", [1000, 999, 998], counted)
 
 
 def events(stage: Stage) -> None:
-    """Typed events within the process: a handler that wants other fields, a late one with history, one for the rest."""
-    # here: no other command needs them, and all of them import this module
+    """Typed events in this process: handlers with converted fields, with history, and for unhandled events."""
+    # only this act needs them, and importing them takes time
     from messaging.services import ServiceRegistry
     from messaging.typedevent import RangePolicy, TypedEventBus
 
@@ -295,23 +282,27 @@ def events(stage: Stage) -> None:
         bus.on("readings/*", handler=lambda reading: caught_up.append(reading["celsius"]), history=3)
         bus.flush().result(PATIENCE)
         stage.say(f"alarms: {', '.join(f'{each.sensor} {each.celsius}' for each in alarms)}")
-        stage.say(f"nobody wanted: {', '.join(rest)}; a late handler caught up with {caught_up}")
+        stage.say(f"unhandled: {', '.join(rest)}; a late handler received {caught_up} from the history")
     stage.check("alarms", ["boiler", "oven"], [each.sensor for each in alarms])
     stage.check("unhandled", ["readings/boiler", "readings/attic"], rest)
     stage.check("sum of the last three, °C", 272.5, sum(caught_up))
 
 
 def _state(message: Message) -> str:
-    # every message that was received has such a context
+    # every received message has such a context
     return cast("AcknowledgeMessageContext", message.context).acknowledge_state.name
 
 
 class Act(NamedTuple):
-    """A part of the demo."""
+    """A part of the demo.
+
+    Attributes:
+        play: the function; its docstring is shown.
+        needs: the features that the act requires.
+    """
 
     title: str
     play: Callable[[Stage], None]
-    #: the features without which it cannot be played
     needs: tuple[str, ...]
 
 
@@ -334,23 +325,17 @@ ACTS: Final = (
 )
 
 
-def demo(
-    url: options.Url = None,
-    url_option: options.UrlOption = None,
-    client_id: options.ClientId = None,
-    option: options.Settings = None,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
-) -> int:
-    """See it work: a small show on a broker inside this process, or on the one at URL.
+@options.command
+def demo(broker: Broker) -> int:
+    """Take a short tour of the toolkit, on a broker inside this process or on the one at URL.
 
-    $MESSAGING_URL is not used here: nothing is published to a broker that was not named. Ends by itself after a few
-    seconds, with 1 if a sum is wrong.
+    $MESSAGING_URL is ignored: the demo publishes only to a broker that the command line names. Ends by itself after a
+    few seconds, with 1 if a result is wrong.
     """
-    if url is None and url_option is None:
-        url = DEFAULT_URL
+    if not broker.is_named:
+        broker = replace(broker, url=DEFAULT_URL)
     started = time.monotonic()
-    with connect(choose_target(url, url_option), "demo", client_id, option) as m:
+    with broker.connect("demo") as m:
         dto = m.runtime.get_runtime_dto()
         show(Text(f"connected to {dto.connection_uri}: {', '.join(dto.protocols)}, by {dto.provider_name}"))
         stage = Stage(m)
@@ -359,7 +344,7 @@ def demo(
 
 
 def _play(act: Act, number: int, stage: Stage) -> bool:
-    """Play one act; whether the instance can."""
+    """Play one act; return whether the instance announces the features that it needs."""
     stage.act = act.title
     show(Text(f"\n{number}  {act.title}", style="bold"))
     missing = [feature for feature in act.needs if feature not in stage.m.features]
@@ -372,7 +357,7 @@ def _play(act: Act, number: int, stage: Stage) -> bool:
     except MessagingError as error:
         stage.check("played to its end", True, f"{type(error).__name__}: {error}")
     except queue.Empty:
-        stage.check("played to its end", True, f"what was to come did not within {PATIENCE:g} s")
+        stage.check("played to its end", True, f"an expected message did not arrive within {PATIENCE:g} s")
     return True
 
 

@@ -1,24 +1,22 @@
-"""Which messages ``messaging sub`` writes: by channel, and by whether the broker had retained them."""
+"""Select the messages that ``messaging sub`` writes: by channel, and by whether the broker had retained them."""
 
 from __future__ import annotations
 
 import enum
-import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from messaging.cli.outcomes import Outcomes
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 from messaging.model import Features, check_pattern, matcher
 
 if TYPE_CHECKING:
-    from messaging import Message, Messaging, Promise
+    from messaging.instance import Messaging
+    from messaging.model import Message
 
-logger = logging.getLogger(__name__)
-
-#: retained messages whose removal may be unconfirmed at a time
+#: removals of retained messages that may be unconfirmed
 _UNCONFIRMED: Final = 500
-#: channels whose removal is recognised when it comes back
+#: channels whose removal is recognised when the broker sends it back
 _REMEMBERED: Final = 10_000
 
 
@@ -27,7 +25,7 @@ class Verdict(enum.Enum):
 
     WRITE = enum.auto()
     SKIP = enum.auto()
-    #: not written, and neither is any message after it
+    #: write neither this message nor any later one
     END = enum.auto()
 
 
@@ -36,11 +34,11 @@ class Filter:
 
     Args:
         out: patterns of channels that are not written.
-        live_only: messages that the broker had retained are not written.
-        retained_only: only they are; the first other one is the end.
+        live_only: skip messages that the broker had retained.
+        retained_only: write only messages that the broker had retained; end at the first other one.
 
     Raises:
-        ArgumentError: a pattern is malformed, or nothing could ever be written.
+        ArgumentError: a pattern is malformed, or no message could pass.
     """
 
     def __init__(self, out: Iterable[str], *, live_only: bool, retained_only: bool) -> None:
@@ -66,18 +64,20 @@ class Filter:
 
 
 class Removal:
-    """Removes messages that the broker has retained, and counts the outcomes. For one thread at a time."""
+    """Removes retained messages from the broker. For one thread at a time.
+
+    Attributes:
+        outcomes: counts the confirmed and the failed removals.
+    """
 
     def __init__(self, m: Messaging) -> None:
         self._m = m
-        self._open: deque[Promise[None]] = deque()
-        #: channels of removals, the latest ones
+        #: channels of the latest removals
         self._channels: dict[str | None, None] = {}
-        self.removed = 0
-        self.error: MessagingError | None = None
+        self.outcomes = Outcomes()
 
     def remove(self, message: Message) -> None:
-        """Have the broker forget the retained message of this one's channel."""
+        """Remove the retained message of the channel of ``message``."""
         context = message.context
         self._channels[context.channel] = None
         if len(self._channels) > _REMEMBERED:
@@ -85,24 +85,15 @@ class Removal:
         builder = self._m.context_builder().channel(str(context.channel), context.channel_extension)
         builder.extensions({Features.EXTENSION_RETAIN: True, Features.EXTENSION_GUARANTEED_DELIVERY: True})
         try:
-            self._open.append(self._m.publisher.publish(builder.content(b"").build_message()))
+            promise = self._m.publisher.publish(builder.content(b"").build_message())
         except MessagingError as error:
-            self.error = self.error or error
-        self.settle(_UNCONFIRMED)
+            self.outcomes.fail(error)
+        else:
+            self.outcomes.add(promise, _UNCONFIRMED)
 
     def is_echo(self, message: Message) -> bool:
-        """Return whether ``message`` is a removal of this instance, which the broker sends to its subscribers, too."""
+        """Return whether ``message`` is a removal of this instance that the broker sends to its subscribers."""
         return not message.payload and message.context.channel in self._channels and not is_retained(message)
-
-    def settle(self, allowed: int = 0) -> None:
-        """Wait until the broker has confirmed all but ``allowed`` removals; each has its deadline."""
-        while self._open and (len(self._open) > allowed or self._open[0].done()):
-            error = self._open[0].exception()
-            self._open.popleft()  # not before: the wait can be interrupted
-            if error is None:
-                self.removed += 1
-            else:
-                self.error = self.error or error
 
 
 def is_retained(message: Message) -> bool:
@@ -111,7 +102,7 @@ def is_retained(message: Message) -> bool:
 
 
 def require_retain(m: Messaging, option: str, *, queue: bool) -> None:
-    """Refuse an option that is about retained messages where none can arrive.
+    """Refuse an option for retained messages where none can arrive.
 
     Raises:
         UnsupportedFeatureError: the instance has no retained messages.

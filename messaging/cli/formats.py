@@ -11,15 +11,16 @@ import base64
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.cli.filters import is_retained
 from messaging.cli.output import dump, plain
 from messaging.errors import ArgumentError, MessagingError
 from messaging.model import Features
 
 if TYPE_CHECKING:
-    from messaging import Message
+    from messaging.model import Message
 
 _SEQUENCE: Final = re.compile(
     rb"%(?P<flag>[0-]?)(?P<width>\d{0,4})(?:\.(?P<most>\d{1,4}))?(?P<letter>[^\d.-])|@(?P<time>.)|\\(?P<escape>.)",
@@ -35,17 +36,17 @@ _ESCAPES: Final[Mapping[bytes, bytes]] = {
     b"t": b"\t",
     b"v": b"\v",
 }
-#: letters of strftime that every system has
+#: letters of strftime that every system supports
 _TIMES: Final = frozenset("aAbBcCdDeFgGhHIjklmMnprRsStTuUVwWxXyYzZ")
 
-#: asked of the subscription by a format that tells packet ids
+#: extension that a subscription needs for a format with packet ids
 PACKET_ID: Final = "packetId"
 
 _Part = Callable[["Message", int], bytes]
 
 
 class UnformattableError(MessagingError):
-    """A message has no form in the format, such as one for ``%J`` that is not JSON."""
+    """A message cannot be written in the format, such as a payload for ``%J`` that is not JSON."""
 
 
 def _text(value: object) -> bytes:
@@ -56,28 +57,23 @@ def _extension(message: Message, key: str) -> Any:
     return message.context.extensions.get(key)
 
 
-def _seconds(message: Message) -> bytes:
+def _time_to_live(message: Message) -> int | None:
     left = _extension(message, Features.EXTENSION_TIME_TO_LIVE)
-    return b"" if left is None else b"%d" % round(left)
-
-
-def _headers(message: Message) -> Iterator[tuple[str, Any]]:
-    for name, value in (_extension(message, Features.EXTENSION_HEADERS) or {}).items():
-        for each in value if isinstance(value, (list, tuple)) else (value,):
-            yield name, each
+    return None if left is None else round(left)
 
 
 def _user_properties(message: Message) -> bytes:
-    return b" ".join(f"{name}:{value}".encode() for name, value in _headers(message))
+    headers = _extension(message, Features.EXTENSION_HEADERS) or {}
+    return " ".join(
+        f"{name}:{each}"
+        for name, value in headers.items()
+        for each in (value if isinstance(value, (list, tuple)) else (value,))
+    ).encode()
 
 
 def _qos(message: Message) -> int:
     qos = _extension(message, Features.EXTENSION_QOS)
     return int(qos) if qos is not None else 0
-
-
-def _is_retained(message: Message) -> bool:
-    return bool(_extension(message, Features.EXTENSION_RETAIN))
 
 
 def _iso(_: Message, now: int) -> bytes:
@@ -97,16 +93,15 @@ def _parameters(message: Message, now: int) -> dict[str, Any]:
         "tst": stamp,
         "topic": context.channel,
         "qos": _qos(message),
-        "retain": int(_is_retained(message)),
+        "retain": int(is_retained(message)),
         "payloadlen": len(message.payload),
     }
     if _extension(message, PACKET_ID) is not None:
         found["mid"] = _extension(message, PACKET_ID)
-    left = _extension(message, Features.EXTENSION_TIME_TO_LIVE)
     properties = {
         "content-type": context.content_type,
         "correlation-data": context.correlation_id,
-        "message-expiry-interval": None if left is None else round(left),
+        "message-expiry-interval": _time_to_live(message),
         "response-topic": context.reply_to_channel,
         "user-properties": plain(_extension(message, Features.EXTENSION_HEADERS)) or None,
     }
@@ -130,14 +125,14 @@ def _json_value(message: Message, now: int) -> bytes:
         json.loads(message.payload)
     except (ValueError, RecursionError):
         raise UnformattableError(f"message on {message.context.channel!r}: %J: its payload is not JSON") from None
-    # the payload as it came: numbers keep their digits
+    # the payload unchanged: numbers keep their digits
     return dump(_parameters(message, now))[:-2] + b',"payload":' + message.payload.strip() + b"}"
 
 
 _PARTS: Final[Mapping[str, _Part]] = {
     "C": lambda message, _: _text(message.context.content_type),
     "D": lambda message, _: _text(message.context.correlation_id),
-    "E": lambda message, _: _seconds(message),
+    "E": lambda message, _: _text(_time_to_live(message)),
     "I": _iso,
     "j": _json_text,
     "J": _json_value,
@@ -147,7 +142,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "p": lambda message, _: message.payload,
     "q": lambda message, _: b"%d" % _qos(message),
     "R": lambda message, _: _text(message.context.reply_to_channel),
-    "r": lambda message, _: b"%d" % _is_retained(message),
+    "r": lambda message, _: b"%d" % is_retained(message),
     "t": lambda message, _: _text(message.context.channel),
     "U": _unix,
     "x": lambda message, _: message.payload.hex().encode(),
@@ -160,7 +155,7 @@ def compiled(text: str) -> tuple[Callable[[Message], bytes], frozenset[str]]:
 
     Returns:
         A function that formats a message, and the letters of the format. The function raises
-        :class:`UnformattableError` for a message that has no form.
+        :class:`UnformattableError` for a message that cannot be formatted.
 
     Raises:
         ArgumentError: a sequence is unknown or incomplete.

@@ -1,28 +1,28 @@
-"""``messaging info``: what an instance can do, or what is installed."""
+"""``messaging info``: the features and the state of an instance, the states of a connection, or the installation."""
 
-from __future__ import annotations
-
+import asyncio
 import dataclasses
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+import queue
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Annotated, Any, Final
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
-from messaging import Features, Messaging
 from messaging.adapter import ENTRY_POINT_GROUP
-from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
-from messaging.cli.connecting import choose_target, connect
-from messaging.cli.output import ExitCode, dump, show, write
-from messaging.cli.watch import watch as watch_connection
+from messaging.cli import options
+from messaging.cli.connecting import Broker
+from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, write
 from messaging.codecs import codec_for, content_types
-from messaging.errors import ArgumentError, MessagingError
-from messaging.instance import find_adapter
-from messaging.model import parse_url
+from messaging.connection import ConnectionState
+from messaging.errors import ArgumentError, BrokerError, MessagingError
+from messaging.instance import Messaging, find_adapter
+from messaging.model import Features, parse_url
 from messaging.model.settings import URL_VARIABLE, load_settings
 
 _PACKAGES: Final = (
@@ -38,40 +38,33 @@ _PACKAGES: Final = (
     "zstandard",
 )
 
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object; with --watch, one for each state.")]
-_Features = Annotated[bool, typer.Option("--features", help="Every known feature, and whether it is announced here.")]
 
-_Watch = Annotated[
-    bool, typer.Option("--watch", help="The states of the connection as they change, until interrupted.")
-]
-
-
+@options.command
 def info(
-    url: options.Url = None,
-    json: _Json = False,
-    features: _Features = False,
-    watch: _Watch = False,
-    url_option: options.UrlOption = None,
-    client_id: options.ClientId = None,
-    option: options.Settings = None,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
+    broker: Broker,
+    json: Annotated[bool, Option("--json", help="Write one JSON object; with --watch, one per state.")] = False,
+    features: Annotated[
+        bool, Option("--features", help="List every known feature, and whether it is announced.")
+    ] = False,
+    watch: Annotated[
+        bool, Option("--watch", help="Write the states of the connection as they change, until interrupted.")
+    ] = False,
 ) -> int:
-    """Show what an instance connected to URL can do; without a URL, what is installed.
+    """Show the features and the state of an instance connected to URL; without a URL, the installation.
 
     Example: messaging info mqtt://localhost --features
     """
     if watch:
         if features:
             raise ArgumentError("--watch and --features: give one of them")
-        return watch_connection(choose_target(url, url_option), client_id, option, json=json)
-    if url is None and url_option is None and not os.environ.get(URL_VARIABLE):
+        return _watch_states(broker, json=json)
+    if not broker.is_named and not os.environ.get(URL_VARIABLE):
         if features:
-            raise ArgumentError("--features needs a broker URL: what is announced depends on the broker")
+            raise ArgumentError("--features needs a broker URL: the announced features depend on the broker")
         found: Mapping[str, Any] = _installed()
         tables = _installation_tables(found)
     else:
-        with connect(choose_target(url, url_option), "info", client_id, option) as m:
+        with broker.connect("info") as m:
             found = _feature_table(m) if features else dataclasses.asdict(m.runtime.get_runtime_dto())
         tables = [_features_table(found)] if features else [_table("", _flat(found))]
     if json:
@@ -86,7 +79,57 @@ def _feature_table(m: Messaging) -> dict[str, bool]:
     return {name: name in m.features for name in sorted(known | m.features)}
 
 
-# --- what is installed
+# --- the states of a connection
+
+
+def _watch_states(broker: Broker, *, json: bool) -> int:
+    """Write each state of the connection as it changes. Wait for a broker that is not there yet.
+
+    Raises:
+        MessagingError: the connection has failed and is not retried.
+        ReaderGoneError: the reader of stdout has closed it.
+    """
+    states: queue.SimpleQueue[ConnectionState] = queue.SimpleQueue()
+
+    async def start() -> Messaging:
+        # with a running event loop, connect() returns before there is a connection
+        return broker.connect("info", report_return=False, retry_connect="true")
+
+    with asyncio.run(start()) as m:
+        m.connection_state.subscribe(states.put)
+        while True:
+            try:
+                state = states.get(timeout=LOOK)
+            except queue.Empty:
+                if is_reader_gone():
+                    raise ReaderGoneError from None
+                continue
+            write(_state_json(state) if json else _state_text(state))
+            if state.name == "closed":
+                if state.cause is not None:
+                    raise state.cause
+                return ExitCode.OK
+
+
+def _state_text(state: ConnectionState) -> bytes:
+    since = datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds")
+    return f"{since} {state}\n".encode()
+
+
+def _state_json(state: ConnectionState) -> bytes:
+    cause = state.cause
+    return dump(
+        {
+            "state": state.name,
+            "since": state.since,
+            "cause": None if cause is None else str(cause),
+            "error": None if cause is None else type(cause).__name__,
+            "code": cause.code if isinstance(cause, BrokerError) else None,
+        }
+    )
+
+
+# --- the installation
 
 
 def _installed() -> dict[str, Any]:
@@ -94,10 +137,10 @@ def _installed() -> dict[str, Any]:
     return {
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "adapters": {
-            scheme: {"adapter": point.value, "status": _adapter_status(scheme)}
+            scheme: {"adapter": point.value, "status": _status(_create_adapter, scheme)}
             for scheme, point in sorted(points.items())
         },
-        "codecs": {name: _codec_status(name) for name in content_types()},
+        "codecs": {name: _status(codec_for, name) for name in content_types()},
     }
 
 
@@ -109,41 +152,40 @@ def _versions() -> Iterator[tuple[str, str | None]]:
             yield name, None
 
 
-def _adapter_status(scheme: str) -> str:
-    """``ok``, or why there can be no instance. Making an adapter connects nothing, but shows what it lacks."""
+def _create_adapter(scheme: str) -> None:
+    """Create an adapter, which connects nothing but fails where a package is missing."""
+    kind = find_adapter(scheme)
+    url = parse_url(f"{scheme}://localhost")
+    kind(url, load_settings(kind.settings_type, url, {}), "info")
+
+
+def _status(create: Callable[[str], object], name: str) -> str:
+    """Return ``ok`` if an adapter or codec can be created, otherwise the reason why not."""
     try:
-        kind = find_adapter(scheme)
-        url = parse_url(f"{scheme}://localhost")
-        kind(url, load_settings(kind.settings_type, url, {}), "info")
+        create(name)
     except MessagingError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  # one that is broken must not hide the others
+    except Exception as error:  # noqa: BLE001  # a broken package must not hide the others
         return f"broken: {type(error).__name__}: {error}"
     return "ok"
 
 
-def _codec_status(content_type: str) -> str:
-    try:
-        codec_for(content_type)
-    except MessagingError as error:
-        return str(error)
-    return "ok"
-
-
-# --- for people
+# --- tables
 
 
 def _installation_tables(found: Mapping[str, Any]) -> list[Table]:
-    adapters = {f"{scheme}://": each for scheme, each in found["adapters"].items()}
-    return [
-        _table("versions", {name: each or "not installed" for name, each in found["versions"].items()}.items()),
-        _table("adapters", {name: f"{each['status']} ({each['adapter']})" for name, each in adapters.items()}.items()),
-        _table("codecs", found["codecs"].items()),
-    ]
+    rows = {
+        "versions": {name: version or "not installed" for name, version in found["versions"].items()},
+        "adapters": {
+            f"{scheme}://": "{status} ({adapter})".format(**each) for scheme, each in found["adapters"].items()
+        },
+        "codecs": found["codecs"],
+    }
+    return [_table(title, each.items()) for title, each in rows.items()]
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested data as lines of two columns. The properties of services repeat what is in the DTO already."""
+    """Yield nested data as rows of name and value, without service properties, which repeat parts of the DTO."""
     for name, each in value.items():
         if isinstance(each, Mapping):
             if name != "service":

@@ -1,7 +1,7 @@
-"""Where things go: data to stdout, everything else to stderr.
+"""Write data to stdout, and everything else to stderr.
 
-Data is written unbuffered and whole, so that what :func:`write` returned from is in the hands of whoever reads.
-Diagnostics go through logging, in single lines that start with the program's name.
+Data is written unbuffered and whole: when :func:`write` returns, the reader of stdout can read all of it. Diagnostics
+go through logging, in single lines that start with the program's name.
 """
 
 from __future__ import annotations
@@ -26,57 +26,57 @@ from messaging.errors import MessagingError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from messaging import Message
+    from messaging.model import Message
 
 logger = logging.getLogger(__name__)
 
 PROGRAM: Final = "messaging"
 
-#: how often to look whether stdout is read at all, seconds
+#: how often to check whether stdout still has a reader, seconds
 LOOK: Final = 0.5
-#: what looks like ``user:password@`` in a URL, and like a secret option
+#: text that looks like ``user:password@`` in a URL, and like a secret option
 _USER_INFO: Final = re.compile(r"(?<=://)[^\s'\"]*@")
 _SECRET: Final = re.compile(r"([\w-]*(?:pass|secret|token)[\w-]*=)[^&\s'\")]+", re.IGNORECASE)
 
 
 class ExitCode(enum.IntEnum):
-    """What the program ends with."""
+    """The exit codes of the program."""
 
     OK = 0
-    #: at run time: no connection, refused, not confirmed
+    #: failed at run time: no connection, refused, not confirmed
     FAILED = 1
     #: the command line or the input is wrong; nothing was sent
     USAGE = 2
-    #: the timeout passed before enough messages came
+    #: the timeout passed before enough messages arrived
     TIMED_OUT = 3
     #: SIGINT or SIGTERM
     INTERRUPTED = 130
 
 
 class ReaderGoneError(Exception):
-    """Whoever read our stdout has closed it, as ``head`` does: no failure, but nothing is left to do."""
+    """The reader of stdout has closed it, as ``head`` does: no failure, but nothing is left to do."""
 
 
 # --- stdout
 
 
 def write(data: bytes) -> None:
-    """Write all of ``data`` to stdout; it is out when this returns.
+    """Write all of ``data`` to stdout, unbuffered.
 
     Raises:
-        ReaderGoneError: nobody reads any more.
-        OSError: it cannot be written for another reason, such as a full disk.
+        ReaderGoneError: the reader of stdout has closed it.
+        OSError: writing failed for another reason, such as a full disk.
     """
     if sys.stdout is None:
         raise OSError(errno.EBADF, "stdout is closed")
-    # Below the buffer, for what an interpreter that ends could not flush any more would be lost, and reported.
+    # bypass the buffer: an interpreter that exits would lose unflushed data, and report that
     buffered = sys.stdout.buffer
     raw: Any = getattr(buffered, "raw", buffered)
     rest = memoryview(data)
     try:
         while rest:
             written = raw.write(rest)
-            if written is None:  # somebody made the pipe non-blocking, and it is full
+            if written is None:  # the pipe is non-blocking and full
                 select.select([], [raw], [])
             else:
                 rest = rest[written:]
@@ -85,20 +85,20 @@ def write(data: bytes) -> None:
 
 
 def is_reader_gone() -> bool:
-    """Whether stdout is a pipe or terminal that nobody reads any more, as far as can be told without writing."""
+    """Return whether the reader of stdout has closed it, as far as that is known without writing."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
-        return bool(poll.poll(0))  # without asking for any event, only errors and hang-ups are told
+        return bool(poll.poll(0))  # without requested events, poll() reports errors and hang-ups only
     except (AttributeError, OSError, ValueError):
-        return False  # no file, or a system without poll()
+        return False  # stdout is not a file, or the system has no poll()
 
 
 def wait_while_read(over: threading.Event, timeout: float | None = None) -> None:
-    """Wait until ``over``, for at most ``timeout`` seconds.
+    """Wait until ``over`` is set, for at most ``timeout`` seconds.
 
     Raises:
-        ReaderGoneError: nobody reads stdout any more: one who has enough does not wait for what comes next.
+        ReaderGoneError: the reader of stdout has closed it, so no further data can be written.
     """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0 and not over.wait(min(left, LOOK)):
@@ -107,8 +107,8 @@ def wait_while_read(over: threading.Event, timeout: float | None = None) -> None
 
 
 def show(*renderables: RenderableType) -> None:
-    """Write text, tables and the like: coloured and fitted to a terminal, plain and unbroken otherwise."""
-    from rich.console import Console  # most commands write no tables
+    """Write text and tables to stdout: coloured and wrapped on a terminal, plain and unwrapped otherwise."""
+    from rich.console import Console  # most commands write no tables, and importing it is slow
 
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
@@ -121,10 +121,10 @@ def show(*renderables: RenderableType) -> None:
 
 
 def dump(value: Any) -> bytes:
-    """``value`` as JSON in one line. Objects that JSON does not know are written as text.
+    """Return ``value`` as JSON on one line. Objects without a JSON form are written as text.
 
     Raises:
-        ValueError: there is something that has no form at all, such as a set as a key.
+        ValueError: a part has no form at all, such as a set as a key.
     """
     from pydantic_core import to_json
 
@@ -133,7 +133,7 @@ def dump(value: Any) -> bytes:
 
 
 def record(message: Message) -> dict[str, Any]:
-    """A received message as plain data; what it does not have is left out."""
+    """Return a received message as plain data, without the properties that it lacks."""
     context = message.context
     found: dict[str, Any] = {
         "received": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -150,7 +150,7 @@ def record(message: Message) -> dict[str, Any]:
     except UnicodeDecodeError:
         found["payload_base64"] = base64.b64encode(message.payload).decode()
     try:
-        value = message.value() if context.content_type else _guessed(message)
+        value = message.value() if context.content_type else _decoded_json(message)
     except MessagingError as error:
         logger.debug("message on %r has no value: %s", context.channel, error)
     else:
@@ -162,19 +162,19 @@ def record(message: Message) -> dict[str, Any]:
 
 
 def record_line(message: Message) -> bytes:
-    """:func:`record` as a line of JSON."""
+    """Return :func:`record` of a message as a line of JSON."""
     found = record(message)
     try:
         return dump(found)
     except ValueError as error:
-        # formats other than JSON have values, such as sets for keys, that JSON has no form for
+        # other content types have values without a form in JSON, such as sets as keys
         logger.debug("value of a message on %r: %s", message.context.channel, error)
         found.pop("value", None)
         return dump(found)
 
 
 def payload_line(end: bytes, *, channel: bool = False) -> Callable[[Message], bytes]:
-    """How to write the payload of a message as it came: with ``end`` behind it, and perhaps its channel before it."""
+    """Return a function that formats a message as its payload and ``end``, after its channel if ``channel``."""
 
     def form(message: Message) -> bytes:
         before = f"{message.context.channel} ".encode() if channel else b""
@@ -183,8 +183,8 @@ def payload_line(end: bytes, *, channel: bool = False) -> Callable[[Message], by
     return form
 
 
-def _guessed(message: Message) -> Any:
-    """The value of a message that does not say what it is: protocols without properties carry JSON all the same."""
+def _decoded_json(message: Message) -> Any:
+    """Decode the payload as JSON, which is common on protocols without content types."""
     from messaging.codecs import codec_for
 
     return codec_for("application/json").decode(message.payload, None, {})
@@ -203,28 +203,28 @@ def plain(value: Any) -> Any:
 
 
 def redacted(text: str) -> str:
-    """``text`` without what looks like a secret.
+    """Return ``text`` with everything masked that looks like a secret.
 
-    Errors and logs of this project hold none. What a command line parser quotes, or a library logs, may.
+    Errors and logs of this project hold no secrets, but messages of the command line parser and of libraries may.
     """
     return _SECRET.sub(r"\1***", _USER_INFO.sub("***@", text))
 
 
 def one_line(text: object) -> str:
-    """``text`` fit for a terminal and a log: in one line, without control characters and secrets."""
+    """Return ``text`` for a terminal and a log: on one line, without control characters and secrets."""
     words = " ".join(str(text).split())
     return redacted("".join(char if char.isprintable() else ascii(char)[1:-1] for char in words))
 
 
 def report(error: object) -> None:
-    """Write the one line that says why the program fails."""
-    with contextlib.suppress(OSError, AttributeError):  # stderr is closed: the exit code still tells
+    """Write the line on stderr that says why the program fails."""
+    with contextlib.suppress(OSError, AttributeError):  # stderr is closed: the exit code remains
         sys.stderr.write(f"{PROGRAM}: error: {one_line(error)}\n")
         sys.stderr.flush()
 
 
 class _Formatter(logging.Formatter):
-    """One line each. Tracebacks are for ``--debug``: errors that are expected say what they are."""
+    """Formats each record as one line. Only ``--debug`` adds tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -240,7 +240,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """To whatever ``sys.stderr`` is at the time: a progress bar puts itself in between."""
+    """Writes to the current ``sys.stderr``, which a progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -248,12 +248,12 @@ class _Handler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the base class's name
-        """Nobody reads stderr any more: no reason to stop."""
+        """Ignore the error: stderr is closed, which must not stop the program."""
 
 
 @contextlib.contextmanager
 def diagnostics() -> Iterator[None]:
-    """Log to stderr: warnings, and what this program itself has to say. ``set_verbosity`` changes that."""
+    """Log warnings, and the program's own messages, to stderr. ``set_verbosity`` changes the level."""
     root, own = logging.getLogger(), logging.getLogger("messaging.cli")
     before = root.level, own.level
     handler = _Handler()
@@ -270,6 +270,6 @@ def diagnostics() -> Iterator[None]:
 
 
 def set_verbosity(level: int) -> None:
-    """Log from ``level`` on."""
+    """Log records of ``level`` and above."""
     logging.getLogger().setLevel(level)
     logging.getLogger("messaging.cli").setLevel(level)

@@ -1,4 +1,4 @@
-"""What is sent: the options that say it, and reading it. For ``pub`` and ``request``."""
+"""The message that ``pub`` and ``request`` send: its options, and reading its payload."""
 
 from __future__ import annotations
 
@@ -6,85 +6,113 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-import typer
+from typer import Option
 
+from messaging.cli import options
 from messaging.codecs import encode
 from messaging.errors import ArgumentError, PayloadTooLargeError
 
 if TYPE_CHECKING:
-    from messaging import MessageContext, MessageContextBuilder
-
-Text = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Send this text.")]
-File = Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Send what the file holds.")]
-Stdin = Annotated[bool, typer.Option("--stdin", "-s", help="Send all of stdin as one message.")]
-Null = Annotated[bool, typer.Option("--null", "-n", help="Send an empty message.")]
-ContentType = Annotated[str | None, typer.Option("--content-type", metavar="TYPE", help="Such as application/json.")]
-Encoding = Annotated[
-    str | None,
-    typer.Option("--encoding", metavar="NAME", help="Content encoding: gzip or zstd compress the payload first."),
-]
-CorrelationId = Annotated[str | None, typer.Option("--correlation-id", metavar="ID", help="Correlation id.")]
-ReplyTo = Annotated[str | None, typer.Option("--reply-to", metavar="CHANNEL", help="Channel for replies.")]
-Headers = Annotated[
-    list[str] | None, typer.Option("--header", "-D", metavar="KEY=VALUE", help="A user header. Repeatable.")
-]
+    from messaging.instance import Messaging
+    from messaging.model import MessageContext
 
 
-def context(
-    builder: MessageContextBuilder,
-    content_type: str | None,
-    encoding: str | None,
-    correlation_id: str | None,
-    reply_to: str | None,
-) -> MessageContext:
-    """What ``builder`` builds, with those properties that were given."""
-    for setter, value in (
-        (builder.content_type, content_type),
-        (builder.content_encoding, encoding),
-        (builder.correlation_id, correlation_id),
-        (builder.reply_to, reply_to),
-    ):
-        if value is not None:
-            setter(value)
-    return builder.build_context()
+@dataclass(frozen=True)
+class Outgoing:
+    """The options that give a message its payload and context."""
 
+    text: Annotated[str | None, Option("--message", "-m", metavar="TEXT", help="Send this text.")] = None
+    file: Annotated[Path | None, Option("--file", "-f", metavar="PATH", help="Send the content of a file.")] = None
+    stdin: Annotated[bool, Option("--stdin", "-s", help="Send all of stdin as one message.")] = False
+    null: Annotated[bool, Option("--null", "-n", help="Send an empty message.")] = False
+    qos: options.Qos = None
+    content_type: Annotated[str | None, Option("--content-type", metavar="TYPE", help="Such as application/json.")] = (
+        None
+    )
+    encoding: Annotated[
+        str | None,
+        Option("--encoding", metavar="NAME", help="Content encoding: gzip or zstd compress the payload."),
+    ] = None
+    routing_key: options.RoutingKey = None
+    correlation_id: Annotated[str | None, Option("--correlation-id", metavar="ID", help="Correlation id.")] = None
+    reply_to: Annotated[str | None, Option("--reply-to", metavar="CHANNEL", help="Channel for replies.")] = None
+    header: Annotated[
+        list[str] | None, Option("--header", "-D", metavar="KEY=VALUE", help="A user header. Repeatable.")
+    ] = None
+    extension: options.Extensions = None
 
-def encoded(payload: bytes, content_type: str | None, encoding: str | None) -> bytes:
-    """``payload`` as it is to travel."""
-    return encode(payload, content_type, encoding)[0] if encoding is not None else payload
+    @property
+    def sources(self) -> int:
+        """How many of the options that name a payload are given."""
+        return [self.text is not None, self.file is not None, self.stdin, self.null].count(True)
 
+    def extensions(self, **flags: Any) -> dict[str, Any]:
+        """Return the extensions of the context; ``flags`` as for :func:`messaging.cli.options.extensions`.
 
-def open_source(stack: contextlib.ExitStack, file: Path | None, *, from_stdin: bool) -> BinaryIO | None:
-    """What to read from; opened before anything is connected."""
-    if from_stdin:
-        if sys.stdin is None:
-            raise ArgumentError("stdin is closed")
-        return sys.stdin.buffer
-    if file is None:
-        return None
-    try:
-        return stack.enter_context(file.open("rb"))
-    except OSError as error:
-        raise ArgumentError(f"cannot read {str(file)!r}: {error.strerror}") from error
+        Raises:
+            ArgumentError: a value is malformed, or an extension is given in two ways.
+        """
+        headers = options.pairs(self.header, "--header") or None
+        return options.extensions(self.extension, qos=self.qos, headers=headers, **flags)
 
+    def context(self, m: Messaging, channel: str, extensions: dict[str, Any]) -> MessageContext:
+        """Return the context of the message."""
+        builder = m.context_builder().channel(channel, self.routing_key).extensions(extensions)
+        for setter, value in (
+            (builder.content_type, self.content_type),
+            (builder.content_encoding, self.encoding),
+            (builder.correlation_id, self.correlation_id),
+            (builder.reply_to, self.reply_to),
+        ):
+            if value is not None:
+                setter(value)
+        return builder.build_context()
 
-def read_all(text: str | None, source: BinaryIO | None, limit: int | None) -> bytes:
-    """The text; or all of the source, but no more than can be published: it may be endless. Without both, nothing."""
-    if text is not None:
-        return os.fsencode(text)
-    if source is None:
-        return b""
-    data = source.read(-1 if limit is None else limit + 1)
-    if limit is not None and len(data) > limit:
-        raise PayloadTooLargeError(len(data), limit, "this instance; there may be more")
-    return data
+    def encoded(self, payload: bytes) -> bytes:
+        """Return ``payload`` in the content encoding of the message."""
+        return encode(payload, self.content_type, self.encoding)[0] if self.encoding is not None else payload
+
+    def open_source(self, stack: contextlib.ExitStack, *, from_stdin: bool = False) -> BinaryIO | None:
+        """Open the source of the payload, before anything is connected; ``None`` for a text or an empty payload.
+
+        Raises:
+            ArgumentError: the source cannot be read.
+        """
+        if self.stdin or from_stdin:
+            if sys.stdin is None:
+                raise ArgumentError("stdin is closed")
+            return sys.stdin.buffer
+        if self.file is None:
+            return None
+        try:
+            return stack.enter_context(self.file.open("rb"))
+        except OSError as error:
+            raise ArgumentError(f"cannot read {str(self.file)!r}: {error.strerror}") from error
+
+    def read(self, source: BinaryIO | None, limit: int | None) -> bytes:
+        """Return the payload as it is sent.
+
+        Raises:
+            PayloadTooLargeError: ``source`` holds more than ``limit`` bytes; no more are read, since it may be endless.
+        """
+        if self.text is not None:
+            return self.encoded(os.fsencode(self.text))
+        data = b"" if source is None else source.read(-1 if limit is None else limit + 1)
+        if limit is not None and len(data) > limit:
+            raise PayloadTooLargeError(len(data), limit, "this instance; there may be more")
+        return self.encoded(data)
 
 
 def read_lines(source: BinaryIO | None, limit: int | None) -> Iterator[bytes]:
-    """Line by line, as they come."""
+    """Yield the lines of ``source``, without their newlines, as they arrive.
+
+    Raises:
+        PayloadTooLargeError: a line is longer than ``limit`` bytes.
+    """
     while source is not None and (line := source.readline(-1 if limit is None else limit + 1)):
         if limit is not None and len(line) > limit and not line.endswith(b"\n"):
             raise PayloadTooLargeError(len(line), limit, "this instance; the line may be longer")

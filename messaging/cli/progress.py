@@ -17,7 +17,7 @@ class _RateColumn(ProgressColumn):
 
 
 class _Bar(Progress):
-    """Fetches the count when it is about to draw, so that the loop that publishes need not tell."""
+    """Fetches the count before drawing, so that the publishing loop need not update the bar."""
 
     count: Callable[[], int]
 
@@ -29,11 +29,11 @@ class _Bar(Progress):
 
 @contextlib.contextmanager
 def progress(count: Callable[[], int], total: int | None) -> Iterator[None]:
-    """Show on stderr how many of ``total`` messages are published while the block runs.
+    """Show the number of published messages on stderr while the block runs.
 
     Args:
-        count: returns how many.
-        total: how many there are to be, or ``None`` if that is unknown.
+        count: returns the number of published messages.
+        total: the expected number, or ``None`` if it is unknown.
     """
     columns = (TextColumn("published"), BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
     with _Bar(*columns, console=Console(stderr=True, force_terminal=True), redirect_stdout=False) as bar:

@@ -1,7 +1,7 @@
-"""``messaging reply``: answer requests with what a command writes.
+"""``messaging reply``: answer requests with the output of a command.
 
-The shell sees nothing of a request: its payload is the command's stdin, and what else is known of it is in the
-environment, so no request can become part of a command line.
+The shell evaluates nothing of a request: the payload is the command's stdin, and the context is in its environment,
+so no request can become part of a command line.
 """
 
 from __future__ import annotations
@@ -19,91 +19,83 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Final, Self
 
-import typer
+from typer import Option
 
-from messaging import Features, Message, MessageContext
 from messaging.cli import options
-from messaging.cli.connecting import choose_target, connect, identity, warn_of_memory
+from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.execution import Flag, workers
-from messaging.model import MAX_PREFETCH, as_text, check_pattern, check_printable
+from messaging.model import MAX_PREFETCH, Features, Message, MessageContext, as_text, check_pattern, check_printable
 from messaging.receiving import HandlerExhaustedError
 
 logger = logging.getLogger(__name__)
 
 #: bytes read from a command at a time
 _CHUNK: Final = 65_536
-#: of the variables that tell a command about its request
+#: of the environment variables that describe a request
 _PREFIX: Final = b"REQUEST_"
 #: names of user headers that can be part of the name of a variable
 _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 
-_UNWANTED: Final = "nobody wants the rest"
+#: reasons for killing a command
+_UNWANTED: Final = "the requester cancelled the request"
 _ENDS: Final = "the responder ends"
 
-_Exec = Annotated[
-    str,
-    typer.Option(
-        "--exec",
-        metavar="COMMAND",
-        show_default=False,
-        help="Run by the shell, once for each request: the payload is its stdin, its stdout the reply.",
-    ),
-]
-_Lines = Annotated[bool, typer.Option("--lines", "-l", help="Each line of its stdout is one of many replies.")]
-_Queue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="NAME", help="Share the requests with other responders of that queue."),
-]
-_Concurrency = Annotated[
-    int,
-    typer.Option(
-        "--concurrency",
-        metavar="N",
-        min=1,
-        max=MAX_PREFETCH,
-        show_default=False,
-        help="Run up to N commands at the same time; by default one, so that none has to expect another of its kind.",
-    ),
-]
-_Timeout = Annotated[
-    float | None,
-    typer.Option("--timeout", "-W", metavar="SECONDS", help="Kill a command after that long; by default never."),
-]
-_Count = Annotated[int | None, typer.Option("--count", "-C", metavar="N", min=1, help="End after N requests.")]
-_Type = Annotated[str | None, typer.Option("--content-type", metavar="TYPE", help="Of the replies; by default none.")]
 
-
+@options.command
 def reply(
     topics: options.Topics,
-    command: _Exec,
-    url: options.Url = None,
-    lines: _Lines = False,
-    queue: _Queue = None,
-    concurrency: _Concurrency = 1,
-    timeout: _Timeout = None,
-    count: _Count = None,
-    content_type: _Type = None,
+    command: Annotated[
+        str,
+        Option(
+            "--exec",
+            metavar="COMMAND",
+            show_default=False,
+            help="Run by the shell, once per request: its stdin is the payload, its stdout the reply.",
+        ),
+    ],
+    broker: Broker,
+    lines: Annotated[
+        bool, Option("--lines", "-l", help="Send each line of its stdout as one of many replies.")
+    ] = False,
+    queue: Annotated[
+        str | None,
+        Option("--queue", metavar="NAME", help="Share the requests with the other responders of this queue."),
+    ] = None,
+    concurrency: Annotated[
+        int,
+        Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            max=MAX_PREFETCH,
+            show_default=False,
+            help="Run up to N commands at the same time; default: 1, so that commands need not expect each other.",
+        ),
+    ] = 1,
+    timeout: Annotated[
+        float | None,
+        Option("--timeout", "-W", metavar="SECONDS", help="Kill a command after that long; default: never."),
+    ] = None,
+    count: Annotated[int | None, Option("--count", "-C", metavar="N", min=1, help="End after N requests.")] = None,
+    content_type: Annotated[
+        str | None, Option("--content-type", metavar="TYPE", help="Content type of the replies; default: none.")
+    ] = None,
     qos: options.Qos = None,
     extension: options.Extensions = None,
-    url_option: options.UrlOption = None,
-    client_id: options.ClientId = None,
-    option: options.Settings = None,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> int:
-    """Answer requests with what a command writes to its stdout, whole and as it is.
+    """Answer requests with the stdout of a command, whole and unchanged.
 
-    What is known of a request is in the environment of the command, never in its command line:
+    The context of a request is in the environment of the command, never in its command line:
     REQUEST_CHANNEL, REQUEST_CORRELATION_ID, REQUEST_CONTENT_TYPE, REQUEST_CONTENT_ENCODING,
     REQUEST_REPLY_TO, and user headers as REQUEST_HEADER_NAME.
 
-    If the command fails, by its exit status, a signal or the timeout, so does the request, and its
-    requester is told why.
+    If the command fails, by its exit status, a signal or the timeout, the request fails, and the
+    requester gets the reason.
 
-    Says on stderr when it is ready. Runs until interrupted, unless told otherwise; commands that
-    run then are killed.
+    Reports on stderr when it is ready. Runs until interrupted, or until --count is reached;
+    commands that are running then are killed.
 
     Example: messaging reply mqtt://localhost -t text/upper --exec 'tr a-z A-Z'
     """
@@ -118,9 +110,9 @@ def reply(
         concurrency = min(concurrency, count)
     given = options.extensions(extension, **{Features.EXTENSION_QOS: qos, Features.EXTENSION_QUEUE: queue})
     if str(given.get(Features.EXTENSION_QOS)) != "0":
-        # a request that waits here while a command runs could be with another responder
+        # a request that waits here while a command runs could be served by another responder
         given.setdefault(Features.EXTENSION_PREFETCH, concurrency)
-    with connect(choose_target(url, url_option), "reply", client_id, option) as m:
+    with broker.connect("reply") as m:
         for topic in topics:
             m.subscription.check(topic, given)
         builder = m.context_builder()
@@ -136,18 +128,18 @@ def reply(
                 warn_of_memory(m)
             responder.enough.wait()
             registration.unregister()
-            m.whiteboard.ready().exception()  # requests that were not begun have gone back by then
+            m.whiteboard.ready().exception()  # resolves after requests that were not begun are requeued
     return ExitCode.OK
 
 
 class CommandFailedError(Exception):
-    """What a requester is told of a command that failed: this name, and the text."""
+    """A command failed. The requester gets this name and the text."""
 
 
 class _Responder:
-    """Runs a command for each request. A context manager that kills those that run.
+    """Runs a command for each request. A context manager that kills the running commands on exit.
 
-    Its handlers run on one event loop, everything else on the main thread.
+    The handlers run on one event loop, everything else on the main thread.
 
     Attributes:
         enough: set when the last request is answered.
@@ -160,11 +152,11 @@ class _Responder:
         self._context = context
         self._timeout = timeout
         self._limit = math.inf if limit is None else limit
-        #: requests yet to come; on the loop
+        #: requests that are still accepted; used on the loop
         self._left = math.inf if count is None else count
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following
         self._running: set[_Command] = set()
-        self._is_over = False
+        self._is_closed = False
         self.enough = Flag()
 
     def __enter__(self) -> Self:
@@ -172,14 +164,14 @@ class _Responder:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._is_over = True
+            self._is_closed = True
             for command in self._running:
                 command.kill(_ENDS)
 
     # --- handlers
 
     async def whole(self, request: Message) -> Message:
-        """Answer with all that the command writes."""
+        """Answer with the whole output of the command."""
         output = bytearray()
         async with self._run(request) as command:
             while chunk := await command.read():
@@ -191,7 +183,7 @@ class _Responder:
         return Message(bytes(output), self._context)
 
     async def lines(self, request: Message) -> AsyncIterator[Message]:
-        """Answer with each line that the command writes."""
+        """Answer with each line of the output of the command."""
         held = bytearray()
         async with self._run(request) as command:
             while chunk := await command.read():
@@ -213,10 +205,10 @@ class _Responder:
 
     @contextlib.asynccontextmanager
     async def _run(self, request: Message) -> AsyncIterator[_Command]:
-        """Start a command; it ends with the block.
+        """Run a command; it is killed at the end of the block, unless it has ended.
 
         Raises:
-            HandlerExhaustedError: this request is one too many.
+            HandlerExhaustedError: ``--count`` requests were served.
             CommandFailedError: the command cannot be started.
         """
         if not self._left:
@@ -235,12 +227,12 @@ class _Responder:
                 self._running.discard(command)
                 is_last = not self._running and not self._left
             if is_last:
-                # by then the reply is on its way: the handler ends without giving up the loop
+                # runs after the reply is published: the handler returns without yielding to the loop
                 asyncio.get_running_loop().call_soon(self.enough.set)
 
     def _start(self, request: Message) -> _Command:
         with self._lock:
-            if self._is_over:
+            if self._is_closed:
                 raise HandlerExhaustedError
             command = _Command(self._command, _environment(request))
             self._running.add(command)
@@ -248,17 +240,17 @@ class _Responder:
 
 
 class _Command:
-    """One run of a command, with a process group of its own. On an event loop, but for :meth:`kill`.
+    """One run of a command in its own process group. Its methods run on an event loop, except :meth:`kill`.
 
-    It is started as a process of ``subprocess``: asyncio's own would have a socket for stdin, which ``/dev/stdin`` does
-    not open, and give its number free by itself.
+    The process is one of ``subprocess``, not of asyncio: asyncio's stdin is a socket, which ``/dev/stdin`` cannot
+    open, and asyncio reaps a process, and so frees its id, by itself.
 
     Args:
-        line: for the shell.
-        environment: all of it.
+        line: the command line for the shell.
+        environment: the whole environment of the command.
 
     Raises:
-        CommandFailedError: it cannot be started.
+        CommandFailedError: the command cannot be started.
     """
 
     def __init__(self, line: str, environment: Mapping[bytes, bytes]) -> None:
@@ -269,12 +261,12 @@ class _Command:
         self._timer: asyncio.TimerHandle | None = None
         self._exited = asyncio.Event()
         self._is_awaited = False
-        self._lock = threading.Lock()  # guards _is_reaped: from then on its number may be that of another process
+        self._lock = threading.Lock()  # guards _is_reaped: after that, its process id may belong to another process
         self._is_reaped = False
-        #: why it was killed, if it was
+        #: reason for killing it, or ``None``
         self._killed: str | None = None
         try:
-            self._process = subprocess.Popen(  # noqa: S602  # the user's own line; nothing of a request is in it
+            self._process = subprocess.Popen(  # noqa: S602  # the line is the user's own; no part of a request is in it
                 line,
                 shell=True,
                 bufsize=0,
@@ -287,7 +279,7 @@ class _Command:
             raise CommandFailedError(f"cannot be started: {error.strerror}") from error
 
     async def open(self, payload: bytes, timeout: float | None) -> None:
-        """Give it ``payload``, and ``timeout`` seconds."""
+        """Write ``payload`` to its stdin, and kill it after ``timeout`` seconds."""
         loop = self._loop
         if timeout is not None:
             self._timer = loop.call_later(timeout, self.kill, f"killed after {timeout:g} s")
@@ -296,17 +288,17 @@ class _Command:
         )
         self._outgoing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.stdin)
         self._outgoing.write(payload)
-        self._outgoing.close()  # when it has read all of that, or does not want it
+        self._outgoing.close()  # after the command has read the payload, or has closed its stdin
 
     async def read(self) -> bytes:
-        """What it has written to stdout; nothing at its end."""
+        """Return the next part of its stdout; nothing at the end."""
         return b"" if self._killed is not None else await self._reader.read(_CHUNK)
 
     async def succeed(self) -> None:
-        """Wait for its end.
+        """Wait until the command has succeeded.
 
         Raises:
-            CommandFailedError: it was killed, or says that it failed.
+            CommandFailedError: it was killed, or its exit status is not 0.
         """
         status = await self.end()
         if self._killed is not None:
@@ -317,24 +309,24 @@ class _Command:
             raise CommandFailedError(f"exit status {status}")
 
     def kill(self, why: str) -> None:
-        """Kill it, and what it has started, unless it has ended. From any thread."""
+        """Kill the process group of the command, unless the command has ended. Thread safe."""
         with self._lock:
             if self._is_reaped or self._killed is not None:
                 return
             self._killed = why
-            with contextlib.suppress(OSError):  # what runs as somebody else is not ours to kill
+            with contextlib.suppress(OSError):  # the process runs as another user
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._loop.call_soon_threadsafe(self._close)
 
     def _close(self) -> None:
-        """Read no more: what has left its process group may still hold the pipe."""
+        """Close the pipes: a process that has left the group may still hold them."""
         if self._incoming is not None:
             self._incoming.close()
         if self._outgoing is not None and self._outgoing.get_write_buffer_size():
             self._outgoing.abort()
 
     async def end(self) -> int:
-        """Wait until it has ended, and let go of it; its exit status."""
+        """Wait until the command has ended, reap it, and return its exit status."""
         if not self._is_awaited:
             self._is_awaited = True
             workers().submit(self._wait)
@@ -347,14 +339,14 @@ class _Command:
         return self._process.wait()
 
     def _wait(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # the system reaps, if somebody has it ignore SIGCHLD
-            # it keeps its number: until it is reaped it can be killed, and what it has left behind
+        with contextlib.suppress(ChildProcessError):  # the system reaps it where SIGCHLD is ignored
+            # WNOWAIT keeps the process id: until the command is reaped, its process group can be killed
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._loop.call_soon_threadsafe(self._exited.set)
 
 
 def _environment(request: Message) -> dict[bytes, bytes]:
-    """Our own, and what is known of the request: nothing of it that comes from elsewhere."""
+    """Return the environment of this process, with the variables of ``request`` and no other ``REQUEST_*``."""
     context = request.context
     headers = context.extensions.get(Features.EXTENSION_HEADERS, {})
     known = {
@@ -364,7 +356,7 @@ def _environment(request: Message) -> dict[bytes, bytes]:
         "CORRELATION_ID": context.correlation_id,
         "REPLY_TO": context.reply_to_channel,
     }
-    # of headers whose names cannot be told apart as variables, none can be relied on
+    # two headers that map to the same variable are both left out
     named = [(f"HEADER_{name.upper().replace('-', '_')}", name) for name in headers if _HEADER.fullmatch(name)]
     times = Counter(variable for variable, _ in named)
     known |= {variable: as_text(headers[name]) for variable, name in named if times[variable] == 1}

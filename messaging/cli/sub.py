@@ -1,6 +1,4 @@
-"""``messaging sub``: write what arrives to stdout."""
-
-from __future__ import annotations
+"""``messaging sub``: write every message that arrives to stdout."""
 
 import enum
 import logging
@@ -8,16 +6,17 @@ import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from messaging import AcknowledgeMessageContext, Features, Message, MessageContext, MessageStream, Messaging
 from messaging.cli import options
-from messaging.cli.connecting import choose_target, connect, context_builder, identity, warn_of_memory
+from messaging.cli.connecting import Broker, identity, manual_context_builder, warn_of_memory
 from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
 from messaging.cli.formats import PACKET_ID, UnformattableError, compiled
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 from messaging.errors import ArgumentError
-from messaging.model import check_pattern
+from messaging.instance import Messaging
+from messaging.model import AcknowledgeMessageContext, Features, Message, MessageContext, check_pattern
+from messaging.receiving import MessageStream
 
 logger = logging.getLogger(__name__)
 
@@ -30,74 +29,61 @@ class Ack(enum.StrEnum):
     NEVER = "never"
 
 
-_Count = Annotated[int | None, typer.Option("--count", "-C", metavar="N", min=1, help="End after N messages.")]
-_Timeout = Annotated[
-    float | None,
-    typer.Option("--timeout", "-W", metavar="SECONDS", help="End that long after subscribing; see the exit codes."),
-]
-_Json = Annotated[bool, typer.Option("--json", help="A JSON object for each message, in one line.")]
-_Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Write the channel and a space before the payload.")]
-_Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", "-F", metavar="FORMAT", help="As of mosquitto_sub: %t channel, %p payload, %j JSON, %I time, …"
-    ),
-]
-_FilterOut = Annotated[
-    list[str] | None,
-    typer.Option("--filter-out", "-T", metavar="PATTERN", help="Write nothing of these channels. Repeatable."),
-]
-_NoRetained = Annotated[
-    bool, typer.Option("--no-retained", "-R", help="Write no messages that the broker had retained.")
-]
-_RetainedOnly = Annotated[
-    bool, typer.Option("--retained-only", help="Write retained messages, and end at the first other one.")
-]
-_RemoveRetained = Annotated[
-    bool,
-    typer.Option("--remove-retained", help="Remove retained messages from the broker, but those of --filter-out."),
-]
-_Queue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="NAME", help="Compete with other subscribers of that queue: one of them gets it."),
-]
-_Acknowledge = Annotated[
-    Ack,
-    typer.Option(
-        "--ack",
-        help="When to acknowledge: once written to stdout, on arrival, or never: then the broker gets it all back.",
-    ),
-]
-
-
+@options.command
 def sub(
     topics: options.Topics,
-    url: options.Url = None,
+    broker: Broker,
     qos: options.Qos = None,
-    count: _Count = None,
-    timeout: _Timeout = None,
-    json: _Json = False,
-    verbose: _Verbose = False,
-    format_: _Format = None,
+    count: Annotated[int | None, Option("--count", "-C", metavar="N", min=1, help="End after N messages.")] = None,
+    timeout: Annotated[
+        float | None,
+        Option("--timeout", "-W", metavar="SECONDS", help="End that long after subscribing (see exit codes)."),
+    ] = None,
+    json: Annotated[bool, Option("--json", help="Write each message as a JSON object on one line.")] = False,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Write the channel and a space before the payload.")
+    ] = False,
+    format_: Annotated[
+        str | None,
+        Option(
+            "--format",
+            "-F",
+            metavar="FORMAT",
+            help="Format of mosquitto_sub: %t channel, %p payload, %j JSON, %I time, …",
+        ),
+    ] = None,
     no_newline: options.NoNewline = False,
-    filter_out: _FilterOut = None,
-    no_retained: _NoRetained = False,
-    retained_only: _RetainedOnly = False,
-    remove_retained: _RemoveRetained = False,
-    queue: _Queue = None,
+    filter_out: Annotated[
+        list[str] | None, Option("--filter-out", "-T", metavar="PATTERN", help="Skip these channels. Repeatable.")
+    ] = None,
+    no_retained: Annotated[
+        bool, Option("--no-retained", "-R", help="Skip messages that the broker had retained.")
+    ] = False,
+    retained_only: Annotated[
+        bool, Option("--retained-only", help="Write retained messages only, and end at the first other one.")
+    ] = False,
+    remove_retained: Annotated[
+        bool,
+        Option("--remove-retained", help="Remove retained messages from the broker, except those of --filter-out."),
+    ] = False,
+    queue: Annotated[
+        str | None,
+        Option("--queue", metavar="NAME", help="Share the messages with the other subscribers of this queue."),
+    ] = None,
     routing_key: options.RoutingKey = None,
-    ack: _Acknowledge = Ack.WRITTEN,
+    ack: Annotated[
+        Ack,
+        Option(
+            "--ack",
+            help="When to acknowledge: once written to stdout, on arrival, or never (messages return to the broker).",
+        ),
+    ] = Ack.WRITTEN,
     extension: options.Extensions = None,
-    url_option: options.UrlOption = None,
-    client_id: options.ClientId = None,
-    option: options.Settings = None,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> int:
-    """Write every message that arrives to stdout: its payload as it came and a newline, JSON, or in a format.
+    """Write every message that arrives to stdout: its payload unchanged and a newline, JSON, or in a format.
 
-    Says on stderr when it has subscribed. Runs until interrupted, unless told otherwise. A message that was not
-    written is not acknowledged: the broker delivers it again, as far as it can.
+    Reports on stderr when it has subscribed. Runs until interrupted, or until --count or --timeout is reached. A
+    message that was not written is not acknowledged: the broker redelivers it where it can.
 
     Example: messaging sub amqp://localhost -t 'a/#' --count 3 --timeout 10 --json
     """
@@ -118,15 +104,15 @@ def sub(
     )
     given = wanted | given
     writer = _Writer(form, select, count, ack)
-    with connect(choose_target(url, url_option), "sub", client_id, option) as m:
+    with broker.connect("sub") as m:
         for option_name, is_given in (("--retained-only", retained_only), ("--remove-retained", remove_retained)):
             if is_given:
                 require_retain(m, option_name, queue=queue is not None)
         if remove_retained:
             writer.removal, writer.is_single = Removal(m), len(topics) == 1
-        builder = context_builder(m, manual=True).extensions(given)
+        builder = manual_context_builder(m).extensions(given)
         streams = [writer.listen(m, builder.channel(topic, routing_key).build_context()) for topic in topics]
-        # whatever kept one of them from it, the writer is told
+        # the writer gets the error of a stream that could not subscribe
         if all(stream.ready.done() and stream.ready.exception() is None for stream in streams):
             logger.info("subscribed to %s at %s", ", ".join(topics), identity(m))
             warn_of_memory(m)
@@ -144,7 +130,7 @@ def sub(
 def _form(
     format_: str | None, *, json: bool, verbose: bool, end: bytes
 ) -> tuple[Callable[[Message], bytes], dict[str, Any]]:
-    """Return what writes a message, and the extensions that it needs of the subscription."""
+    """Return a function that formats a message, and the extensions that it needs of the subscription."""
     if json:
         return record_line, {}
     if format_ is None:
@@ -154,36 +140,39 @@ def _form(
 
 
 class _Writer:
-    """Writes messages as they come, from all streams, and knows when it is over. Thread safe.
+    """Writes the messages of all streams as they arrive. Thread safe.
 
     Acknowledging is manual: a message that was not written must neither be acknowledged nor rejected, since a
-    rejected one may end in a dead-letter channel.
+    rejected one may be dead-lettered.
+
+    Attributes:
+        removal: removes retained messages, or ``None``.
+        is_single: whether there is a single stream.
+        over: set when no more messages are written.
     """
 
     def __init__(self, form: Callable[[Message], bytes], select: Filter, count: int | None, ack: Ack) -> None:
         self._form = form
         self._filter = select
         self.removal: Removal | None = None
-        #: whether there is one stream only
         self.is_single = True
         self._count = count
         self._acknowledge = ack is Ack.WRITTEN
         self._lock = threading.Lock()  # one line at a time; guards the fields below
         self._written = 0
-        #: a message said that there are no more
-        self._ended_itself = False
+        #: whether a message ended the output, see Verdict.END
+        self._is_complete = False
         self._error: Exception | None = None
-        #: set when nothing is to be written any more
         self.over = threading.Event()
 
     def listen(self, m: Messaging, context: MessageContext) -> MessageStream:
-        """Subscribe; returns when the broker has confirmed it, or when it is over."""
+        """Subscribe; return when the broker has confirmed the subscription, or when the output is over."""
         stream = m.subscription.subscribe(context)
         stream.subscribe(self._write, self._fail)
         return stream
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until it is over, for at most ``timeout`` seconds."""
+        """Wait until the output is over, for at most ``timeout`` seconds."""
         try:
             wait_while_read(self.over, timeout)
         except ReaderGoneError as error:
@@ -196,10 +185,10 @@ class _Writer:
                 return
             verdict = self._filter.verdict(message)
             if self.removal is not None and self.removal.is_echo(message):
-                # what a broker has retained for one pattern, it sends before any of these
+                # the broker sends the retained messages of a pattern before any echo
                 verdict = verdict if verdict is Verdict.END and self.is_single else Verdict.SKIP
             if verdict is Verdict.END:
-                self._ended_itself = True
+                self._is_complete = True
                 self.over.set()
                 return
             try:
@@ -208,7 +197,7 @@ class _Writer:
                     self._written += 1
             except UnformattableError as error:
                 logger.warning("%s", error)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the main thread raises it
+            except Exception as error:  # noqa: BLE001  # the main thread raises it
                 self._fail(error)
                 return
             if self.removal is not None and is_retained(message) and not self._filter.excludes(message):
@@ -219,11 +208,11 @@ class _Writer:
                 self.over.set()
 
     def finish(self) -> None:
-        """Wait until the broker has confirmed every removal, once it is over."""
+        """Wait until every removal of a retained message is settled."""
         with self._lock:
             if self.removal is not None:
-                self.removal.settle()
-                logger.info("removed %d retained messages", self.removal.removed)
+                self.removal.outcomes.settle()
+                logger.info("removed %d retained messages", self.removal.outcomes.succeeded)
 
     def _fail(self, error: Exception) -> None:
         if not self.over.is_set():
@@ -231,16 +220,16 @@ class _Writer:
             self.over.set()
 
     def result(self, timeout: float | None) -> ExitCode:
-        """What to exit with.
+        """Return the exit code.
 
         Raises:
-            Exception: what a stream ended with, or writing.
+            Exception: a stream, writing or a removal failed.
         """
         if self._error is not None:
             raise self._error
-        if self.removal is not None and self.removal.error is not None:
-            raise self.removal.error
-        if self._count is not None and self._written < self._count and not self._ended_itself:
+        if self.removal is not None and self.removal.outcomes.error is not None:
+            raise self.removal.outcomes.error
+        if self._count is not None and self._written < self._count and not self._is_complete:
             logger.warning("timeout: %d of %d messages within %g s", self._written, self._count, timeout)
             return ExitCode.TIMED_OUT
         return ExitCode.OK

@@ -3,14 +3,8 @@
 May import: ``adapter`` (the contract), ``model``, ``execution``. ``connection.tls`` is what adapters need for TLS.
 """
 
-from messaging.connection.connection import Connection
-from messaging.connection.state import ConnectionState, ConnectionStates, StateName
-from messaging.connection.subscribed import Subscribed
-
-__all__ = [
-    "Connection",
-    "ConnectionState",
-    "ConnectionStates",
-    "StateName",
-    "Subscribed",
-]
+from messaging.connection.connection import Connection as Connection
+from messaging.connection.state import ConnectionState as ConnectionState
+from messaging.connection.state import ConnectionStates as ConnectionStates
+from messaging.connection.state import StateName as StateName
+from messaging.connection.subscribed import Subscribed as Subscribed

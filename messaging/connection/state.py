@@ -16,7 +16,6 @@ state             meaning
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.execution import callbacks_of, workers
+from messaging.execution import Serial, callbacks_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class ConnectionStates(Observable[ConnectionState]):
 
 
 class _Watcher(rx.DisposableBase):
-    """One observer. ``_busy`` is the right to call it: held by the job that does."""
+    """One observer of the states."""
 
     def __init__(
         self, on_next: Callable[[ConnectionState], object] | None, on_completed: Callable[[], object] | None
@@ -140,24 +139,19 @@ class _Watcher(rx.DisposableBase):
         self._on_next = on_next
         self._on_completed = on_completed
         self._backlog: deque[ConnectionState] = deque(maxlen=_BACKLOG)
-        self._busy = threading.Lock()
+        self._serial = Serial(self._drain, self._has_work)
         self.is_over = False
 
     def tell(self, state: ConnectionState) -> None:
         self._backlog.append(state)
-        if self._busy.acquire(blocking=False):
-            workers().submit(self._drain)
+        self._serial.wake()
+
+    def _has_work(self) -> bool:
+        return bool(self._backlog) and not self.is_over
 
     def _drain(self) -> None:
-        while True:
-            try:
-                while self._backlog and not self.is_over:
-                    self._call(self._backlog.popleft())
-            finally:
-                self._busy.release()
-            # told something just now, by somebody who found this busy
-            if not self._backlog or self.is_over or not self._busy.acquire(blocking=False):
-                return
+        while self._has_work():
+            self._call(self._backlog.popleft())
 
     def _call(self, state: ConnectionState) -> None:
         try:
@@ -167,7 +161,7 @@ class _Watcher(rx.DisposableBase):
                 self.is_over = True
                 if self._on_completed is not None:
                     self._on_completed()
-        except BaseException:  # whatever it is, nobody else is to suffer from it
+        except BaseException:  # it must not reach the worker
             self.is_over = True
             logger.exception("an observer of connection states raised; it is told nothing more")
 

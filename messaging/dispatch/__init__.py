@@ -1,14 +1,45 @@
-"""The core that all event services share: topics, handlers found in the registry, delivery in order, permissions.
+"""The core that the event services share: topics, handlers in the registry, delivery in order, permissions.
+
+``messaging.typedevent`` and ``messaging.eventadmin`` stand on this room. It imports ``messaging.services`` and rooms
+below. Applications do not import from it: the event services export what applications need.
 
 ==================  ================================================================================================
-``topics``          the grammar of topics and topic filters, and the trie that finds what a topic matches
-``permission``      who may publish to a topic, and who may receive from it
-``lanes``           delivery, asynchronous and in order: one lane for each handler
-``pool``            the threads that deliver, few for all lanes
-``handler``         one handler: what it asks for, its lane, how often it failed, whether it is blocked
-``dispatcher``      all handlers of one bus: they come, change and go with their registrations
-``service``         opening and closing
+``topics``          the grammar of topics and topic filters, and values found by topic
+``permission``      permissions of principals to publish and to subscribe
+``terms``           the terms of a handler, read from its service properties
+``handler``         one handler: its terms, its failures, whether it is blocked; with a lane of its own
+``awaiting``        awaiting the results of handlers, and their names for people
+``dispatcher``      the handlers of one bus: added, changed and removed with their registrations, found by topic
+``service``         opening and closing of an event service
 ==================  ================================================================================================
-
-Its two faces are ``messaging.typedevent`` and ``messaging.eventadmin``.
 """
+
+from messaging.dispatch.awaiting import is_awaitable as is_awaitable
+from messaging.dispatch.awaiting import name_of as name_of
+from messaging.dispatch.awaiting import run_elsewhere as run_elsewhere
+from messaging.dispatch.dispatcher import Dispatcher as Dispatcher
+from messaging.dispatch.dispatcher import when_all_done as when_all_done
+from messaging.dispatch.handler import DispatchHandler as DispatchHandler
+from messaging.dispatch.handler import HandlerDTO as HandlerDTO
+from messaging.dispatch.handler import LaneHandler as LaneHandler
+from messaging.dispatch.handler import dto_of as dto_of
+from messaging.dispatch.handler import too_long as too_long
+from messaging.dispatch.permission import Principal as Principal
+from messaging.dispatch.permission import TopicPermission as TopicPermission
+from messaging.dispatch.permission import TopicPermissionCollection as TopicPermissionCollection
+from messaging.dispatch.permission import TopicPolicy as TopicPolicy
+from messaging.dispatch.permission import check_principal as check_principal
+from messaging.dispatch.service import EventService as EventService
+from messaging.dispatch.service import Lifecycle as Lifecycle
+from messaging.dispatch.terms import Terms as Terms
+from messaging.dispatch.terms import Tolerance as Tolerance
+from messaging.dispatch.terms import read_filter as read_filter
+from messaging.dispatch.terms import read_principal as read_principal
+from messaging.dispatch.terms import read_timeout as read_timeout
+from messaging.dispatch.terms import read_topics as read_topics
+from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL
+from messaging.dispatch.topics import TopicFilter as TopicFilter
+from messaging.dispatch.topics import TopicTrie as TopicTrie
+from messaging.dispatch.topics import check_topic as check_topic
+from messaging.dispatch.topics import is_topic as is_topic
+from messaging.dispatch.topics import parse_filter as parse_filter

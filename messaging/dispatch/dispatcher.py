@@ -1,9 +1,9 @@
-"""All handlers of one bus: they come, change and go with their registrations, and are found by topic.
+"""The handlers of one bus: added, changed and removed with their registrations, and found by topic.
 
-**Threads and the lock.** What the registry tells is taken in where it tells it. One lock guards the handlers, what is
-found by topic, and what a bus has beside them (its history, say); no user code runs with it, and publishing takes it
-only where the bus says so. *Routes*, what a bus has to know to publish to one topic, are made on first use, with the
-lock, and remembered until anything changes that they depend on; then all are forgotten at once, in one step.
+**Threads and the lock.** Registry events are processed on the thread that caused them. One lock guards the handlers,
+the topics, and the state that a bus keeps beside them, such as its history. No user code runs with the lock. Publishing
+takes it only where the bus says so. *Routes* hold all that a bus needs to publish to one topic. They are made on first
+use and remembered until a change affects them; then all of them are forgotten in one step.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from messaging.dispatch.permission import TopicPermission, check_principal
+from messaging.dispatch.permission import TopicPermission, check_principal, denied
 from messaging.dispatch.topics import TopicTrie, check_topic
-from messaging.errors import ClosedError, PermissionDeniedError
+from messaging.errors import ClosedError
 from messaging.execution import Promise
-from messaging.services import ServiceEvent, ServiceEventKind
-from messaging.services.registry import interface_name
+from messaging.services import ServiceEvent, ServiceEventKind, interface_name
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.dispatch.handler import Handler
-    from messaging.dispatch.lanes import Lane
+    from messaging.dispatch.handler import DispatchHandler
     from messaging.dispatch.permission import Principal, TopicPolicy
     from messaging.dispatch.topics import TopicFilter
+    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)
 
-H = TypeVar("H", bound="Handler[Any]")
+H = TypeVar("H", bound="DispatchHandler[Any]")
 R = TypeVar("R")
+T = TypeVar("T")
 
-#: topics whose routes are remembered
+#: maximum number of remembered routes
 _ROUTES: Final = 65_536
-#: answers of the policy that are remembered
+#: maximum number of remembered permission checks
 _ANSWERS: Final = 65_536
 
-#: which handler it is: its service, and the interface it is known by
+#: identifies a handler: its service, and the interface it is registered with
 _Key = tuple["ServiceReference", str]
 
 
 class Dispatcher(Generic[H, R]):
-    """Finds handlers and routes. Thread safe.
+    """Finds handlers and routes by topic. Thread safe.
 
     Args:
-        name: of the bus, for the log.
-        services: where handlers are registered.
-        interfaces: which interfaces they are registered with.
-        make: makes a handler from its service, interface and properties; raises what is wrong with them. ``None`` if
-            it is meant for somebody else.
-        change: takes over new properties of a handler: returns what is to be done with the lock, or raises what is
-            wrong with them. ``None`` if it is meant for somebody else, now.
-        route: makes the route of a topic from the handlers that match it, are not blocked and may have it, the
+        name: name of the bus in the log.
+        services: registry of the handlers.
+        interfaces: interfaces that handlers are registered with.
+        make: returns a handler for its service, interface and properties, or ``None`` if it is for another bus.
+            Raises if they are invalid.
+        change: returns the call that applies new properties to a handler, to be made with the lock, or ``None`` if the
+            handler is for another bus now. Raises if they are invalid.
+        route: makes the route of a topic from the unblocked handlers that match it and may subscribe to it, the
             preferred first. Called without the lock.
-        policy: who may publish and subscribe; everybody, if there is none.
+        policy: grants publishing and subscribing; without a policy all principals may do both.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Dispatcher(Generic[H, R]):
     ) -> None:
         self.name = name
         self.services = services
-        #: a thread may take it again: of finalizers and signal handlers nobody knows when they run
+        #: reentrant: finalizers and signal handlers may need it on a thread that holds it
         self.lock = threading.RLock()
-        #: by topic; replaced when anything changes. A publisher that finds its topic here need not look any further
+        #: by topic; replaced at every change. Publishers look here first, and call :meth:`route` on a miss
         self.routes: dict[str, R] = {}
         self.is_closed = False
+        self.policy = policy
         self._interfaces = [interface_name(each) for each in interfaces]
         self._make = make
         self._change = change
         self._route = route
-        self.policy = policy
         self._handlers: dict[_Key, H] = {}
         self._trie: TopicTrie[H] = TopicTrie()
         self._answers: dict[tuple[Principal, str, str], bool] = {}
@@ -90,10 +90,10 @@ class Dispatcher(Generic[H, R]):
         self._stop_watching: Callable[[], object] | None = None
         _dispatchers.add(self)
 
-    # --- handlers come, change and go
+    # --- handlers are added, changed and removed
 
     def open(self) -> None:
-        """Take in what is registered, and what will be."""
+        """Add the registered handlers, and those registered from now on."""
         if self.policy is not None:
             self._stop_watching = self.policy.on_change(self._policy_changed)
         for name in self._interfaces:
@@ -101,22 +101,20 @@ class Dispatcher(Generic[H, R]):
             for reference in self.services.find(name):
                 self._add((reference, name))
 
-    def close(self) -> list[H]:
-        """Let go of all handlers, and take in no more; returns them."""
+    def close(self) -> None:
+        """Forget all handlers and add no more."""
         for watch in self._watches:
             watch.remove()
         if self._stop_watching is not None:
             self._stop_watching()
         with self.lock:
             self.is_closed = True
-            left = [*self._handlers.values()]
             self._handlers.clear()
             self._trie = TopicTrie()
             self.forget()
-        return left
 
     def handlers(self) -> list[tuple[str, H]]:
-        """All of them, with their interfaces."""
+        """Return all handlers with their interfaces."""
         with self.lock:
             return [(name, handler) for (_, name), handler in self._handlers.items()]
 
@@ -133,37 +131,29 @@ class Dispatcher(Generic[H, R]):
         reference, name = key
         while True:
             properties = reference.properties
-            try:
-                handler = self._make(reference, name, properties)
-            except Exception as error:  # noqa: BLE001  # of a factory of the application, say
-                handler = None
-                self._complain(reference, error)
+            handler = self._attempt(reference, self._make, reference, name, properties)
             with self.lock:
                 if self.is_closed or key in self._handlers or not self.services.is_registered(reference):
                     return
                 if reference.properties is not properties:
-                    continue  # changed by another thread while this one was looking
+                    continue  # another thread changed them meanwhile
                 if handler is None:
                     return
                 self._handlers[key] = handler
                 self._place(handler)
-                go_on = handler.added()
-            go_on()
+                finish = handler.added()
+            finish()
             return
 
     def _update(self, key: _Key) -> None:
-        """Whatever was wrong with it, it is given another chance (157.4.6)."""
+        """Apply new properties, and unblock the handler (157.4.6)."""
         reference, _ = key
         while True:
             properties = reference.properties
             handler = self._handlers.get(key)
             if handler is None:
                 return
-            try:
-                change = self._change(handler, properties)
-            except Exception as error:  # noqa: BLE001
-                change = None
-                self._complain(reference, error)
+            change = self._attempt(reference, self._change, handler, properties)
             if change is None:
                 self._remove(key)
                 return
@@ -180,8 +170,13 @@ class Dispatcher(Generic[H, R]):
                 self._displace(handler, [each for each in before if each not in handler.topics])
             return
 
-    def _complain(self, reference: ServiceReference, error: Exception) -> None:
-        logger.error("%s: the handler %r is ignored: %s", self.name, reference, error)
+    def _attempt(self, reference: ServiceReference, call: Callable[..., T], *arguments: Any) -> T | None:
+        """Return the result of ``call``; if it raises, log that the handler is ignored and return ``None``."""
+        try:
+            return call(*arguments)
+        except Exception as error:  # noqa: BLE001  # a factory of the application may raise anything
+            logger.error("%s: the handler %r is ignored: %s", self.name, reference, error)
+            return None
 
     def _remove(self, key: _Key) -> None:
         with self.lock:
@@ -203,22 +198,22 @@ class Dispatcher(Generic[H, R]):
         self.forget()
 
     def block(self, handler: H, lane: Lane, reason: str) -> None:
-        """Give a handler no more events, until its registration is updated. From any thread.
+        """Deliver no more events to a handler until its registration is updated. From any thread.
 
         Args:
-            handler: which one.
-            lane: that it misbehaved on; if it has another one by now, nothing happens.
-            reason: why, in words that follow "is blocked:".
+            handler: the handler.
+            lane: the lane it misbehaved on; nothing happens if it has another one now.
+            reason: follows "is blocked:" in the log.
         """
         with self.lock:
             if handler.blocked is not None or handler.lane is not lane or not handler.is_registered:
                 return
             handler.blocked = reason
             self.forget()
-        lost = handler.give_up(lane)
+        lost = handler.discard_waiting(lane)
         logger.error(
-            "%s: the handler %s for %s is blocked: %s. %d events that waited for it are dropped. An update of its "
-            "registration unblocks it",
+            "%s: the handler %s for %s is blocked: %s; %d events that waited for it are dropped; update its "
+            "registration to unblock it",
             self.name,
             handler.name,
             ", ".join(each.text for each in handler.topics),
@@ -229,13 +224,13 @@ class Dispatcher(Generic[H, R]):
     # --- routes
 
     def route(self, topic: str) -> R:
-        """The route of a topic.
+        """Return the route of a topic; made and remembered if necessary.
 
         Raises:
-            NullEventError, InvalidTopicError: it is no topic.
+            NullEventError, InvalidTopicError: ``topic`` is no topic.
         """
         topic = check_topic(topic)
-        routes = self.routes  # first: what is made from now on may already be out of date, and then goes with them
+        routes = self.routes  # read first: a change meanwhile replaces them, and the route made here goes with them
         found = routes.get(topic)
         if found is not None:
             return found
@@ -249,18 +244,18 @@ class Dispatcher(Generic[H, R]):
         handlers.sort(key=lambda each: each.order)
         made = self._route(topic, handlers)
         if len(routes) >= _ROUTES:
-            routes.clear()  # not replaced: if they are out of date, what was made just now is, too
+            routes.clear()  # not replaced: if they are out of date, the route made here is, too
         routes[topic] = made
         return made
 
     def forget(self) -> None:
-        """Something changed that routes depend on. After the change, so that none is made of what was before."""
+        """Forget all routes. To be called after a change that affects them, so that none is made of older state."""
         self.routes = {}
 
     # --- permissions
 
     def may(self, principal: Principal, action: str, topic: str) -> bool:
-        """Whether a principal may do that with a topic."""
+        """Return whether ``principal`` may take ``action`` on ``topic``."""
         if self.policy is None:
             return True
         answers = self._answers
@@ -269,21 +264,20 @@ class Dispatcher(Generic[H, R]):
         if answer is None:
             answer = self.policy.permits(principal, TopicPermission(topic, action))
             if len(answers) >= _ANSWERS:
-                answers.clear()  # see route()
+                answers.clear()  # not replaced, as in route()
             answers[key] = answer
         return answer
 
     def check(self, principal: Principal, action: str, topic: str) -> None:
-        """Refuse what a principal may not do.
+        """Refuse an action that a principal may not take.
 
         Raises:
-            PermissionDeniedError: it may not do that with the topic.
-            ArgumentError: it is none.
+            PermissionDeniedError: ``principal`` may not take ``action`` on ``topic``.
+            ArgumentError: ``principal`` is neither a str nor ``None``.
         """
         principal = check_principal(principal)
         if not self.may(principal, action, topic):
-            who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
-            raise PermissionDeniedError(f"{self.name}: {who} may not {action} {topic!r}")
+            raise denied(principal, action, topic, by=self.name)
 
     def _policy_changed(self) -> None:
         self._answers = {}
@@ -292,7 +286,7 @@ class Dispatcher(Generic[H, R]):
     # --- waiting
 
     def refuse_closed(self) -> None:
-        """Refuse what nobody would get any more.
+        """Refuse to publish to a closed bus.
 
         Raises:
             ClosedError: the bus is closed.
@@ -302,9 +296,9 @@ class Dispatcher(Generic[H, R]):
 
 
 def when_all_done(lanes: Iterable[Lane], what: str) -> Promise[None]:
-    """Resolves when what is in the lanes now is done with, or given up."""
+    """Return a promise that resolves when every item now in ``lanes`` has been processed or dropped."""
     promise: Promise[None] = Promise(what)
-    # nobody waits for what a receiver that was given up still does: it may never end
+    # a closed lane is not waited for: its abandoned receiver may never return
     several = [each for each in {*lanes} if (len(each) or each.is_scheduled) and not each.is_closed]
     if not several:
         promise.resolve(None)
@@ -329,7 +323,7 @@ _dispatchers: weakref.WeakSet[Dispatcher[Any, Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Whoever held a lock is the parent's."""
+    """Replace the locks, which threads of the parent process may hold."""
     for dispatcher in [*_dispatchers]:
         dispatcher.lock = threading.RLock()
 

@@ -1,7 +1,7 @@
-"""Who may publish to a topic, and who may receive from it (157.8, 157.9.2; RFC 97 5.4, 6.7).
+"""Permissions to publish to topics and to subscribe to them (157.8, 157.9.2; RFC 97 5.4, 6.7).
 
-OSGi asks the code on the stack. Here a *principal*, a name, is carried by the registration of a handler and by the
-publisher, and a :class:`TopicPolicy` says what it may do. Without a policy everybody may do everything.
+OSGi checks the code on the stack. Here publishers and handler registrations carry the name of a *principal*, and a
+:class:`TopicPolicy` grants permissions to principals. Without a policy all principals may do everything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from messaging.text import SafeLog, exact, tolerant
 
 logger = SafeLog(__name__)
 
-#: names whoever publishes or receives; ``None`` for those that give no name
+#: name of a publisher or subscriber; ``None`` for callers that give no name
 Principal: TypeAlias = str | None
 
 _ACTIONS: Final = ("publish", "subscribe")
@@ -27,11 +27,11 @@ class TopicPermission:
 
     Args:
         name: a topic, or a topic filter; ``a/b/*`` stands for ``a/b/c``, but not for ``a/b``.
-        actions: ``publish``, ``subscribe`` or both with a comma; case, order and blanks around them do not matter.
+        actions: ``publish``, ``subscribe`` or both with a comma; case, order and surrounding blanks are ignored.
 
     Raises:
-        InvalidTopicError, NullEventError: the name is no topic filter.
-        ArgumentError: the actions are not as described.
+        InvalidTopicError, NullEventError: ``name`` is no topic filter.
+        ArgumentError: ``actions`` names any other action.
     """
 
     PUBLISH: Final = "publish"
@@ -54,7 +54,7 @@ class TopicPermission:
         return ",".join(action for action in _ACTIONS if action in self._actions)
 
     def implies(self, other: object) -> bool:
-        """Whether whoever has this permission has the ``other`` one, too (157.9.2.7)."""
+        """Return whether this permission includes the ``other`` one (157.9.2.7)."""
         return (
             isinstance(other, TopicPermission)
             and self._actions >= other._actions
@@ -62,7 +62,7 @@ class TopicPermission:
         )
 
     def new_permission_collection(self) -> TopicPermissionCollection:
-        """An empty collection for permissions like this one (157.9.2.8)."""
+        """Return an empty collection for permissions like this one (157.9.2.8)."""
         return TopicPermissionCollection()
 
     def __eq__(self, other: object) -> bool:
@@ -90,30 +90,24 @@ def _parse_actions(text: Any) -> frozenset[str]:
 
 
 class TopicPermissionCollection:
-    """Permissions, and what they imply together. Thread safe."""
+    """Several permissions, which may imply another one together. Thread safe."""
 
     def __init__(self, permissions: Iterable[TopicPermission] = ()) -> None:
-        given = [*permissions]
-        for permission in given:
-            self._check(permission)
-        self._permissions = dict.fromkeys(given)  # only ever grows, and is copied to be read
+        self._permissions: dict[TopicPermission, None] = {}  # only grows, and is copied before it is iterated
+        for permission in permissions:
+            self.add(permission)
 
     def add(self, permission: TopicPermission) -> None:
-        """Add one; once more does nothing.
+        """Add a permission; adding it again does nothing.
 
         Raises:
-            ArgumentError: it is no TopicPermission.
+            ArgumentError: ``permission`` is no TopicPermission.
         """
-        self._check(permission)
+        check_instance("permission", permission, TopicPermission)
         self._permissions[permission] = None
 
-    @staticmethod
-    def _check(permission: Any) -> None:
-        if not isinstance(permission, TopicPermission):
-            raise ArgumentError(f"a TopicPermission is needed, not {type(permission).__name__}")
-
     def implies(self, permission: object) -> bool:
-        """Whether these permissions imply ``permission``; each of its actions may come from another one of them."""
+        """Return whether these permissions imply ``permission``; its actions may come from several of them."""
         if not isinstance(permission, TopicPermission):
             return False
         missing = set(permission._actions)
@@ -131,20 +125,11 @@ class TopicPermissionCollection:
         return len(self._permissions)
 
 
-class _Listener:
-    """A function that is called after changes; one for each time that it was given."""
-
-    __slots__ = ("call",)
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.call = call
-
-
 def check_principal(principal: Any) -> Principal:
     """Return the name of a principal as an exact ``str``, or ``None``.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: ``principal`` is neither.
     """
     if principal is None:
         return None
@@ -153,28 +138,35 @@ def check_principal(principal: Any) -> Principal:
     return exact(principal)
 
 
+def denied(principal: Principal, actions: str, topic: str, *, by: str = "") -> PermissionDeniedError:
+    """Return the error for a principal without the permission; ``by`` is the service that refuses."""
+    subject = "a caller without a principal" if principal is None else f"the principal {principal!r}"
+    return PermissionDeniedError(f"{by}{': ' if by else ''}{subject} may not {actions} {topic!r}")
+
+
 class TopicPolicy:
-    """What principals may do: nothing but what they are granted. Thread safe.
+    """The permissions of principals: a principal may do only what it was granted. Thread safe.
 
     Args:
-        grants: permissions by principal; those of ``None`` are for whoever gives no name.
+        grants: permissions by principal; those of ``None`` are for callers that give no name.
 
     Example:
         ``TopicPolicy({"meter": [TopicPermission("meters/*", "publish")]})``
     """
 
     def __init__(self, grants: Mapping[Principal, Iterable[TopicPermission]] | None = None) -> None:
-        self._lock = threading.Lock()  # guards changes of the two below, which are replaced
+        self._lock = threading.Lock()  # guards changes of the following two, which are replaced as a whole
         self._grants: dict[Principal, TopicPermissionCollection] = {}
-        self._listeners: tuple[_Listener, ...] = ()
+        #: by an object for each call of on_change: a function may be added twice
+        self._listeners: dict[object, Callable[[], object]] = {}
         for principal, permissions in check_mapping("grants", {} if grants is None else grants).items():
             self.grant(principal, *permissions)
 
     def grant(self, principal: Principal, *permissions: TopicPermission) -> None:
-        """Let ``principal`` do this, too, from now on.
+        """Grant further permissions to ``principal``.
 
         Raises:
-            ArgumentError: what is granted is no TopicPermission, or the principal is no str; nothing is granted.
+            ArgumentError: one is no TopicPermission, or the principal is no str; nothing is granted.
         """
         principal = check_principal(principal)
         added = TopicPermissionCollection(permissions)
@@ -185,10 +177,10 @@ class TopicPolicy:
             else:
                 for permission in added:
                     granted.add(permission)
-        self._tell()
+        self._notify()
 
     def revoke(self, principal: Principal) -> None:
-        """Let ``principal`` do nothing any more.
+        """Revoke all permissions of ``principal``.
 
         Raises:
             ArgumentError: the principal is no str.
@@ -196,10 +188,10 @@ class TopicPolicy:
         principal = check_principal(principal)
         with self._lock:
             self._grants = {each: granted for each, granted in self._grants.items() if each != principal}
-        self._tell()
+        self._notify()
 
     def permits(self, principal: Principal, permission: TopicPermission) -> bool:
-        """Whether ``principal`` may do what ``permission`` says.
+        """Return whether ``principal`` has ``permission``.
 
         Raises:
             ArgumentError: the principal is no str.
@@ -209,7 +201,7 @@ class TopicPolicy:
         return granted is not None and granted.implies(permission)
 
     def check(self, principal: Principal, permission: TopicPermission) -> None:
-        """Refuse what is not permitted.
+        """Refuse a principal without the permission.
 
         Raises:
             PermissionDeniedError: ``principal`` has no such permission.
@@ -217,34 +209,33 @@ class TopicPolicy:
         """
         check_instance("permission", permission, TopicPermission)
         if not self.permits(principal, permission):
-            who = "whoever gives no principal" if principal is None else f"the principal {principal!r}"
-            raise PermissionDeniedError(f"{who} may not {permission.actions} {permission.name!r}")
+            raise denied(principal, permission.actions, permission.name)
 
     def on_change(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call ``listener`` after each grant and revocation, on the thread that made it. What it raises is logged.
+        """Call ``listener`` after each grant and revocation, on the thread that made it. Its exceptions are logged.
 
         Returns:
-            A function that removes the listener again; once more does nothing.
+            A function that removes the listener; idempotent.
 
         Raises:
             ArgumentError: ``listener`` cannot be called.
         """
         if not callable(listener):
             raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
-        added = _Listener(listener)
+        key = object()
 
         def remove() -> None:
             with self._lock:
-                self._listeners = tuple(each for each in self._listeners if each is not added)
+                self._listeners = {each: call for each, call in self._listeners.items() if each is not key}
 
         with self._lock:
-            self._listeners += (added,)
+            self._listeners = {**self._listeners, key: listener}
         return remove
 
-    def _tell(self) -> None:
-        for each in self._listeners:
-            if each in self._listeners:  # not removed by one before it
+    def _notify(self) -> None:
+        for key, call in self._listeners.items():
+            if key in self._listeners:  # an earlier listener may have removed it
                 try:
-                    each.call()
+                    call()
                 except Exception:
-                    logger.exception("a listener of a topic policy failed")
+                    logger.exception("topic policy: a listener failed")

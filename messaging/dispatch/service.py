@@ -1,59 +1,70 @@
-"""What all event services are: they take events until they are closed, and deliver what they took."""
+"""Opening and closing of event services: they accept events until they are closed, and deliver what they accepted."""
 
 from __future__ import annotations
 
-import abc
 import atexit
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
-from messaging.dispatch.handler import Tolerance
 from messaging.dispatch.permission import TopicPolicy
-from messaging.dispatch.pool import Pool
+from messaging.dispatch.terms import Tolerance
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.execution import Promise, may_block, seconds, workers
+from messaging.execution import Pool, Promise, may_block, seconds, workers
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.lanes import Lane
+    from messaging.execution import Lane
     from messaging.services import ServiceRegistration
 
 logger = SafeLog(__name__)
 
-#: how long closing waits for what was published, unless it is told otherwise, seconds
+#: default time that closing waits for the delivery of published events, seconds
 CLOSE_TIMEOUT: Final = 5.0
 
-#: between two looks at whether somebody publishes still, seconds
-_MOMENT: Final = 0.001
+#: interval at which closing checks for threads that still publish, seconds
+_CHECK_INTERVAL: Final = 0.001
 
-#: what was not closed yet
-_open: WeakSet[EventService] = WeakSet()
+#: services that are not closed yet
+_open: WeakSet[Lifecycle] = WeakSet()
 
 
-class EventService(abc.ABC):
-    """An event service from opening to closing. Thread safe; a context manager, sync or async, that closes it.
+class Lifecycle:
+    """An event service from opening to closing: its threads, and the publishers to wait for. Thread safe.
 
     Args:
-        name: of it, in the log and among its properties.
-        threads: how many threads deliver at most; ``None`` for as many as are usual.
+        name: name of the service in the log and among its properties.
+        threads: maximum number of delivery threads; ``None`` for the default.
         tolerance: when a handler that fails or does not return is blocked.
-        permissions: who may publish and subscribe to what; everybody to everything, if there is none.
+        permissions: grants publishing and subscribing; without it all principals may do both.
+        lanes: returns all lanes that events may wait in, if those are not the lanes of the handlers.
+        is_inside: returns whether the calling code is a handler, if the delivery threads cannot tell.
+        closed: called at the end of closing.
 
     Raises:
-        ArgumentError: one of these is not as described; nothing is open.
+        ArgumentError: an argument is not as described; nothing is open.
     """
 
     _dispatcher: Dispatcher[Any, Any]
 
-    def __init__(self, name: str, threads: int | None, tolerance: Tolerance, permissions: TopicPolicy | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        threads: int | None,
+        tolerance: Tolerance,
+        permissions: TopicPolicy | None,
+        *,
+        lanes: Callable[[], list[Lane]] | None = None,
+        is_inside: Callable[[], bool],
+        closed: Callable[[], object],
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
@@ -63,24 +74,27 @@ class EventService(abc.ABC):
         if permissions is not None and not isinstance(permissions, TopicPolicy):
             raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
         self.name = name
-        self._pool = Pool() if threads is None else Pool(threads)
-        self._tolerance = tolerance
-        self._is_open = False
-        #: made when somebody begins to close it, with the dispatcher's lock
+        self.tolerance = tolerance
+        self.pool = Pool() if threads is None else Pool(threads)
+        self.is_open = False
+        #: threads that publish now: closing waits for the threads that found the service open
+        self.publishing: set[int] = set()
+        self._handler_lanes = lanes
+        self._is_inside = is_inside
+        self._closed = closed
+        #: made with the dispatcher's lock when closing begins
         self._closing: Promise[None] | None = None
-        #: held by the thread that closes it
+        #: held by the thread that closes the service
         self._finishing = Lock()
         self._finisher: int | None = None
         self._registrations: list[ServiceRegistration] = []
-        #: threads that publish now: who closes it waits for those that found it open
-        self._publishing: set[int] = set()
 
-    def _open(
+    def open(
         self, dispatcher: Dispatcher[Any, Any], services: Sequence[tuple[type[Any], Any, Mapping[str, Any]]]
     ) -> None:
-        """Find handlers and take events from now on, and register what is offered: interface, service, properties."""
+        """Accept events from now on, and register the services: each with interface, object and properties."""
         self._dispatcher = dispatcher
-        self._is_open = True
+        self.is_open = True
         workers().hold(self)
         _open.add(self)
         try:
@@ -91,98 +105,89 @@ class EventService(abc.ABC):
             self.close()
             raise
 
-    def _lanes(self) -> list[Lane]:
-        """All lanes that events may wait in."""
-        return [each.lane for _, each in self._dispatcher.handlers()]
-
-    @abc.abstractmethod
-    def _closed(self) -> None:
-        """It is closed: what else there is has to be ended."""
-
-    def flush(self) -> Promise[None]:
-        """Resolves when all handlers are through with what was published before this call."""
-        return when_all_done(self._lanes(), f"flushing {self.name!r}")
-
-    def _refuse_closed(self) -> None:
-        if not self._is_open:
+    def refuse_closed(self) -> None:
+        """Raise ``ClosedError`` unless the service is open."""
+        if not self.is_open:
             raise ClosedError(f"{self._dispatcher.name} is closed")
 
+    def lanes(self) -> list[Lane]:
+        """Return all lanes that events may wait in."""
+        if self._handler_lanes is not None:
+            return self._handler_lanes()
+        return [each.lane for _, each in self._dispatcher.handlers()]
+
+    def flush(self) -> Promise[None]:
+        """Return a promise that resolves when all handlers have processed the events published before this call."""
+        return when_all_done(self.lanes(), f"flushing {self.name!r}")
+
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Take no more events, and wait until what was published is delivered; idempotent.
-
-        What is not delivered within ``timeout`` seconds is given up, and counted in the log. On a
-        thread that runs an event loop, or in a handler, it does not wait: what was published is delivered in the
-        background. ``await aclose()`` waits.
-
-        Raises:
-            ArgumentError: ``timeout`` is no number; nothing is closed.
-        """
+        """See ``EventService``."""
         timeout = seconds(timeout)
         closing = self._begin_closing()
-        if not may_block() or self._is_inside():
+        if not may_block() or self._is_in_handler():
             self._finish_later(closing, timeout)
         else:
             self._finish(closing, timeout)
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """As :meth:`close`, for event loops; in a handler it does not wait, either."""
+        """See ``EventService``."""
         timeout = seconds(timeout)
         closing = self._begin_closing()
         self._finish_later(closing, timeout)
-        if not self._is_inside():
+        if not self._is_in_handler():
             await closing
 
-    def _is_inside(self) -> bool:
-        """Whether this is called in a handler: what waits for handlers must not be waited for."""
-        return self._pool.is_inside()
+    def _is_in_handler(self) -> bool:
+        """Return whether this is called in a handler, which must not wait for handlers."""
+        return self.pool.is_inside() or self._is_inside()
 
     def _begin_closing(self) -> Promise[None]:
-        """Take no more events; returns what resolves when it is closed."""
+        """Accept no more events; return the promise that resolves when the service is closed."""
         with self._dispatcher.lock:
             if self._closing is None:
                 self._closing = Promise(f"closing {self._dispatcher.name}")
-            self._is_open = False
+            self.is_open = False
             return self._closing
 
     def _finish_later(self, closing: Promise[None], timeout: float) -> None:
-        """As :meth:`_finish`, on another thread; not if there is one already that does it."""
+        """Call :meth:`_finish` on another thread, unless a thread does that already."""
         if not closing.done() and self._finisher is None:
             workers().submit(lambda: self._finish(closing, timeout))
 
     def _finish(self, closing: Promise[None], timeout: float) -> None:
-        """Deliver what was published, and let go of everything; once. On a thread that may wait."""
-        if self._finisher == get_ident():  # a signal handler closes what its thread is closing
+        """Deliver the published events and release everything; once. On a thread that may wait."""
+        if self._finisher == get_ident():  # a signal handler closes the service that its thread is closing
             return
         try:
             with self._finishing:
                 if not closing.done():
-                    self._let_go(timeout)
+                    self._release(timeout)
                     closing.resolve(None)
-        except Exception:  # a defect, and no better the next time
+        except Exception:  # a defect: trying again would fail again
             closing.resolve(None)
             raise
-        except BaseException:  # an interrupt: somebody may wait for the end
+        except BaseException:  # an interrupt: other threads may wait for the end
             workers().submit(lambda: self._finish(closing, timeout))
             raise
 
-    def _let_go(self, timeout: float) -> None:
-        """What :meth:`_finish` does. Again, if an interrupt ended it."""
+    def _release(self, timeout: float) -> None:
+        """Do the work of :meth:`_finish`; it is repeated after an interrupt."""
         deadline = time.monotonic() + timeout
         try:
             self._finisher = get_ident()
             for registration in self._registrations:
                 registration.unregister()
-            self._publishing.discard(get_ident())  # not for this one: a signal may have come while it published
-            while self._publishing and time.monotonic() < deadline:
-                time.sleep(_MOMENT)
+            self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
+            while self.publishing and time.monotonic() < deadline:
+                time.sleep(_CHECK_INTERVAL)
             with contextlib.suppress(DeadlineError):
                 self.flush().result(max(0.0, deadline - time.monotonic()))
-            lanes = self._lanes()
+            lanes = self.lanes()
             self._dispatcher.close()
             lost = sum(each.close() for each in lanes)
             if lost:
                 logger.error(
-                    "%s was closed before %d events were delivered that waited for its handlers",
+                    "%s was closed before %d events were delivered that waited for its handlers; they are dropped",
                     self._dispatcher.name,
                     lost,
                 )
@@ -192,8 +197,46 @@ class EventService(abc.ABC):
             _open.discard(self)
             workers().release(self)
 
+    def after_fork(self) -> None:
+        """Forget the threads of the parent process. In the child."""
+        self.publishing.clear()
+        self._finishing = Lock()
+        self._finisher = None
+
+
+class EventService:
+    """The part of an event service that all of them share: flushing and closing.
+
+    Args:
+        lifecycle: opens and closes the service; for the modules of the service, not for applications.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self.lifecycle = lifecycle
+        self.name = lifecycle.name
+
+    def flush(self) -> Promise[None]:
+        """Return a promise that resolves when all handlers have processed the events published before this call."""
+        return self.lifecycle.flush()
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Accept no more events, and wait until the published events are delivered; idempotent.
+
+        Events that are not delivered within ``timeout`` seconds are dropped, and counted in the log. On a
+        thread that runs an event loop, or in a handler, this does not wait: the published events are delivered in the
+        background. ``await aclose()`` waits.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number; nothing is closed.
+        """
+        self.lifecycle.close(timeout)
+
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Close it as :meth:`close` does, for event loops; in a handler this does not wait, either."""
+        await self.lifecycle.aclose(timeout)
+
     def __enter__(self) -> Self:
-        self._refuse_closed()
+        self.lifecycle.refuse_closed()
         return self
 
     def __exit__(
@@ -202,7 +245,7 @@ class EventService(abc.ABC):
         self.close()
 
     async def __aenter__(self) -> Self:
-        self._refuse_closed()
+        self.lifecycle.refuse_closed()
         return self
 
     async def __aexit__(
@@ -213,17 +256,14 @@ class EventService(abc.ABC):
 
 @atexit.register
 def _close_all() -> None:
-    """What was published is delivered, even if the program ends right after that."""
+    """Deliver the published events even if the program ends right after publishing."""
     for service in [*_open]:
         service.close()
 
 
 def _after_fork() -> None:
-    """Other threads are the parent's."""
     for service in [*_open]:
-        service._publishing.clear()
-        service._finishing = Lock()
-        service._finisher = None
+        service.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

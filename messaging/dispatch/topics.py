@@ -1,4 +1,4 @@
-"""Topics, topic filters, and which filters a topic matches (157.3.1, 157.4.3; RFC 97 5.1.1.1, 5.1.2).
+"""Topics, topic filters, and values found by topic (157.3.1, 157.4.3; RFC 97 5.1.1.1, 5.1.2).
 
 ::
 
@@ -7,7 +7,7 @@
 
 ``+`` stands for one token and ``/*`` for one or more of them; ``*`` alone matches every topic. Topics are
 case-sensitive. A letter or digit is what Java calls one: of any script, with its combining marks, and currency signs.
-Control and format characters, which Java allows too, are not: nobody sees them. RFC 97 has no ``+``.
+Control and format characters, which Java allows too, are refused because they are invisible. RFC 97 has no ``+``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ T = TypeVar("T")
 _ASCII: Final = re.compile(r"[\w$-]+(?:/[\w$-]+)*", re.ASCII)
 #: Unicode categories of Java's letters and digits: letters, letter numbers, currency, connectors, digits, marks
 _LETTER_OR_DIGIT: Final = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc"})
-#: filters that are remembered
+#: maximum number of remembered filters
 _PARSED: Final = 1024
-#: characters of a filter that an error shows
+#: characters of a filter that an error text shows
 _SHOWN: Final = 80
 
 SINGLE_LEVEL: Final = "+"
@@ -39,16 +39,16 @@ def _is_token(text: str) -> bool:
 
 
 def is_topic(text: str) -> bool:
-    """Whether ``text`` is the name of a topic."""
+    """Return whether ``text`` is the name of a topic."""
     return bool(_ASCII.fullmatch(text)) or (not text.isascii() and all(map(_is_token, text.split("/"))))
 
 
 def check_topic(topic: str) -> str:
-    """Return the name of a topic as an exact ``str``, and refuse what is none.
+    """Return the name of a topic as an exact ``str``.
 
     Raises:
-        NullEventError: it is ``None``.
-        InvalidTopicError: it breaks the grammar, or has wildcards.
+        NullEventError: ``topic`` is ``None``.
+        InvalidTopicError: ``topic`` breaks the grammar, or has wildcards.
     """
     topic = _exact(topic, "topic")
     if not is_topic(topic):
@@ -66,7 +66,7 @@ def _exact(text: Any, what: str) -> str:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with a text that is no topic, in words."""
+    """Return why ``text`` is no topic, in words."""
     before = "/"
     for position, char in enumerate(text):
         if char == before == "/":
@@ -80,12 +80,12 @@ def _fault(text: str) -> str:
 
 
 class TopicFilter:
-    """A topic filter, which an exact topic is too. Immutable; equal if its text is.
+    """A topic filter; an exact topic is one, too. Immutable; equal to filters of the same text.
 
     Attributes:
-        text: as it was written.
-        tokens: of the filter; the last one is ``*`` if it is a multi-level wildcard.
-        has_wildcard: whether there is a ``+`` or a ``*`` in it.
+        text: the filter as it was written.
+        tokens: the levels of the filter; a multi-level wildcard is the last one, ``*``.
+        has_wildcard: whether it has a ``+`` or a ``*``.
     """
 
     __slots__ = ("_expression", "has_wildcard", "text", "tokens")
@@ -99,7 +99,7 @@ class TopicFilter:
 
         Args:
             text: the filter.
-            single_level: whether ``+`` may be in it; RFC 97 does not have it.
+            single_level: whether it may have a ``+``; RFC 97 has none.
 
         Raises:
             NullEventError: ``text`` is ``None``.
@@ -117,16 +117,16 @@ class TopicFilter:
         self._expression = re.compile(_pattern(tokens)).fullmatch if self.has_wildcard else None
 
     def matches(self, topic: str) -> bool:
-        """Whether the filter matches ``topic``, which must be one."""
+        """Return whether the filter matches ``topic``, which must be a topic."""
         return topic == self.text if self._expression is None else self._expression(topic) is not None
 
     @property
     def order(self) -> tuple[tuple[int, str], ...]:
-        """Of the filters that match one topic, the most specific has the least of it (157.6.2.1)."""
+        """Sort key: of the filters that match one topic, the most specific comes first (157.6.2.1)."""
         return tuple((_PRECEDENCE.get(token, 0), token) for token in self.tokens)
 
     def implies(self, other: TopicFilter) -> bool:
-        """Whether every topic that ``other`` matches is matched by this filter."""
+        """Return whether this filter matches every topic that ``other`` matches."""
         mine, theirs = self.tokens, other.tokens
         if mine[-1] == MULTI_LEVEL:
             if len(theirs) < len(mine):
@@ -157,7 +157,7 @@ def _pattern(tokens: list[str]) -> str:
 
 
 def _wrong(token: str, level: int, text: str, single_level: bool) -> str:
-    """What is wrong with a token of a filter, in words."""
+    """Return why a token of a filter is refused, in words."""
     where = f"level {level} of {text[:_SHOWN]!r}"
     if not token:
         return f"{where} is empty"
@@ -172,7 +172,7 @@ def _wrong(token: str, level: int, text: str, single_level: bool) -> str:
 
 
 def parse_filter(text: str, *, single_level: bool = True) -> TopicFilter:
-    """A remembered ``TopicFilter(text)``. Raises as that; thread safe."""
+    """Return ``TopicFilter(text)``, remembered; raises its errors. Thread safe."""
     return _parsed(_exact(text, "topic filter"), single_level)
 
 
@@ -186,7 +186,7 @@ class _Node(Generic[T]):
 
     def __init__(self) -> None:
         self.children: dict[str, _Node[T]] = {}
-        #: of filters that end here, and of those that go on with ``/*``; values in the order they were added
+        #: values of filters that end here, and of filters that continue with ``/*``; in the order they were added
         self.here: dict[T, None] = {}
         self.below: dict[T, None] = {}
 
@@ -196,21 +196,21 @@ class _Node(Generic[T]):
 
 
 class TopicTrie(Generic[T]):
-    """Values by topic filter, found by topic; the cost does not depend on how many filters there are.
+    """Values by topic filter, found by topic; the cost of a search does not depend on the number of filters.
 
-    Changes are made by one thread at a time; whoever looks may do so meanwhile on any other thread, without a lock, and
-    sees each change or does not. Of several changes, it may see a later one and not one before it.
+    One thread at a time may make changes. Any thread may search meanwhile, without a lock; the search sees each change
+    or does not. Of several changes, it may see a later one and miss an earlier one.
     """
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
 
     def add(self, topic_filter: TopicFilter, value: T) -> None:
-        """Add a value; once more does nothing."""
+        """Add a value; adding it again does nothing."""
         self._place(self._path(topic_filter)[-1], topic_filter)[value] = None
 
     def remove(self, topic_filter: TopicFilter, value: T) -> None:
-        """Remove a value that was added with that filter, and what is empty without it; if there is none, nothing."""
+        """Remove a value added with that filter, and the nodes that become empty; do nothing if there is none."""
         path = self._path(topic_filter)
         self._place(path[-1], topic_filter).pop(value, None)
         steps = zip(topic_filter.tokens, path, path[1:], strict=False)  # a multi-level wildcard has no node of its own
@@ -231,7 +231,7 @@ class TopicTrie(Generic[T]):
         return path
 
     def match(self, topic: str) -> list[T]:
-        """The values whose filters match, each once."""
+        """Return the values whose filters match, each once."""
         found: dict[T, None] = dict.fromkeys(list(self._root.below))
         nodes = [self._root]
         tokens = topic.split("/")
@@ -252,9 +252,9 @@ class TopicTrie(Generic[T]):
         return list(found)
 
     def preferred(self, topic: str) -> T | None:
-        """A value of the most specific filter that matches, by the precedence of 157.6.2.1."""
+        """Return a value of the most specific filter that matches, by the precedence of 157.6.2.1."""
         tokens = topic.split("/")
-        # what is tried last goes in first; True: what is below the node, after all that is more specific
+        # a stack: the last choice is pushed first; True stands for the ``/*`` filters of a node, its last choice
         waiting: list[tuple[_Node[T], int, bool]] = [(self._root, 0, False)]
         while waiting:
             node, level, is_last_choice = waiting.pop()
@@ -270,7 +270,7 @@ class TopicTrie(Generic[T]):
         return None
 
     def __len__(self) -> int:
-        """How many nodes there are beside the root: what is left when all is removed shows here."""
+        """Return the number of nodes beside the root; it is 0 when all values are removed."""
         count, nodes = -1, [self._root]
         while nodes:
             node = nodes.pop()

@@ -1,7 +1,19 @@
-"""Event Admin (OSGi RFC 97): events with properties, posted or sent, to handlers in the service registry."""
+"""Event Admin (OSGi RFC 97): events with properties, posted or sent to handlers in the service registry.
 
-from messaging.dispatch.handler import HandlerDTO, Tolerance
-from messaging.dispatch.permission import TopicPermission, TopicPermissionCollection, TopicPolicy
+The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the bridge, ``messaging.typedevent``.
+
+=============  =====================================================================================================
+``admin``      EventAdmin: publishing, and finding handlers
+``receiver``   one handler: its function (``function``), its terms (``terms``), its posted events (``posting``)
+``sending``    synchronous delivery
+``context``    the EventAdmins whose handlers the running code is part of
+``event``      Event; its conventional names are in ``constants``, the interface of handlers in ``handlers``
+``sources``    service, log, configuration and connection events
+``bridge``     events of an EventAdmin on a typed event bus, and back
+=============  =====================================================================================================
+"""
+
+from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.eventadmin.admin import EventAdmin, EventAdminDTO
 from messaging.eventadmin.bridge import EventBridge
 from messaging.eventadmin.constants import EventConstants

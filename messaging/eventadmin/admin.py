@@ -1,133 +1,117 @@
 """EventAdmin: events by topic and filter, synchronous and asynchronous (RFC 97 5.1.3, 5.2, 5.3, 6.4).
 
-**Posted events** go through one queue, handler by handler: who gets an event is determined when it is posted, and all
-of them have returned from it before anybody gets the next one (requirement 15). Handlers that do without
-(``async.unordered``) have queues of their own. A handler that has been unregistered meanwhile is not called, nor one
-whose principal may not have the event any more. If its filter was changed meanwhile, it is called: the filter is
-applied when the event is posted.
+**Posted events** go through one queue, handler by handler. The receivers of an event are determined when it is posted,
+and all of them have returned from it before the next event is delivered (requirement 15). Handlers that need no order
+(``async.unordered``) have lanes of their own. A handler that was unregistered meanwhile is not called, nor one whose
+principal lost the permission. A filter that was changed meanwhile has no effect: filters are applied at posting.
 
-**Sent events** are handled before ``send_event`` returns, handler by handler, on the thread that sends. With a
-``send_timeout`` each handler is called on a thread of its own instead, and whoever sends does not wait any longer.
+**Sent events** are handled before ``send_event`` returns, handler by handler, on the sending thread. With a
+``send_timeout`` each handler is called on a thread of its own instead, and the sender waits no longer than that.
 
-**Stalled handlers** are blocked: they get no more events until their registration is updated, and delivery goes on
+**Stalled handlers** are blocked: they receive no events until their registration is updated, and delivery continues
 with the next handler on another thread. No lock is held while a handler runs.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import itertools
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal
 
-from messaging.dispatch.dispatcher import Dispatcher
-from messaging.dispatch.handler import (
+from messaging.dispatch import (
+    Dispatcher,
+    EventService,
     HandlerDTO,
+    Lifecycle,
     Tolerance,
+    TopicPermission,
+    TopicPolicy,
     dto_of,
+    parse_filter,
     read_timeout,
 )
-from messaging.dispatch.lanes import ThreadLane
-from messaging.dispatch.permission import TopicPermission, TopicPolicy
-from messaging.dispatch.service import EventService
-from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, NullEventError, check_instance
 from messaging.eventadmin.constants import EventConstants as Names
+from messaging.eventadmin.context import DeliveryContext, is_inside, is_quiet
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
-from messaging.eventadmin.receiver import QUIET, AdminHandler, AdminTerms, read_terms, straggles, too_long, within
-from messaging.execution import Flag, Promise, running_loop, workers
-from messaging.services import ServiceRegistry, default_registry
-from messaging.services.filter import as_filter
+from messaging.eventadmin.posting import PostedQueue
+from messaging.eventadmin.receiver import AdminHandler
+from messaging.eventadmin.sending import asend, fetch_functions, receive_in_time
+from messaging.eventadmin.terms import AdminTerms, read_terms
+from messaging.services import ServiceRegistry, as_filter, default_registry
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
-    from messaging.dispatch.lanes import Lane
-    from messaging.dispatch.permission import Principal
+    from messaging.dispatch import Principal
+    from messaging.eventadmin.posting import PostedItem
+    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference
 
 logger = SafeLog(__name__)
 
-#: exceptions do not block a handler (5.3.1), not returning does (5.3.2)
+#: exceptions do not block a handler (5.3.1), exceeding the timeout does (5.3.2)
 TOLERANCE: Final = Tolerance(failures=0)
 
 _numbers: Final = itertools.count(1)
-_NOBODY: Final[Mapping[Any, Exception]] = {}
 
 
-#: whose turn it is; its era when the event was posted; the event; whether that was since something was logged
-_Item: TypeAlias = tuple[AdminHandler, int, Event, bool]
-
-
-class Queue(ThreadLane):
-    """All posted events, handler by handler."""
-
-    def waiting(self) -> Counter[AdminHandler]:
-        """How many events wait for whom."""
-        items = [item for item in self._items.copy() if type(item) is tuple]
-        return Counter(handler for handler, era, _, _ in items if handler.era == era)
-
-
-class Route:
-    """What there is to know to publish to one topic. Immutable.
+class TopicRoute:
+    """Cached routing of one topic. Immutable.
 
     Args:
-        handlers: those that match it, the preferred first.
+        handlers: handlers that match the topic, the preferred first.
     """
 
     __slots__ = ("_is_filtered", "handlers", "may_be_coroutines")
 
     def __init__(self, handlers: list[AdminHandler]) -> None:
         self.handlers = handlers
-        #: or turn out to be when they are made
-        self.may_be_coroutines = any(each.is_coroutine is not False for each in handlers)
+        #: whether one is a coroutine function, or is not made yet and may be one
+        self.may_be_coroutines = any(each.function.is_coroutine is not False for each in handlers)
         self._is_filtered = any(each.terms.filter is not None for each in handlers)
 
     def handlers_for(self, event: Event) -> list[AdminHandler]:
-        """Those whose filters an event passes. Not to be changed."""
+        """Return the handlers whose filters ``event`` passes; the list must not be mutated."""
         return [each for each in self.handlers if each.accepts(event)] if self._is_filtered else self.handlers
 
 
 @dataclass(frozen=True, slots=True)
 class EventAdminDTO:
-    """An EventAdmin as it is now. A snapshot."""
+    """A snapshot of an EventAdmin."""
 
     name: str
     handlers: tuple[HandlerDTO, ...]
-    #: threads that deliver now
+    #: number of threads that deliver now
     threads: int
-    #: posted events that are still to come, once for each handler
+    #: number of posted events that are not delivered yet, counted once for each handler
     waiting: int
 
 
 class EventAdmin(EventService):
     """An Event Admin service (5.1.3). Thread safe; a context manager, sync or async, that closes it.
 
-    It registers itself in ``services``, and finds its handlers there. If there is more than one, clients use the one
-    of the highest ranking, which is what ``services.service(EventAdmin)`` finds.
+    It registers itself in ``services``, and finds its handlers there. Of several EventAdmins, clients use the one
+    with the highest ranking, which ``services.service(EventAdmin)`` returns.
 
     Args:
-        services: where handlers are registered; by default the process's registry.
-        name: of it, in the log and as property ``event.admin.name``; made up if not given.
-        permissions: who may publish and subscribe to what; without it everybody may everything.
-        tolerance: when a handler that fails or does not return is blocked. By default one that takes more than 30
-            seconds for a posted event is; exceptions block none.
-        send_timeout: how long a handler may take for an event that was sent, seconds; 0: for ever, on the thread that
-            sends. A handler's own ``event.timeout`` takes the place of it, unless it is 0.
-        without_topics: what handlers get that say nothing about topics: ``all`` events, as the RFC has it, or
-            ``none``, as later versions of Event Admin do.
-        threads: how many threads deliver at most.
+        services: registry of the handlers; by default the process's registry.
+        name: its name in the log and as property ``event.admin.name``; generated by default.
+        permissions: grants publishing and subscribing; without it all principals may do both.
+        tolerance: when a handler that fails or does not return is blocked. By default a handler is blocked after 30
+            seconds with a posted event, and never because of exceptions.
+        send_timeout: how long a handler may take for an event that was sent, seconds; 0: unlimited, on the sending
+            thread. A handler's own ``event.timeout`` takes precedence, unless it is 0.
+        without_topics: which events a handler receives whose properties name no topics: ``all``, as in the RFC, or
+            ``none``, as in later versions of Event Admin.
+        threads: maximum number of delivery threads.
         ranking: ``service.ranking`` of its registration.
 
     Raises:
-        ArgumentError: one of these is not as described.
+        ArgumentError: an argument is not as described.
     """
-
-    _dispatcher: Dispatcher[AdminHandler, Route]
 
     def __init__(
         self,
@@ -141,7 +125,17 @@ class EventAdmin(EventService):
         threads: int | None = None,
         ranking: int = 0,
     ) -> None:
-        super().__init__(f"event-admin-{next(_numbers)}" if name is None else name, threads, tolerance, permissions)
+        super().__init__(
+            Lifecycle(
+                f"event-admin-{next(_numbers)}" if name is None else name,
+                threads,
+                tolerance,
+                permissions,
+                lanes=self._lanes,
+                is_inside=lambda: is_inside(self),
+                closed=lambda: self._queue.close(),
+            )
+        )
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
         if services is not None:
@@ -150,256 +144,157 @@ class EventAdmin(EventService):
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
-        #: whose turn it is, of posted events
-        self._current: AdminHandler | None = None
-        self._queue = Queue(
-            self._deliver, self._pool, f"the event admin {self.name!r}", timeout=0, stalled=self._stalled
+        self._context = DeliveryContext(self)
+        self._publishing = self.lifecycle.publishing
+        self._queue = PostedQueue(self.lifecycle.pool, f"event admin {self.name!r}")
+        self._dispatcher: Dispatcher[AdminHandler, TopicRoute] = Dispatcher(
+            f"event admin {self.name!r}",
+            self.services,
+            (EventHandler,),
+            make=self._make,
+            change=self._change,
+            route=lambda _, handlers: TopicRoute(handlers),
+            policy=permissions,
         )
-        self._open(
-            Dispatcher(
-                f"the event admin {self.name!r}",
-                self.services,
-                (EventHandler,),
-                make=self._make,
-                change=self._change,
-                route=lambda _, handlers: Route(handlers),
-                policy=permissions,
-            ),
-            [(EventAdmin, self, self._properties)],
-        )
+        self.lifecycle.open(self._dispatcher, [(EventAdmin, self, self._properties)])
 
     # --- events
 
     def post_event(self, event: Event, *, principal: Principal = None) -> None:
         """Publish an event asynchronously: returns before it is delivered (5.2.2, 6.4.1).
 
-        Who gets it is determined here. Events of one thread are delivered in the order they were posted; of all
-        events, none is delivered to anybody before the one before it has been to all.
+        The receivers are determined here. Events of one thread are delivered in the order they were posted. An event
+        is delivered when all receivers of the event before it have returned.
 
         Where handlers are thousands of events behind, this waits for them (not on event loops, nor in handlers).
 
         Args:
-            event: what happened.
-            principal: who publishes.
+            event: the event.
+            principal: the publisher.
 
         Raises:
-            NullEventError, ArgumentError: it is no event.
+            NullEventError, ArgumentError: ``event`` is no event.
             PermissionDeniedError: the principal may not publish to its topic.
             ClosedError: the service is closed.
         """
         thread = threading.get_ident()
         self._publishing.add(thread)
         try:
-            route = self._route_of(event, principal)  # from here on, who closes it waits for this thread
-            queue, is_quiet = self._queue, QUIET in within.get()
-            ordered: list[_Item] = []
+            route = self._route_of(event, principal)  # if it was open here, closing waits for this thread
+            queue, quiet = self._queue, is_quiet()
+            ordered: list[PostedItem] = []
             for handler in route.handlers_for(event):
-                lane = handler.lane
+                inbox = handler.inbox
+                lane = inbox.lane
                 if lane is queue:
-                    ordered.append((handler, handler.era, event, is_quiet))
+                    ordered.append((inbox, inbox.era, event, quiet))
                 elif lane.has_room():
-                    lane.put((event, is_quiet))
+                    lane.put((event, quiet))
             if ordered:
                 if queue.has_room():
                     queue.put_all(ordered)
                 else:
-                    for handler, *_ in ordered:
-                        handler.miss()
-            if queue.is_closed:  # who closed it did not wait any longer, or was a signal on this thread
-                self._refuse_closed()
+                    for inbox, *_ in ordered:
+                        inbox.count_dropped()
+            if queue.is_closed:  # closing did not wait any longer, or ran in a signal handler on this thread
+                self.lifecycle.refuse_closed()
         finally:
             self._publishing.discard(thread)
 
     def send_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
         """Publish an event synchronously: returns when all handlers have returned (5.2.1, 6.4.2).
 
-        Hold no locks that handlers may need. A handler may send events itself: those come before what is left of
-        this one.
+        Hold no locks that handlers may need. A handler may send events itself: they are delivered before the remaining
+        handlers receive this one.
 
         Args:
-            event: what happened.
-            principal: who publishes.
-            timeout: takes the place of ``send_timeout``.
+            event: the event.
+            principal: the publisher.
+            timeout: overrides ``send_timeout``.
 
         Raises:
-            NullEventError, ArgumentError: it is no event; or one of its handlers is a coroutine function on the event
-                loop that runs here, which would wait for itself: use :meth:`asend_event`. Nobody gets the event then.
+            NullEventError, ArgumentError: ``event`` is no event; or one of its handlers is a coroutine function on the
+                event loop that runs here, which would wait for itself: use :meth:`asend_event`. No handler receives
+                the event then.
             PermissionDeniedError: the principal may not publish to its topic.
             ClosedError: the service is closed.
-            KeyboardInterrupt, SystemExit: raised while a handler had the event, on the main thread; it is raised again
-                when the others have had it, too.
+            KeyboardInterrupt, SystemExit: raised on the main thread while a handler had the event; raised again when
+                the remaining handlers have had it, too.
         """
-        seconds = self._send_timeout if timeout is None else self._seconds(timeout)
+        seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
         route = self._route_of(event, principal)
         handlers = route.handlers_for(event)
-        failed = self._refuse_waiting_for_itself(handlers) if route.may_be_coroutines else _NOBODY
+        failed = fetch_functions(handlers) if route.may_be_coroutines else None
         interrupt: BaseException | None = None
         for handler in handlers:
             if not handler.is_active:
                 continue
             try:
-                if handler in failed:
+                if failed and handler in failed:
                     handler.fail(event, failed[handler])
-                elif not seconds:
-                    handler.receive(event)
+                elif seconds:
+                    receive_in_time(handler, event, seconds)
                 else:
-                    limit = handler.terms.timeout or seconds
-                    done = Flag()
-                    self._receive_elsewhere(handler, event, limit, running_loop(), done.set)
-                    if not done.wait(limit):
-                        self._took_too_long(handler, limit)
+                    handler.receive(event)
             except (KeyboardInterrupt, SystemExit) as error:
                 interrupt = interrupt or error
         if interrupt is not None:
             raise interrupt
 
-    @staticmethod
-    def _refuse_waiting_for_itself(handlers: list[AdminHandler]) -> dict[AdminHandler, Exception]:
-        """Refuse to send to coroutine functions on the event loop that runs here.
-
-        Returns:
-            Handlers that had to be made to see what they are, and could not be.
-        """
-        failed: dict[AdminHandler, Exception] = {}
-        here = running_loop()
-        if here is None:
-            return failed
-        for handler in handlers:
-            try:
-                handler.fetch()
-            except Exception as error:  # noqa: BLE001
-                failed[handler] = error
-            if handler.runs_on(here):
-                raise ArgumentError(f"{handler.name} runs on the event loop that would wait for it: use asend_event()")
-        return failed
-
     async def asend_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
-        """As :meth:`send_event`, for event loops: handlers that are functions are called on other threads.
+        """Publish as :meth:`send_event` does, for event loops: functions are called on other threads.
 
-        If it is cancelled, the handler that has the event is cancelled, if it is a coroutine function; those after it
-        do not get the event.
+        Cancelling this cancels the handler that has the event, if it is a coroutine function. The remaining handlers
+        do not receive the event.
         """
-        seconds = self._send_timeout if timeout is None else self._seconds(timeout)
-        here = asyncio.get_running_loop()
-        for handler in self._route_of(event, principal).handlers_for(event):
-            if not handler.is_active:
-                continue
-            limit = (handler.terms.timeout or seconds) if seconds else 0.0
-            if handler.runs_on(here):
-                in_time = await self._receive_here(handler, event, limit)
-            else:
-                done: Promise[None] = Promise(f"the event {event.topic!r} for {handler.name}")
-                self._receive_elsewhere(handler, event, limit, None, lambda done=done: done.resolve(None))  # type: ignore[misc]
-                try:
-                    async with asyncio.timeout(limit or None):
-                        await done
-                    in_time = True
-                except TimeoutError:
-                    in_time = False
-            if not in_time:
-                self._took_too_long(handler, limit)
+        seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
+        await asend(self._route_of(event, principal).handlers_for(event), event, seconds)
 
-    @staticmethod
-    def _seconds(timeout: float) -> float:
-        return read_timeout(timeout, "timeout") or 0.0
-
-    def _route_of(self, event: Event, principal: Principal) -> Route:
-        """Who may get an event, now."""
+    def _route_of(self, event: Event, principal: Principal) -> TopicRoute:
+        """Return the route of ``event``; raises the errors of :meth:`post_event`."""
         if event is None:
             raise NullEventError("an event is needed, not None")
         if not isinstance(event, Event):
             raise ArgumentError(f"an Event is needed; this is of type {type(event).__name__}")
-        if not self._is_open:
-            self._refuse_closed()
+        if not self.lifecycle.is_open:
+            self.lifecycle.refuse_closed()
         topic, dispatcher = event.topic, self._dispatcher
         if dispatcher.policy is not None:
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         return dispatcher.routes.get(topic) or dispatcher.route(topic)
 
-    @staticmethod
-    async def _receive_here(handler: AdminHandler, event: Event, limit: float) -> bool:
-        """Give an event to a coroutine function. Whether it has returned in time."""
-        if not limit:
-            await handler.receive_async(event)
-            return True
-        task = asyncio.ensure_future(handler.receive_async(event))
-        straggles(task)
-        try:
-            done, _ = await asyncio.wait((task,), timeout=limit)
-        finally:
-            task.cancel()  # if it has not ended
-        return bool(done)
-
-    @staticmethod
-    def _receive_elsewhere(
-        handler: AdminHandler,
-        event: Event,
-        limit: float,
-        waits: asyncio.AbstractEventLoop | None,
-        done: Callable[[], object],
-    ) -> None:
-        context = contextvars.copy_context()
-
-        def run() -> None:
-            try:
-                context.run(handler.receive, event, False, limit, waits)
-            finally:
-                done()
-
-        workers().submit(run)
-
-    def _took_too_long(self, handler: AdminHandler, seconds: float) -> None:
-        self._dispatcher.block(handler, handler.lane, too_long(seconds))
-
-    # --- the queue of posted events
-
-    def _deliver(self, item: _Item) -> None:
-        handler, era, event, is_quiet = item
-        if handler.era == era:
-            self._current = handler
-            self._queue.timeout = timeout = handler.timeout
-            handler.receive_posted(event, is_quiet, timeout)
-
-    def _stalled(self) -> None:
-        """Whoever has its turn does not return: it is the next one's, on another thread (5.3.2)."""
-        handler = self._current
-        try:
-            if handler is not None:
-                self._took_too_long(handler, self._queue.timeout)
-        finally:
-            self._queue.restart()
-
     # --- handlers
 
     def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler | None:
-        if not self._is_meant(properties):
+        if not self._is_target_of(properties):
             return None
+        lifecycle = self.lifecycle
         made = AdminHandler(
             reference,
-            self._read(reference, properties),
-            admin=self,
+            self._read_terms(reference, properties),
+            context=self._context,
             dispatcher=self._dispatcher,
             queue=self._queue,
-            pool=self._pool,
-            tolerance=self._tolerance,
+            pool=lifecycle.pool,
+            tolerance=lifecycle.tolerance,
         )
         if properties["service.scope"] == "singleton":
-            # nothing is made by that, and what is no handler is found out at once
-            made.fetch()
+            # the service exists already, and one that is no handler is refused at once
+            made.function.fetch()
         return made
 
     def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object] | None:
-        if not self._is_meant(properties):
+        if not self._is_target_of(properties):
             return None
-        terms = self._read(handler.reference, properties)
+        terms = self._read_terms(handler.reference, properties)
         return lambda: handler.take_over(terms)
 
-    def _is_meant(self, properties: ServiceProperties) -> bool:
+    def _is_target_of(self, properties: ServiceProperties) -> bool:
         target = as_filter(properties.get(Names.EVENT_TARGET))
         return target is None or target.matches(self._properties)
 
-    def _read(self, reference: ServiceReference, properties: Mapping[str, Any]) -> AdminTerms:
-        """What a handler asks for. Raises ``ArgumentError``: what is wrong with it."""
+    def _read_terms(self, reference: ServiceReference, properties: ServiceProperties) -> AdminTerms:
+        """Return the terms of a handler. Raises ``ArgumentError`` if its properties are invalid."""
         terms = read_terms(properties)
         if terms.topics is not None:
             return terms
@@ -415,26 +310,20 @@ class EventAdmin(EventService):
     # --- state
 
     def get_dto(self) -> EventAdminDTO:
-        """What there is now: handlers, which of them are blocked and why, and how much waits."""
-        queued = self._queue.waiting()
-        found = [(each, dto_of(each, "EventHandler")) for _, each in self._dispatcher.handlers()]
+        """Return a snapshot: the handlers, which of them are blocked and why, and the events that wait."""
+        queued = self._queue.waiting_by_inbox()
+        found = [(each.inbox, dto_of(each, "EventHandler")) for _, each in self._dispatcher.handlers()]
         return EventAdminDTO(
             name=self.name,
-            handlers=tuple(replace(dto, waiting=dto.waiting + queued[each]) for each, dto in found),
-            threads=self._pool.threads,
+            handlers=tuple(replace(dto, waiting=dto.waiting + queued[inbox]) for inbox, dto in found),
+            threads=self.lifecycle.pool.threads,
             waiting=queued.total() + sum(dto.waiting for _, dto in found),
         )
 
     def _lanes(self) -> list[Lane]:
-        # the queue first: if one of the others is closed, so is the queue
-        return [self._queue, *(lane for _, each in self._dispatcher.handlers() for lane in each.lanes)]
-
-    def _is_inside(self) -> bool:
-        return self in within.get() or super()._is_inside()
-
-    def _closed(self) -> None:
-        self._queue.close()
+        # the queue first: post_event takes the closed queue for the end of all lanes
+        return [self._queue, *(lane for _, each in self._dispatcher.handlers() for lane in each.inbox.lanes)]
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<EventAdmin {self.name!r}{'' if self._is_open else ', closed'}>"
+        return f"<EventAdmin {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"

@@ -1,7 +1,7 @@
 """A bridge between an EventAdmin and a TypedEventBus, both ways.
 
-An event that crosses a bridge remembers the services it came through, and is not taken back to any of them: whatever
-bridges there are, it is at most once at each service for each way it can take, and nothing goes round.
+An event that crosses a bridge remembers the services it came through, and is not taken back to any of them. Each
+service receives it at most once for each way between the bridges, and no event goes round for ever.
 """
 
 from __future__ import annotations
@@ -10,32 +10,29 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from messaging.dispatch.handler import read_principal
-from messaging.dispatch.topics import TopicFilter, parse_filter
+from messaging.dispatch import TopicFilter, parse_filter, read_principal
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
+from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.constants import EventConstants
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.services import escaped
 from messaging.text import SafeLog
-from messaging.typedevent.constants import TypedEventConstants
-from messaging.typedevent.handlers import UntypedEventHandler
+from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
 from messaging.typedevent.maps import checked_copy
 from messaging.typedevent.receivers import Relay
 from messaging.typedevent.schema import is_simple
 
 if TYPE_CHECKING:
-    from messaging.dispatch.permission import Principal
-    from messaging.eventadmin.admin import EventAdmin
+    from messaging.dispatch import Principal
     from messaging.services import ServiceRegistration
-    from messaging.typedevent.bus import TypedEventBus
     from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)
 
 
 class BridgedEvent(Event):
-    """An event that comes from other event services."""
+    """An event that came through other event services, which it remembers in ``passed``."""
 
     __slots__ = ("passed",)
 
@@ -47,21 +44,21 @@ class BridgedEvent(Event):
 class EventBridge:
     """Takes events from an EventAdmin to a TypedEventBus, and back, until it is closed. Thread safe; a context manager.
 
-    To the bus, they are untyped events: the properties without the topic. Properties that no event of a bus can have
+    On the bus they become untyped events: the properties without the topic. Properties that no event of a bus can have
     (the reference of a service, an exception) are left out silently, and the rest passes (5.5). To the EventAdmin they
-    are posted, with their data in map form as properties. On neither side the bridge counts as a handler: what nobody
-    else on the bus gets is unhandled there.
+    are posted, with their data in map form as properties. The bridge does not count as a handler on the bus: an event
+    without other handlers is unhandled there.
 
     Args:
-        admin: one side.
-        bus: the other side.
+        admin: the EventAdmin.
+        bus: the typed event bus.
         topics: filters of the topics that cross.
-        to_bus, to_admin: in which directions.
-        principal: whose permissions count, on both sides.
+        to_bus, to_admin: the directions.
+        principal: its permissions count, on both sides.
 
     Raises:
         InvalidTopicError: one of the topics is no topic filter.
-        ArgumentError: nothing would cross, or the principal is no str.
+        ArgumentError: there is no topic or no direction, or the principal is no str.
     """
 
     def __init__(
@@ -74,9 +71,6 @@ class EventBridge:
         to_admin: bool = True,
         principal: Principal = None,
     ) -> None:
-        from messaging.eventadmin.admin import EventAdmin  # which is imported with this package
-        from messaging.typedevent.bus import TypedEventBus
-
         check_instance("admin", admin, EventAdmin)
         check_instance("bus", bus, TypedEventBus)
         if not isinstance(topics, Iterable):
@@ -123,7 +117,8 @@ class EventBridge:
         if self._bus in passed or not any(each.matches(event.topic) for each in self._topics):
             return
         try:
-            self._bus.deliver_relayed(event.topic, _data_of(event), (*passed, self._admin), principal=self._principal)
+            passed = (*passed, self._admin)
+            self._bus.publish(event.topic, _data_of(event), self._principal, is_untyped=True, passed=passed)
         except MessagingError as error:
             self._lost(event.topic, error)
 
@@ -140,10 +135,10 @@ class EventBridge:
         if isinstance(error, ClosedError):
             self.close()
         else:
-            logger.error("an event on %r does not cross the bridge: %s", topic, error)
+            logger.error("bridge: an event on %r does not cross the bridge: %s; it is dropped", topic, error)
 
     def close(self) -> None:
-        """Let nothing cross any more; idempotent."""
+        """Let no more events cross; idempotent."""
         for registration in self._registrations:
             registration.unregister()
 
@@ -155,7 +150,7 @@ class EventBridge:
 
 
 def _without_single_level(topic_filter: TopicFilter) -> str:
-    """A filter that Event Admin knows, and that matches at least as much: it has no ``+``."""
+    """Return a filter without ``+``, which Event Admin lacks, that matches at least the same topics."""
     tokens = topic_filter.tokens
     if "+" not in tokens:
         return topic_filter.text
@@ -163,11 +158,11 @@ def _without_single_level(topic_filter: TopicFilter) -> str:
 
 
 def _data_of(event: Event) -> dict[str, Any]:
-    """The properties that an event of a bus can have."""
+    """Return the properties of ``event`` that an event of a bus can have."""
     found = {}
     for name, value in event.properties.items():
         if name != EventConstants.EVENT_TOPIC:
-            with contextlib.suppress(Exception):  # whatever looking at it may raise
+            with contextlib.suppress(Exception):  # a value may raise anything when it is inspected
                 if is_simple(value):
                     if not isinstance(value, type):
                         found[name] = value

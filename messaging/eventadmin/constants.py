@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-#: of what is logged (5.6.3)
+#: topic of log events (5.6.3)
 LOG_TOPIC: Final = "org/osgi/service/log/LogEntry"
 
 
 class EventConstants:
-    """Standard names. The first of several is the one to use; the RFC itself uses the others here and there."""
+    """Names of properties. Of several names use the first; the RFC itself uses the others in some places."""
 
-    #: of a handler: topic filter, or several. Of an event: its topic
+    #: of a handler: one topic filter or several. Of an event: its topic
     EVENT_TOPIC: Final = "event.topics"
-    #: where else topics are found: section 6.5.1 of the RFC, and 5.1.1.2 and 5.1.2
+    #: all names of the topics: sections 6.5.1, 5.1.1.2 and 5.1.2 of the RFC
     EVENT_TOPIC_NAMES: Final = ("event.topics", "event.topic", "topic")
     #: of a handler: LDAP filter over the properties of events; case-sensitive
     EVENT_FILTER: Final = "event.filter"
@@ -26,11 +26,11 @@ class EventConstants:
 
     # --- not in the specification
 
-    #: of a handler: whose permissions count
+    #: of a handler: the principal whose permissions count
     EVENT_PRINCIPAL: Final = "event.principal"
-    #: of a handler: seconds that it may take for one event, 0 for any time
+    #: of a handler: how long it may take for one event, seconds; 0: unlimited
     EVENT_TIMEOUT: Final = "event.timeout"
-    #: of a handler: LDAP filter over the properties of an EventAdmin, which has a name
+    #: of a handler: LDAP filter over the properties of its EventAdmin, among them ``event.admin.name``
     EVENT_TARGET: Final = "event.target"
     EVENT_ADMIN_NAME: Final = "event.admin.name"
 

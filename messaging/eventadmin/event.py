@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from messaging.dispatch.topics import check_topic
+from messaging.dispatch import check_topic
 from messaging.errors import InvalidEventError, InvalidFilterError
 from messaging.eventadmin.constants import EventConstants
-from messaging.services.filter import LdapFilter, as_filter
+from messaging.services import LdapFilter, as_filter
 from messaging.text import exact, printable, tolerant
 
-#: what subclasses must not override (6.3)
+#: members that subclasses must not override (6.3)
 _FINAL: Final = (
     *("topic", "get_topic", "properties", "get_property", "get_property_names", "matches"),
     *("__eq__", "__hash__", "__repr__", "__str__"),
 )
 _STR: Final = frozenset({str})
-#: what is remembered of the topics of events: that they are topics
+#: remembers the texts that are topics
 _check_topic: Final = functools.lru_cache(1024)(check_topic)
 
 
 class Event:
-    """An event. Immutable, but for what its values can do: those should be immutable, too (5.1.1.2).
+    """An event. Immutable if the values of its properties are, as they should be (5.1.1.2).
 
-    Its topic is one of its properties: ``event.topics``, and under the other names that the RFC has for it.
+    The topic is one of its properties: ``event.topics``, and the other names that the RFC has for it.
 
     Args:
-        topic: what happened.
-        properties: what else is to be known; copied. Keys that are no ``str`` are left out.
-        topic_names: under which names the topic is a property, beside ``event.topics``. Properties of these names
+        topic: the kind of event.
+        properties: further properties; copied. Keys that are no ``str`` are left out.
+        topic_names: names under which the topic is a property, beside ``event.topics``. Properties of these names
             cannot be given.
 
     Raises:
-        NullEventError, InvalidTopicError: it is no topic.
+        NullEventError, InvalidTopicError: ``topic`` is no topic.
         InvalidEventError: the properties are no mapping, or a name of the topic is no ``str``.
     """
 
@@ -49,7 +50,7 @@ class Event:
         topic_names: Iterable[str] = EventConstants.EVENT_TOPIC_NAMES,
     ) -> None:
         if type(topic) is not str:
-            topic = check_topic(topic)  # an exact one, whatever a subclass makes of it
+            topic = check_topic(topic)  # an exact str: a subclass may behave differently
         _check_topic(topic)
         found: dict[str, Any] = {}
         if properties is not None:
@@ -57,7 +58,7 @@ class Event:
                 raise InvalidEventError(
                     f"the properties of an event must be a mapping; these are {type(properties).__name__}"
                 )
-            found = dict(properties)  # of a dict in one step: others may change it meanwhile
+            found = dict(properties)  # atomic for a dict, which other threads may mutate
             if not _STR.issuperset(map(type, found)):
                 found = {exact(key): value for key, value in found.items() if isinstance(key, str)}
         if topic_names is not EventConstants.EVENT_TOPIC_NAMES:
@@ -81,26 +82,26 @@ class Event:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """Its properties, the topic among them; read-only."""
+        """Its properties, including the topic; read-only."""
         return MappingProxyType({name: self._properties[name] for name in self.get_property_names()})
 
     def get_topic(self) -> str:
-        """Its topic (6.3.4)."""
+        """Return its topic (6.3.4)."""
         return self._topic
 
     def get_property(self, name: str) -> Any:
-        """The value of a property, ``None`` if there is no such one (6.3.2)."""
+        """Return the value of a property; ``None`` if there is no such property (6.3.2)."""
         return self._properties.get(name)
 
     def get_property_names(self) -> list[str]:
-        """The names of its properties, once each; never empty, since the topic is one (6.3.3)."""
+        """Return the names of its properties, once each; the topic is always one of them (6.3.3)."""
         return [EventConstants.EVENT_TOPIC, *(name for name in self._properties if name not in self._topic_names)]
 
     def matches(self, filter: str | LdapFilter) -> bool:  # noqa: A002  # the name of the specification
-        """Whether the properties match a filter, in which case counts (6.3.5, 5.7.1).
+        """Return whether the properties match a filter; case-sensitive (6.3.5, 5.7.1).
 
         Raises:
-            InvalidFilterError: it does not parse, or is none.
+            InvalidFilterError: ``filter`` does not parse, or is ``None``.
         """
         wanted = as_filter(filter)
         if wanted is None:
@@ -112,25 +113,24 @@ class Event:
             return NotImplemented
         if self._topic != other._topic:
             return False
-        try:
+        with contextlib.suppress(Exception):  # values may not be comparable, such as arrays of numbers
             return self._properties == other._properties
-        except Exception:  # noqa: BLE001  # of values that cannot be compared, such as arrays of numbers
-            return False
+        return False
 
     def __hash__(self) -> int:
-        # values may have no hash; equal events have equal names
+        # values may not be hashable; equal events have equal names
         return hash((self._topic, frozenset(self._properties)))
 
     @tolerant
     def __repr__(self) -> str:
-        # values may be secrets of the application: names only
+        # names only: values may be secrets of the application
         return f"<{type(self).__name__} {self._topic!r}: {', '.join(map(printable, self.get_property_names()))}>"
 
     __str__ = __repr__
 
 
 def _checked(topic_names: Iterable[str]) -> tuple[str, ...]:
-    """The names of the topic, the one to use among them."""
+    """Return the names of the topic, including ``event.topics``."""
     names = (topic_names,) if isinstance(topic_names, str) else tuple(topic_names)
     if not all(isinstance(name, str) for name in names):
         raise InvalidEventError(f"the names of the topic must be str: {names!r:.80}")

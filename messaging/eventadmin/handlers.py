@@ -1,4 +1,4 @@
-"""EventHandler: what is registered to get events (RFC 97 5.1.2, 6.6).
+"""EventHandler: the interface of handlers in the service registry (RFC 97 5.1.2, 6.6).
 
 ::
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class EventHandler(abc.ABC):
-    """Gets events. A function, or a coroutine function, may be registered in its place.
+    """Receives events. A function, or a coroutine function, may be registered in its place.
 
-    Which events, its properties say: ``event.topics`` (topic filters; all events without it) and ``event.filter``.
-    Events that were posted it gets on a delivery thread, those that were sent on the thread of whoever sent them; if it
-    is a coroutine function, on the event loop that it was registered on. It should be quick: others wait for it.
+    Its service properties select the events: ``event.topics`` (topic filters; all events without it) and
+    ``event.filter``. It receives posted events on a delivery thread and sent events on the sending thread; a coroutine
+    function runs on the event loop that it was registered on. It should return quickly: other handlers wait for it.
     """
 
     @abc.abstractmethod
     def handle_event(self, event: Event) -> Any:
-        """Handle an event (6.6.1). What it raises is logged, and the next handler is called (5.3.1)."""
+        """Handle an event (6.6.1). An exception is logged, and the next handler is called (5.3.1)."""

@@ -1,4 +1,4 @@
-"""Sources: what happens in the process, as events (RFC 97 5.6).
+"""Sources: services, log records, configurations and connections as events (RFC 97 5.6).
 
 ============================  ===================================================================  =========  =======
 source                        topics                                                               delivered  section
@@ -9,35 +9,35 @@ source                        topics                                            
 :class:`ConnectionEvents`     ``messaging/state/ConnectionState/CONNECTED`` and so on              posted     5.6.1
 ============================  ===================================================================  =========  =======
 
-There are no bundles, users, wires or UPnP devices in a Python process, so there are no events of them. Each source goes
-on until it is closed, and is a context manager that closes it.
+There are no bundles, users, wires or UPnP devices in a Python process, so there are no events of them. Each source
+publishes until it is closed, and is a context manager that closes it.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import contextvars
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.dispatch.handler import read_principal
+from messaging.dispatch import read_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError, check_instance
+from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
+from messaging.eventadmin.context import is_quiet
 from messaging.eventadmin.event import Event
-from messaging.eventadmin.receiver import QUIET, within
 from messaging.services import ServiceRegistry
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import ConnectionState
-    from messaging.dispatch.permission import Principal
-    from messaging.eventadmin.admin import EventAdmin
+    from messaging.dispatch import Principal
     from messaging.instance import Messaging
-    from messaging.services import ServiceEvent, ServiceReference
-    from messaging.services.filter import LdapFilter
+    from messaging.services import LdapFilter, ServiceEvent, ServiceReference
 
 SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"
@@ -45,27 +45,26 @@ CONNECTION_TOPIC: Final = "messaging/state/ConnectionState"
 
 logger = SafeLog(__name__)
 
-#: whether this context posts a log event: what is logged by that (of a filter that fails, say) is not posted
+#: whether this context posts a log event: records logged by posting (that a filter failed, say) are not posted
 _posting: contextvars.ContextVar[bool] = contextvars.ContextVar("posting", default=False)
 
 
 def exception_properties(error: BaseException | None) -> dict[str, Any]:
-    """The conventional properties of an exception; none for ``None`` (5.6.1)."""
+    """Return the conventional properties of an exception; none for ``None`` (5.6.1)."""
     if error is None:
         return {}
     found = {
         Names.EXCEPTION: error,
         Names.EXCEPTION_CLASS: f"{type(error).__module__}.{type(error).__qualname__}",
     }
-    try:
+    message = ""
+    with contextlib.suppress(Exception):  # the text of an exception may raise anything
         message = str(error)
-    except Exception:  # noqa: BLE001  # of an exception that cannot even say what it is
-        message = ""
     return found | ({Names.EXCEPTION_MESSAGE: message} if message else {})
 
 
 def service_properties(reference: ServiceReference | None) -> dict[str, Any]:
-    """The conventional properties of a service; none for ``None`` (5.6.1)."""
+    """Return the conventional properties of a service; none for ``None`` (5.6.1)."""
     if reference is None:
         return {}
     found = {
@@ -77,12 +76,10 @@ def service_properties(reference: ServiceReference | None) -> dict[str, Any]:
     return found | ({Names.SERVICE_PID: pid} if pid is not None else {})
 
 
-class Source(abc.ABC):
-    """Has an EventAdmin publish what happens, until it is closed. Thread safe."""
+class EventSource(abc.ABC):
+    """Publishes events of one kind with an EventAdmin until it is closed. Thread safe."""
 
     def __init__(self, admin: EventAdmin, principal: Principal) -> None:
-        from messaging.eventadmin.admin import EventAdmin  # which imports this module
-
         check_instance("admin", admin, EventAdmin)
         self._admin = admin
         self._principal = read_principal(principal, "principal")
@@ -90,7 +87,7 @@ class Source(abc.ABC):
         self._is_denied = False
 
     def _publish(self, publish: Callable[..., None], topic: str, properties: Mapping[str, Any]) -> None:
-        """Publish, unless it is closed; once the EventAdmin is closed, so is this."""
+        """Publish an event, unless the source is closed; close the source if the EventAdmin is closed."""
         if self._is_over:
             return
         try:
@@ -102,18 +99,18 @@ class Source(abc.ABC):
             self._deny(error)
 
     def _deny(self, error: PermissionDeniedError) -> None:
-        """Tell, but not with every event: there is nobody who could be told by raising it."""
+        """Log the first of several refusals: no caller could handle the exception."""
         if not self._is_denied:
             self._is_denied = True
-            logger.warning("%s: what happens is not published: %s", type(self).__name__, error)
+            logger.warning("%s: events are not published: %s; grant the permission", type(self).__name__, error)
 
     def _end(self) -> None:
-        """There is nobody to publish any more."""
+        """End the source, since the EventAdmin is closed."""
         self.close()
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Publish no more; idempotent."""
+        """Publish no more events; idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,16 +119,16 @@ class Source(abc.ABC):
         self.close()
 
 
-class ServiceEvents(Source):
-    """What happens to the services of a registry, sent on the thread of whoever changes them (5.6.2.3).
+class ServiceEvents(EventSource):
+    """Sends the service events of a registry, on the thread that changes the service (5.6.2.3).
 
-    Where that is an event loop, and one of the handlers is a coroutine function on it, the event is posted.
+    The event is posted where that thread runs an event loop and a handler is a coroutine function on it.
 
     Args:
-        admin: publishes.
+        admin: publishes the events.
         services: the registry; by default the one of ``admin``.
         filter: only services that match.
-        principal: who publishes.
+        principal: the publisher.
     """
 
     def __init__(
@@ -145,40 +142,40 @@ class ServiceEvents(Source):
         super().__init__(admin, principal)
         services = admin.services if services is None else services
         check_instance("services", services, ServiceRegistry)
-        self._watch = services.add_listener(self._tell, filter=filter)
+        self._watch = services.add_listener(self._changed, filter=filter)
 
-    def _tell(self, event: ServiceEvent) -> None:
+    def _changed(self, event: ServiceEvent) -> None:
         properties = {**service_properties(event.reference), Names.EVENT: event}
         self._publish(self._send, f"{SERVICE_TOPIC}/{event.kind.name}", properties)
 
     def _send(self, event: Event, *, principal: Principal) -> None:
         try:
             self._admin.send_event(event, principal=principal)
-        except ArgumentError:  # nobody has got it
+        except ArgumentError:  # no handler has received it
             self._admin.post_event(event, principal=principal)
 
     def close(self) -> None:
-        """See ``Source``."""
+        """Publish no more events; idempotent."""
         self._is_over = True
         self._watch.remove()
 
 
-class LogEvents(Source, logging.Handler):
-    """A ``logging.Handler`` that posts what is logged (5.6.3); it is added to ``logger``, or to any by you.
+class LogEvents(EventSource, logging.Handler):
+    """A ``logging.Handler`` that posts log records (5.6.3); it is added to ``logger``, or to a logger of your choice.
 
-    What is logged while a log event is delivered is not posted: neither what a handler of log events logs, nor that it
-    failed. Nor is what handlers log of events that it posts or sends, and of those that their handlers do. Otherwise it
-    would go round for ever. It still can if a handler of log events has something logged by a thread that is not of
-    Event Admin: do not do that.
+    Records logged while a log event is delivered are not posted: neither those of a handler of log events, nor the
+    record of its failure. The same holds for the events that such a handler posts or sends, and for the events of their
+    handlers. Otherwise logging would go round for ever. It still can if a handler of log events has a thread log that
+    does not belong to Event Admin: do not do that.
 
     Args:
-        admin: publishes.
-        logger: to which it is added until it is closed; ``None``: to none.
+        admin: publishes the events.
+        logger: the logger it is added to until it is closed; ``None``: none.
         level: records below it are not posted.
-        principal: who publishes.
+        principal: the publisher.
     """
 
-    #: Python's levels and those of OSGi
+    #: Python's levels with OSGi's
     LEVELS: Final = ((logging.ERROR, 1), (logging.WARNING, 2), (logging.INFO, 3), (logging.NOTSET, 4))
 
     def __init__(
@@ -189,7 +186,7 @@ class LogEvents(Source, logging.Handler):
         *,
         principal: Principal = None,
     ) -> None:
-        Source.__init__(self, admin, principal)
+        EventSource.__init__(self, admin, principal)
         if logger is not None:
             check_instance("logger", logger, logging.Logger)
         try:
@@ -201,8 +198,8 @@ class LogEvents(Source, logging.Handler):
             logger.addHandler(self)
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Post a record, without the lock that handlers have: posting may have to wait for room."""
-        if self._is_over or _posting.get() or QUIET in within.get():
+        """Post a record, without the lock of ``logging.Handler``: posting may have to wait for room."""
+        if self._is_over or _posting.get() or is_quiet():
             return False
         found: Any = self.filter(record)  # from Python 3.12 on, it may be another record
         if not found:
@@ -224,30 +221,30 @@ class LogEvents(Source, logging.Handler):
                 "log.entry": record,
             }
             self._publish(self._admin.post_event, LOG_TOPIC, properties)
-        except Exception:  # noqa: BLE001  # of a message with wrong arguments, say: logging has its way with those
+        except Exception:  # noqa: BLE001  # of a message with wrong arguments, say: handled as logging does
             self.handleError(record)
         finally:
             _posting.reset(token)
 
     def _end(self) -> None:
-        # not removed: the logger is going through its handlers just now, and would leave out the one after this
+        # not removed: the logger is iterating its handlers and would skip the one after this
         self._is_over = True
 
     def close(self) -> None:
-        """See ``Source``."""
+        """Publish no more events; idempotent."""
         self._is_over = True
         if self._logger is not None:
             self._logger.removeHandler(self)
         logging.Handler.close(self)
 
 
-class ConfigurationEvents(Source):
-    """Changes of configurations (5.6.4). There is no Configuration Admin in Python: whoever manages them tells.
+class ConfigurationEvents(EventSource):
+    """Posts changes of configurations (5.6.4). Python has no Configuration Admin: the configuration manager calls this.
 
     Args:
-        admin: publishes.
-        manager: service of whoever manages configurations.
-        principal: who publishes.
+        admin: publishes the events.
+        manager: service of the configuration manager.
+        principal: the publisher.
     """
 
     def __init__(
@@ -260,20 +257,20 @@ class ConfigurationEvents(Source):
         """Post that a configuration was made or changed.
 
         Args:
-            pid: of the configuration.
-            factory_pid: of the factory it belongs to.
+            pid: PID of the configuration.
+            factory_pid: PID of the factory it belongs to.
 
         Raises:
-            ArgumentError: one of them is no non-empty str.
-            PermissionDeniedError: the principal may not publish that.
+            ArgumentError: ``pid`` or ``factory_pid`` is no non-empty str.
+            PermissionDeniedError: the principal may not publish the event.
         """
-        self._tell("CM_UPDATED", pid, factory_pid)
+        self._post("CM_UPDATED", pid, factory_pid)
 
     def deleted(self, pid: str, factory_pid: str | None = None) -> None:
         """Post that a configuration was deleted; arguments and errors as for :meth:`updated`."""
-        self._tell("CM_DELETED", pid, factory_pid)
+        self._post("CM_DELETED", pid, factory_pid)
 
-    def _tell(self, kind: str, pid: str, factory_pid: str | None) -> None:
+    def _post(self, kind: str, pid: str, factory_pid: str | None) -> None:
         for name, value in (("pid", pid), ("factory_pid", factory_pid)):
             if (value is not None or name == "pid") and (not isinstance(value, str) or not value):
                 raise ArgumentError(f"{name} must be a non-empty str, not {value!r:.80}")
@@ -286,20 +283,20 @@ class ConfigurationEvents(Source):
         raise error
 
     def close(self) -> None:
-        """See ``Source``."""
+        """Publish no more events; idempotent."""
         self._is_over = True
 
 
-class ConnectionEvents(Source):
-    """The states of a messaging instance's connection, the present one first.
+class ConnectionEvents(EventSource):
+    """Posts the states of a messaging instance's connection, the present one first.
 
-    Properties beside the conventional ones: ``osgi.messaging.name`` and ``connection.state``. The exception is why it
-    is not as it should be.
+    Properties beside the conventional ones: ``osgi.messaging.name`` and ``connection.state``. The exception is the
+    cause of the state.
 
     Args:
-        admin: publishes.
-        instance: whose connection it is.
-        principal: who publishes.
+        admin: publishes the events.
+        instance: the messaging instance.
+        principal: the publisher.
     """
 
     def __init__(self, admin: EventAdmin, instance: Messaging, *, principal: Principal = None) -> None:
@@ -308,11 +305,11 @@ class ConnectionEvents(Source):
             raise ArgumentError(f"instance must be a Messaging, not {type(instance).__name__}")
         self._name = instance.name
         self._watch: Any = None
-        self._watch = instance.connection_state.subscribe(self._tell)
-        if self._is_over:  # it was told the present state meanwhile, and the EventAdmin is closed
+        self._watch = instance.connection_state.subscribe(self._changed)
+        if self._is_over:  # publishing the present state found the EventAdmin closed
             self._watch.dispose()
 
-    def _tell(self, state: ConnectionState) -> None:
+    def _changed(self, state: ConnectionState) -> None:
         properties = {
             **exception_properties(state.cause),
             "osgi.messaging.name": self._name,
@@ -324,7 +321,7 @@ class ConnectionEvents(Source):
         self._publish(self._admin.post_event, f"{CONNECTION_TOPIC}/{state.name.upper()}", properties)
 
     def close(self) -> None:
-        """See ``Source``."""
+        """Publish no more events; idempotent."""
         self._is_over = True
         if self._watch is not None:
             self._watch.dispose()

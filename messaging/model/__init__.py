@@ -7,131 +7,68 @@ May import: ``errors``, ``text``, ``forking``, ``codecs``, ``services``. ``model
 imported by their own names, because they load pydantic.
 """
 
-from messaging.model.acknowledge import AcknowledgeHandler, AcknowledgeMessageContext, AcknowledgeType, state_lock
-from messaging.model.builder import (
-    AcknowledgeMessageContextBuilder,
-    MessageContextBuilder,
-    MessageContextProvider,
-    as_context,
-    as_message,
-)
-from messaging.model.channels import (
-    ANY_LEVEL,
-    ANY_LEVELS,
-    SEPARATOR,
-    check_name,
-    check_pattern,
-    forbidden_character,
-    matcher,
-    overlap,
-)
-from messaging.model.context import (
-    NO_EXTENSIONS,
-    DirectAcknowledgement,
-    MessageContext,
-    check_printable,
-    check_text,
-    kind_like,
-)
-from messaging.model.extensions import (
-    CHECKS,
-    EMPTY,
-    MAX_MESSAGE_ID,
-    MAX_PREFETCH,
-    OVERFLOW_POLICIES,
-    PUBLISH_ONLY,
-    SUBSCRIBE_ONLY,
-    PublishOptions,
-    SubscribeOptions,
-    boolean,
-    carried_headers,
-    identified,
-    integer,
-    publish_options,
-    publishing_only,
-    requested,
-    seconds,
-    subscribe_options,
-    subscribing_only,
-)
-from messaging.model.features import GENERATE_REPLY_CHANNEL_ALIAS, Features
-from messaging.model.headers import REPEATED_TEXT, as_text, frozen, gathered
-from messaging.model.incoming import Incoming
-from messaging.model.keywords import (
-    PublishKeywords,
-    ReplyKeywords,
-    RequestKeywords,
-    RequestManyKeywords,
-    SubscribeKeywords,
-)
-from messaging.model.message import AcknowledgeConsumer, AcknowledgeFilter, Message, ReceivedMessage, V, maker
-from messaging.model.outgoing import Outgoing
-from messaging.model.url import BrokerUrl, concealed, is_secret_option, parse_url
-
-__all__ = [
-    "ANY_LEVEL",
-    "ANY_LEVELS",
-    "CHECKS",
-    "EMPTY",
-    "GENERATE_REPLY_CHANNEL_ALIAS",
-    "MAX_MESSAGE_ID",
-    "MAX_PREFETCH",
-    "NO_EXTENSIONS",
-    "OVERFLOW_POLICIES",
-    "PUBLISH_ONLY",
-    "REPEATED_TEXT",
-    "SEPARATOR",
-    "SUBSCRIBE_ONLY",
-    "AcknowledgeConsumer",
-    "AcknowledgeFilter",
-    "AcknowledgeHandler",
-    "AcknowledgeMessageContext",
-    "AcknowledgeMessageContextBuilder",
-    "AcknowledgeType",
-    "BrokerUrl",
-    "DirectAcknowledgement",
-    "Features",
-    "Incoming",
-    "Message",
-    "MessageContext",
-    "MessageContextBuilder",
-    "MessageContextProvider",
-    "Outgoing",
-    "PublishKeywords",
-    "PublishOptions",
-    "ReceivedMessage",
-    "ReplyKeywords",
-    "RequestKeywords",
-    "RequestManyKeywords",
-    "SubscribeKeywords",
-    "SubscribeOptions",
-    "V",
-    "as_context",
-    "as_message",
-    "as_text",
-    "boolean",
-    "carried_headers",
-    "check_name",
-    "check_pattern",
-    "check_printable",
-    "check_text",
-    "concealed",
-    "forbidden_character",
-    "frozen",
-    "gathered",
-    "identified",
-    "integer",
-    "is_secret_option",
-    "kind_like",
-    "maker",
-    "matcher",
-    "overlap",
-    "parse_url",
-    "publish_options",
-    "publishing_only",
-    "requested",
-    "seconds",
-    "state_lock",
-    "subscribe_options",
-    "subscribing_only",
-]
+from messaging.model.acknowledge import AcknowledgeHandler as AcknowledgeHandler
+from messaging.model.acknowledge import AcknowledgeMessageContext as AcknowledgeMessageContext
+from messaging.model.acknowledge import AcknowledgeType as AcknowledgeType
+from messaging.model.acknowledge import state_lock as state_lock
+from messaging.model.builder import AcknowledgeMessageContextBuilder as AcknowledgeMessageContextBuilder
+from messaging.model.builder import MessageContextBuilder as MessageContextBuilder
+from messaging.model.builder import MessageContextProvider as MessageContextProvider
+from messaging.model.builder import as_context as as_context
+from messaging.model.builder import as_message as as_message
+from messaging.model.channels import ANY_LEVEL as ANY_LEVEL
+from messaging.model.channels import ANY_LEVELS as ANY_LEVELS
+from messaging.model.channels import SEPARATOR as SEPARATOR
+from messaging.model.channels import check_name as check_name
+from messaging.model.channels import check_pattern as check_pattern
+from messaging.model.channels import forbidden_character as forbidden_character
+from messaging.model.channels import matcher as matcher
+from messaging.model.channels import overlap as overlap
+from messaging.model.context import NO_EXTENSIONS as NO_EXTENSIONS
+from messaging.model.context import DirectAcknowledgement as DirectAcknowledgement
+from messaging.model.context import MessageContext as MessageContext
+from messaging.model.context import check_printable as check_printable
+from messaging.model.context import check_text as check_text
+from messaging.model.context import kind_like as kind_like
+from messaging.model.extensions import CHECKS as CHECKS
+from messaging.model.extensions import EMPTY as EMPTY
+from messaging.model.extensions import MAX_MESSAGE_ID as MAX_MESSAGE_ID
+from messaging.model.extensions import MAX_PREFETCH as MAX_PREFETCH
+from messaging.model.extensions import OVERFLOW_POLICIES as OVERFLOW_POLICIES
+from messaging.model.extensions import PUBLISH_ONLY as PUBLISH_ONLY
+from messaging.model.extensions import SUBSCRIBE_ONLY as SUBSCRIBE_ONLY
+from messaging.model.extensions import PublishOptions as PublishOptions
+from messaging.model.extensions import SubscribeOptions as SubscribeOptions
+from messaging.model.extensions import boolean as boolean
+from messaging.model.extensions import carried_headers as carried_headers
+from messaging.model.extensions import identified as identified
+from messaging.model.extensions import integer as integer
+from messaging.model.extensions import publish_options as publish_options
+from messaging.model.extensions import publishing_only as publishing_only
+from messaging.model.extensions import requested as requested
+from messaging.model.extensions import seconds as seconds
+from messaging.model.extensions import subscribe_options as subscribe_options
+from messaging.model.extensions import subscribing_only as subscribing_only
+from messaging.model.features import GENERATE_REPLY_CHANNEL_ALIAS as GENERATE_REPLY_CHANNEL_ALIAS
+from messaging.model.features import Features as Features
+from messaging.model.headers import REPEATED_TEXT as REPEATED_TEXT
+from messaging.model.headers import as_text as as_text
+from messaging.model.headers import frozen as frozen
+from messaging.model.headers import gathered as gathered
+from messaging.model.incoming import Incoming as Incoming
+from messaging.model.keywords import PublishKeywords as PublishKeywords
+from messaging.model.keywords import ReplyKeywords as ReplyKeywords
+from messaging.model.keywords import RequestKeywords as RequestKeywords
+from messaging.model.keywords import RequestManyKeywords as RequestManyKeywords
+from messaging.model.keywords import SubscribeKeywords as SubscribeKeywords
+from messaging.model.message import AcknowledgeConsumer as AcknowledgeConsumer
+from messaging.model.message import AcknowledgeFilter as AcknowledgeFilter
+from messaging.model.message import Message as Message
+from messaging.model.message import ReceivedMessage as ReceivedMessage
+from messaging.model.message import V as V
+from messaging.model.message import maker as maker
+from messaging.model.outgoing import Outgoing as Outgoing
+from messaging.model.url import BrokerUrl as BrokerUrl
+from messaging.model.url import concealed as concealed
+from messaging.model.url import is_secret_option as is_secret_option
+from messaging.model.url import parse_url as parse_url

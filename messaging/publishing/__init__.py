@@ -3,12 +3,7 @@
 May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``. Independent of ``receiving``.
 """
 
-from messaging.publishing.outbox import Outbox, Publication, step_of
-from messaging.publishing.publisher import MessagePublisher
-
-__all__ = [
-    "MessagePublisher",
-    "Outbox",
-    "Publication",
-    "step_of",
-]
+from messaging.publishing.outbox import Outbox as Outbox
+from messaging.publishing.outbox import Publication as Publication
+from messaging.publishing.outbox import step_of as step_of
+from messaging.publishing.publisher import MessagePublisher as MessagePublisher

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from reactivex import abc as rx
 
 from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
-from messaging.execution import Flag, Promise, mailbox, seconds, workers
+from messaging.execution import Flag, Promise, Serial, mailbox, seconds
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ T = TypeVar("T")
 
 
 class Push(rx.DisposableBase):
-    """Drives one observer from a worker thread.
-
-    ``_busy`` is the right to drain: whoever acquires it submits the job, the job releases it when there is nothing
-    left. So at most one job of a stream runs at a time, and none while there is nothing to do.
-    """
+    """Drives one observer, on one worker thread at a time."""
 
     def __init__(
         self,
@@ -47,7 +43,7 @@ class Push(rx.DisposableBase):
         self._on_next = on_next
         self._on_error = on_error
         self._on_completed = on_completed
-        self._busy = threading.Lock()
+        self._serial = Serial(self._drain, self._has_work)
         self._thread: int | None = None
         #: take no more messages; with ``_complete``, tell the observer
         self._stopping = False
@@ -63,8 +59,8 @@ class Push(rx.DisposableBase):
 
     def wake(self) -> None:
         """Have a worker drain the buffer, unless one does. On the loop."""
-        if self._started and not self._over and self._busy.acquire(blocking=False):
-            workers().submit(self._drain)
+        if self._started and not self._over:
+            self._serial.wake()
 
     def start(self) -> None:
         """Emit from now on. From any thread; idempotent."""
@@ -77,17 +73,15 @@ class Push(rx.DisposableBase):
         self._thread = threading.get_ident()
         _in_observer.push = subscription
         try:
-            while True:
-                if not self._over:
-                    self._consume(subscription)
-                if not self._over and (self._stopping or subscription.ended):
-                    self._finish(subscription.error, notify=self._complete or not self._stopping)
-                self._busy.release()
-                idle = self._over or not (self._stopping or subscription.has_next)
-                if idle or not self._busy.acquire(blocking=False):
-                    return
+            if not self._over:
+                self._consume(subscription)
+            if not self._over and (self._stopping or subscription.ended):
+                self._finish(subscription.error, notify=self._complete or not self._stopping)
         finally:
             _in_observer.push = None
+
+    def _has_work(self) -> bool:
+        return not self._over and (self._stopping or self.subscription.has_next)
 
     def _consume(self, subscription: Subscription) -> None:
         on_next = self._on_next

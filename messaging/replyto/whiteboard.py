@@ -22,9 +22,7 @@ from messaging.receiving import LoopRunner, ThreadRunner
 from messaging.replyto import handlers, serving
 from messaging.replyto.route import RETRY_FIRST, RequestSubscription, Route
 from messaging.replyto.wanted import Wanted, mistaken_key, read_terms
-from messaging.services import ServiceEvent, ServiceEventKind
-from messaging.services.filter import as_filter
-from messaging.services.registry import interface_name
+from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:

@@ -1,19 +1,22 @@
-"""Service registry and LDAP filters: how parts that do not know each other find each other."""
+"""The service registry and LDAP filters: parts of a program find each other by interface and properties.
 
-from messaging.services.filter import LdapFilter, escaped
+The room imports only rooms below: errors, arguments, texts, forks. Import from the room, not from its modules.
+
+==============  ==================================================================================================
+``registry``    ServiceRegistry and ServiceRegistration: offering and finding services
+``reference``   ServiceReference, and the names of interfaces
+``listening``   service events and their listeners
+``properties``  properties of services, with case-insensitive keys
+``version``     versions as property values
+``filter``      LdapFilter; ``parsing`` reads its text, ``matching`` compiles it
+==============  ==================================================================================================
+"""
+
+from messaging.services.filter import LdapFilter, as_filter, escaped
+from messaging.services.listening import ListenerRegistration, ServiceEvent, ServiceEventKind, ServiceListener
 from messaging.services.properties import ServiceProperties
-from messaging.services.registry import (
-    SERVICE_RANKING,
-    ListenerRegistration,
-    ServiceEvent,
-    ServiceEventKind,
-    ServiceListener,
-    ServiceReference,
-    ServiceRegistration,
-    ServiceRegistry,
-    default_registry,
-    interface_name,
-)
+from messaging.services.reference import SERVICE_RANKING, ServiceReference, interface_name
+from messaging.services.registry import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.version import Version
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "ServiceRegistration",
     "ServiceRegistry",
     "Version",
+    "as_filter",
     "default_registry",
     "escaped",
     "interface_name",

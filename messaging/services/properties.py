@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from messaging.errors import ArgumentError, check_mapping
@@ -17,40 +17,45 @@ class ServiceProperties(Mapping[str, Any]):
     Args:
         properties: copied; the values are not, so do not change them afterwards.
 
+    Attributes:
+        folded: the values by keys without case. For filters, which only read it.
+        get_exact: returns the value of a key as it was written, or ``None``. For filters.
+
     Raises:
         ArgumentError: they are no mapping, a key is not a non-empty str, or two keys differ only by case.
     """
 
-    __slots__ = ("_folded", "_written")
+    __slots__ = ("_written", "folded", "get_exact")
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._written: dict[str, Any] = {}
-        self._folded: dict[str, Any] = {}
+        self.folded: dict[str, Any] = {}
+        self.get_exact: Callable[[str], Any] = self._written.get
         for key, value in check_mapping("properties", properties).items():
             if not isinstance(key, str) or not key:
                 raise ArgumentError(f"a property key must be a non-empty str, not {key!r:.80}")
             key = exact(key)
             folded = key.casefold()
-            if folded in self._folded:
+            if folded in self.folded:
                 raise ArgumentError(f"property {key!r:.80} is given twice; keys that differ only by case are the same")
-            self._folded[folded] = value
+            self.folded[folded] = value
             self._written[key] = value
 
     def __getitem__(self, key: str) -> Any:
         try:
-            return self._folded[key.casefold()]
+            return self.folded[key.casefold()]
         except AttributeError:  # not a str
             raise KeyError(key) from None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of ``key`` in any case."""
+        """Return the value of ``key`` in any case."""
         try:
-            return self._folded.get(key.casefold(), default)
+            return self.folded.get(key.casefold(), default)
         except AttributeError:  # not a str
             return default
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.casefold() in self._folded
+        return isinstance(key, str) and key.casefold() in self.folded
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._written)
@@ -60,5 +65,5 @@ class ServiceProperties(Mapping[str, Any]):
 
     @tolerant
     def __repr__(self) -> str:
-        # values may be secrets of the application: names only
+        # names only: values may be secrets of the application
         return f"<ServiceProperties {', '.join(map(printable, self._written))}>"

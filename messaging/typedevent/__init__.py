@@ -1,7 +1,21 @@
-"""Typed Event Service 1.1 (OSGi compendium, chapter 157): an event bus in the process, for typed and untyped events."""
+"""Typed Event Service 1.1 (OSGi compendium, chapter 157): an event bus in the process, for typed and untyped events.
 
-from messaging.dispatch.handler import HandlerDTO, Tolerance
-from messaging.dispatch.permission import TopicPermission, TopicPermissionCollection, TopicPolicy
+==================  ================================================================================================
+``bus``             TypedEventBus: publishes events, and is the entry to the parts below
+``publisher``       TypedEventPublisher: publishes to one topic
+``routes``          the receivers, observers and history policy of one topic
+``handlers``        the interfaces of handlers, and decorators for their properties (``constants``)
+``registration``    from functions to services, and from services to receivers
+``receivers``       receivers: handlers with their terms
+``reify``           the type that a handler wants, and the topic made of its name
+``monitor``         TypedEventMonitor: observes events, and configures the ``history``
+``event``           a published event, converted once to each type
+``conversion``      conversion to types; ``simple`` has the values without parts, ``problems`` the errors
+``schema``          the fields of classes; ``maps`` turns events into nested maps
+==================  ================================================================================================
+"""
+
+from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO
 from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.conversion import convert

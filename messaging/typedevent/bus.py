@@ -1,72 +1,62 @@
-"""TypedEventBus: events from whoever publishes them to whoever wants them, within the process (157.3, 157.5, 157.9.3).
+"""TypedEventBus: deliver events from publishers to handlers within the process (157.3, 157.5, 157.9.3).
 
-**What happens where.** ``deliver`` finds the handlers of the topic, applies their filters, and appends the event to the
-lane of each; that is all that happens on the publishing thread. Lanes are emptied by delivery threads, or on the event
-loops of coroutines, where the event is converted to what the handler wants: once for all handlers that want the same.
-No user code runs with a lock, but ``deliver`` may wait where a handler is thousands of events behind (not on event
-loops, and not in handlers).
+**Threads.** ``deliver`` finds the handlers of the topic, applies their filters, and appends the event to the lane of
+each handler; the publishing thread does no more. Delivery threads, or the event loops of coroutines, empty the lanes
+and convert the event to the type that the handler wants: once for all handlers that want the same type. No user code
+runs with a lock. ``deliver`` may wait for a handler that is thousands of events behind, except on event loops and in
+handlers.
 
-**Order.** Each lane is first in, first out; so each handler gets the events of one thread, or of one task, in the
+**Order.** Each lane is first in, first out. So each handler receives the events of one thread, or of one task, in the
 order they were published, whatever their topics. Handlers do not wait for each other.
 
-**History and monitors.** Only topics that are recorded, or all of them as long as there is a monitor, are published
-with the lock of the bus, so that whoever joins gets every event once, from the history or live.
+**History and monitors.** Topics that are recorded, and all topics while a monitor is subscribed, are published with the
+lock of the bus. A new handler or observer then receives every event once, from the history or live.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
-from messaging.dispatch.dispatcher import Dispatcher
-from messaging.dispatch.handler import HandlerDTO, Tolerance, dto_of
-from messaging.dispatch.lanes import LoopLane
-from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy
-from messaging.dispatch.service import EventService
-from messaging.dispatch.topics import check_topic
+from messaging.dispatch import (
+    Dispatcher,
+    EventService,
+    HandlerDTO,
+    Lifecycle,
+    Principal,
+    Tolerance,
+    TopicPermission,
+    TopicPolicy,
+    check_topic,
+    dto_of,
+)
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
-from messaging.execution import running_loop
-from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
-from messaging.services.filter import as_filter
-from messaging.services.registry import interface_name
-from messaging.services.version import Version
+from messaging.execution import LoopLane, running_loop
+from messaging.services import ServiceRegistration, ServiceRegistry, Version, default_registry
 from messaging.text import tolerant
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.handlers import (
-    TypedEventHandler,
-    UnhandledEventHandler,
-    UntypedEventHandler,
-    declared_properties,
-)
+from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
 from messaging.typedevent.history import History, RangePolicy
 from messaging.typedevent.maps import checked_copy
 from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.publisher import TypedEventPublisher
-from messaging.typedevent.receivers import UNHANDLED, Receiver, function_of, make, read_terms
-from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
+from messaging.typedevent.receivers import Receiver
+from messaging.typedevent.registration import HandlerRegistrar, next_bus_id, registered, without_function
+from messaging.typedevent.reify import topic_of
+from messaging.typedevent.routes import TopicRoute
 from messaging.typedevent.schema import schema_of
-
-if TYPE_CHECKING:
-    from messaging.dispatch.lanes import Lane
-    from messaging.services import ServiceProperties, ServiceReference
-    from messaging.typedevent.monitor import Tap
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: events that the history of a bus holds, unless it is told otherwise
+#: default capacity of the history of a bus, events
 HISTORY_CAPACITY: Final = 10_000
-#: when handlers are blocked, unless it is told otherwise
+#: default limits beyond which a handler is blocked
 TOLERANCE: Final = Tolerance()
-
-_numbers: Final = itertools.count(1)
-#: property of a bus that no other one in the process has the same of; names may be given twice
-_BUS_ID: Final = "event.bus.id"
 
 
 class UnhandledOptions(TypedDict, total=False):
@@ -85,56 +75,18 @@ class HandlerOptions(UnhandledOptions, total=False):
     history: int
 
 
-class Route:
-    """What there is to know to publish to one topic. Immutable.
-
-    Args:
-        handlers: those that match it, with those for unhandled events.
-        policy: which events of the topic are kept.
-        taps: observers of the monitor that may see them.
-    """
-
-    __slots__ = ("filtered", "is_recorded", "lanes", "policy", "relays", "taps", "unhandled")
-
-    def __init__(self, handlers: list[Receiver], policy: RangePolicy, taps: list[Tap]) -> None:
-        meant = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
-        #: of the handlers that want every event
-        self.lanes: list[Lane] = [each.lane for each in meant if each.terms.filter is None]
-        self.filtered = [each for each in meant if each.terms.filter is not None]
-        self.unhandled = [each for each in handlers if each.kind == UNHANDLED]
-        self.relays = [each for each in handlers if each.is_relay]
-        self.policy = policy
-        self.taps = taps
-        self.is_recorded = bool(taps) or policy.maximum > 0
-
-    def lanes_for(self, event: PublishedEvent) -> list[Lane]:
-        """Of the handlers that the event is for; of those for unhandled events, if there is no other (157.4.4)."""
-        if self.relays:
-            return [*self._handlers_for(event), *(each.lane for each in self.relays if each.accepts(event))]
-        return self._handlers_for(event)
-
-    def _handlers_for(self, event: PublishedEvent) -> list[Lane]:
-        if self.filtered:
-            lanes = [*self.lanes, *(each.lane for each in self.filtered if each.accepts(event))]
-            if lanes:
-                return lanes
-        elif self.lanes:
-            return self.lanes
-        return [each.lane for each in self.unhandled if each.accepts(event)]
-
-
 @dataclass(frozen=True, slots=True)
 class TypedEventBusDTO:
-    """A bus as it is now. A snapshot."""
+    """A snapshot of a bus."""
 
     name: str
     handlers: tuple[HandlerDTO, ...]
-    #: threads that deliver now
+    #: number of running delivery threads
     threads: int
-    #: events in the history, and how many there may be (-1: any number)
+    #: number of events in the history, and its capacity (-1: unlimited)
     recorded: int
     capacity: int
-    #: observers of the monitor, and how many events they did not get since they were too slow
+    #: number of subscriptions to the monitor, and of events that slow observers missed
     monitors: int
     missed: int
 
@@ -142,21 +94,21 @@ class TypedEventBusDTO:
 class TypedEventBus(EventService):
     """A Typed Event Bus (157.5). Thread safe; also a context manager, sync or async, that closes it.
 
-    It registers itself and its monitor in ``services``, finds its handlers there, and goes on until it is closed;
-    then monitors complete.
+    It registers itself and its monitor in ``services``, and serves the handlers that are registered there, until it is
+    closed. Then monitors complete.
 
     Args:
-        services: where handlers are registered; by default the process's registry.
-        name: of the bus, in the log and as property ``event.bus.name``; made up if not given.
-        history: which events are kept: a policy for each topic filter, as ``configure_history_storage`` takes them.
-        history_capacity: how many events are kept in all; -1: any number, 0: none.
-        permissions: who may publish and subscribe to what; without it everybody may everything.
-        tolerance: when a handler that fails or does not return is blocked.
-        threads: how many threads deliver at most. There is one, unless handlers hold it up. Those of monitors are not
-            among them.
+        services: registry of the handlers; by default the registry of the process.
+        name: name of the bus, in the log and as property ``event.bus.name``; generated by default.
+        history: policies of the history by topic filter; see ``TypedEventMonitor.configure_history_storage``.
+        history_capacity: maximum number of events in the history; -1: unlimited, 0: none.
+        permissions: which principals may publish and subscribe to which topics; by default all to all.
+        tolerance: limits beyond which a handler that fails or does not return is blocked.
+        threads: maximum number of delivery threads. One is used, unless handlers hold it up. Threads of monitors are
+            not included.
 
     Raises:
-        ArgumentError, InvalidTopicError, HistoryFullError: what is said about the history is wrong.
+        ArgumentError, InvalidTopicError, HistoryFullError: an argument is invalid.
 
     Example::
 
@@ -167,7 +119,7 @@ class TypedEventBus(EventService):
             bus.deliver(Order(id=7))
     """
 
-    _dispatcher: Dispatcher[Receiver, Route]
+    _dispatcher: Dispatcher[Receiver, TopicRoute]
 
     def __init__(
         self,
@@ -180,37 +132,45 @@ class TypedEventBus(EventService):
         tolerance: Tolerance = TOLERANCE,
         threads: int | None = None,
     ) -> None:
-        number = next(_numbers)
-        super().__init__(f"typed-events-{number}" if name is None else name, threads, tolerance, permissions)
+        bus_id = next_bus_id()
+        super().__init__(
+            Lifecycle(
+                f"typed-events-{bus_id}" if name is None else name,
+                threads,
+                tolerance,
+                permissions,
+                is_inside=self._is_inside,
+                closed=lambda: self.monitor.close(),
+            )
+        )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
         if services is not None:
             check_instance("services", services, ServiceRegistry)
         self.services = default_registry() if services is None else services
         self._history = History(history_capacity)
-        self._dispatcher = dispatcher = Dispatcher[Receiver, Route](
-            f"the typed event bus {self.name!r}",
+        announced = {
+            Names.TYPED_EVENT_BUS_NAME: self.name,
+            "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
+            "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
+        }
+        self._publishing = self.lifecycle.publishing
+        self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self.lifecycle)
+        self._dispatcher = dispatcher = registrar.dispatcher = Dispatcher[Receiver, TopicRoute](
+            f"typed event bus {self.name!r}",
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
-            make=self._make,
-            change=self._change,
-            route=self._route,
+            make=registrar.make,
+            change=registrar.change,
+            route=self._make_route,
             policy=permissions,
         )
         #: history and stream of all events (157.6)
         self.monitor = TypedEventMonitor(dispatcher, self._history)
         for topic_filter, policy in (history or {}).items():
             self.monitor.configure_history_storage(topic_filter, policy)
-        self._properties = {
-            Names.TYPED_EVENT_BUS_NAME: self.name,
-            _BUS_ID: number,
-            "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
-            "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
-        }
-        self._open(
-            self._dispatcher,
-            [(TypedEventBus, self, self._properties), (TypedEventMonitor, self.monitor, self._properties)],
-        )
+        offered = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
+        self.lifecycle.open(dispatcher, [(interface, service, registrar.properties) for interface, service in offered])
 
     # --- publishing (157.3)
 
@@ -219,121 +179,105 @@ class TypedEventBus(EventService):
 
         Args:
             event: an instance of a schema: a pydantic model, dataclass, ``NamedTuple``, msgspec struct, or any class
-                with annotated fields. A mapping is published as with :meth:`deliver_untyped`. It must not change any
-                more (157.2.4.1).
-            topic: where to; by default the one made of the name of its class, ``package/module/Class`` (157.3.2).
-            principal: who publishes.
+                with annotated fields. A mapping is published as by :meth:`deliver_untyped`. It must not be mutated
+                after publishing (157.2.4.1).
+            topic: the topic; by default the one made of the name of its class, ``package/module/Class`` (157.3.2).
+            principal: the principal that publishes.
 
         Raises:
             NullEventError: the event is ``None``.
-            InvalidTopicError: it is no topic, or none can be made of the name of the class.
+            InvalidTopicError: the topic is invalid, or none can be made of the name of the class.
             InvalidEventError: the event has no schema.
-            PermissionDeniedError: the principal may not publish there.
+            PermissionDeniedError: the principal may not publish to the topic.
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        if event is None:
-            raise NullEventError("an event is needed, not None")
         if topic is None:
-            _check_event(event)
-            topic = topic_of(event.__class__)
-        elif topic.__class__ is not str:
-            topic = check_topic(topic)  # an exact one: what is checked is what it is published to
-        route = self._route_of(topic)
-        if principal is not None or self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        if schema_of(event.__class__) is None:
-            _check_event(event, topic)
-            event = checked_copy(event)
-        self._publish(route, PublishedEvent(topic, event))
+            topic = _topic_of(event)
+        self.publish(topic, event, principal)
 
     def deliver_untyped(self, topic: str, event: Mapping[str, Any], *, principal: Principal = None) -> None:
-        """Publish an untyped event; otherwise as :meth:`deliver` (157.9.3.6).
+        """Publish an untyped event; see :meth:`deliver` (157.9.3.6).
 
         Args:
-            topic: where to.
-            event: a mapping with ``str`` keys; its values are simple, collections, or mappings like it: a tree
-                (157.2.2). It is copied.
-            principal: who publishes.
+            topic: the topic.
+            event: a mapping with ``str`` keys. Its values are simple, collections, or such mappings: a tree (157.2.2).
+                It is copied.
+            principal: the principal that publishes.
 
         Raises:
             NullEventError: the topic or the event is ``None``.
-            InvalidTopicError: it is no topic.
-            InvalidEventError: the event is not as described; says where.
-            PermissionDeniedError: the principal may not publish there.
+            InvalidTopicError: the topic is invalid.
+            InvalidEventError: the event is not as described; the error shows the place.
+            PermissionDeniedError: the principal may not publish to the topic.
             ArgumentError: the principal is no str.
             ClosedError: the bus is closed.
         """
-        if event is None:
-            raise NullEventError("an event is needed, not None")
-        if topic.__class__ is not str:
-            topic = check_topic(topic)  # see deliver()
-        route = self._route_of(topic)
-        if principal is not None or self._dispatcher.policy is not None:
-            self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        self._publish(route, PublishedEvent(topic, _copied(event)))
+        self.publish(topic, event, principal, True)
 
-    def deliver_checked(self, topic: str, event: Any) -> None:
-        """``deliver`` for publishers, which have checked topic and permission."""
-        if event is None:
-            raise NullEventError("an event is needed, not None")
-        if schema_of(event.__class__) is None:
-            _check_event(event, topic)
-            event = checked_copy(event)
-        self._publish(self._route_of(topic), PublishedEvent(topic, event))
-
-    def deliver_untyped_checked(self, topic: str, event: Mapping[str, Any]) -> None:
-        """``deliver_untyped`` for publishers, which have checked topic and permission."""
-        if event is None:
-            raise NullEventError("an event is needed, not None")
-        self._publish(self._route_of(topic), PublishedEvent(topic, _copied(event)))
-
-    def deliver_relayed(
-        self, topic: str, data: Mapping[str, Any], passed: tuple[object, ...], *, principal: Principal = None
+    def publish(
+        self,
+        topic: str,
+        event: Any,
+        principal: Principal = None,
+        is_untyped: bool = False,
+        is_checked: bool = False,
+        passed: tuple[object, ...] = (),
     ) -> None:
-        """``deliver_untyped`` for an event that comes from other event services; see ``PublishedEvent.passed``."""
-        topic = check_topic(topic)
-        route = self._route_of(topic)
-        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        event = PublishedEvent(topic, _copied(data))
-        event.passed = passed
-        self._publish(route, event)
+        """Publish an event: the path of all events. For the modules of this project; see :meth:`deliver` for errors.
 
-    def _route_of(self, topic: str) -> Route:
+        Args:
+            topic: the topic.
+            event: an instance of a schema, or a mapping, which is copied.
+            principal: the principal that publishes.
+            is_untyped: whether only a mapping is allowed.
+            is_checked: whether topic and permission were checked before.
+            passed: the event services that the event came through; see ``PublishedEvent.passed``.
+        """
+        # Callers pass arguments by position: Python 3.11 is slow to pass them by keyword.
+        if event is None:
+            raise NullEventError("the event is None")
+        if topic.__class__ is not str:
+            topic = check_topic(topic)  # returns a plain str: the topic that is checked is the one published to
+        dispatcher = self._dispatcher
         try:
-            return self._dispatcher.routes[topic]
-        except (KeyError, TypeError):  # of what is no topic, say, and has no hash
-            return self._dispatcher.route(topic)
-
-    def _publish(self, route: Route, event: PublishedEvent) -> None:
-        if not self._is_open:
-            self._refuse_closed()
+            route = dispatcher.routes[topic]
+        except KeyError:
+            route = dispatcher.route(topic)
+        if not is_checked and (principal is not None or dispatcher.policy is not None):
+            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        if is_untyped or schema_of(event.__class__) is None:
+            event = _copied(event, is_untyped)
+        published = PublishedEvent(topic, event)
+        if passed:
+            published.passed = passed
+        lifecycle = self.lifecycle
         thread = get_ident()
         self._publishing.add(thread)
         try:
-            if not self._is_open:  # from here on, who closes it waits for this thread
-                self._refuse_closed()
+            if not lifecycle.is_open:  # checked after add(): from there on, close() waits for this thread
+                lifecycle.refuse_closed()
             if route.is_recorded:
-                self._record(route, event)
+                self._record(route, published)
             else:
-                for lane in route.lanes_for(event):
+                for lane in route.lanes_for(published):
                     if lane.has_room():
-                        lane.put(event)
-            if thread not in self._publishing:  # a signal has closed it on this one: that may have been too late
-                self._refuse_closed()
+                        lane.put(published)
+            if thread not in self._publishing:  # a signal handler on this thread closed the bus, perhaps before the put
+                lifecycle.refuse_closed()
         finally:
             self._publishing.discard(thread)
 
-    def _record(self, route: Route, event: PublishedEvent) -> None:
-        """Publish to a topic that is recorded or watched, in one step with whoever joins or leaves."""
+    def _record(self, route: TopicRoute, event: PublishedEvent) -> None:
+        """Publish to a topic that is recorded or observed, atomically with handlers and observers that join."""
         dispatcher = self._dispatcher
-        kept = event.owned()  # a handler may change what it gets, but not what others see later
+        kept = event.owned()  # handlers of ``event`` cannot mutate the recorded copy
         while True:
-            lanes = [lane for lane in route.lanes_for(event) if lane.has_room()]  # this may take time: without the lock
+            lanes = [lane for lane in route.lanes_for(event) if lane.has_room()]  # may wait, so without the lock
             with dispatcher.lock:
                 if dispatcher.routes.get(event.topic) is route:
                     event.time = kept.time = time.time()
-                    dropped = self._history.append(kept, route.policy)  # noqa: F841  # let go of without the lock
+                    _dropped = self._history.append(kept, route.policy)  # released without the lock
                     event.sequence = kept.sequence
                     for lane in lanes:
                         lane.put(event)
@@ -342,6 +286,11 @@ class TypedEventBus(EventService):
                     return
             dispatcher.refuse_closed()
             route = dispatcher.route(event.topic)
+
+    def _make_route(self, topic: str, handlers: list[Receiver]) -> TopicRoute:
+        taps = [each for each in self.monitor.taps if each.may_see(topic)]
+        with self._dispatcher.lock:
+            return TopicRoute(handlers, self._history.effective(topic), taps)
 
     @overload
     def create_publisher(self, topic: str, *, principal: Principal = None) -> TypedEventPublisher[Any]: ...
@@ -354,18 +303,18 @@ class TypedEventBus(EventService):
     def create_publisher(
         self, topic: str | type[Any], event_type: type[Any] | None = None, *, principal: Principal = None
     ) -> TypedEventPublisher[Any]:
-        """A publisher for one topic, which is checked here and not with each event (157.3.4).
+        """Return a publisher for one topic. Topic and permission are checked here, not with each event (157.3.4).
 
         Args:
-            topic: the topic; or a class, for the topic that is made of its name (157.9.3.1 to 157.9.3.3).
-            event_type: of the events, for type checkers.
-            principal: who publishes.
+            topic: the topic, or a class for the topic made of its name (157.9.3.1 to 157.9.3.3).
+            event_type: the class of the events, for type checkers.
+            principal: the principal that publishes.
 
         Raises:
-            NullEventError: there is no topic.
-            InvalidTopicError: it is no topic, or none can be made of the name of the class.
+            NullEventError: the topic is ``None``.
+            InvalidTopicError: the topic is invalid, or none can be made of the name of the class.
             ArgumentError: ``event_type`` is no class, or the principal no str.
-            PermissionDeniedError: the principal may not publish there.
+            PermissionDeniedError: the principal may not publish to the topic.
             ClosedError: the bus is closed.
         """
         if event_type is not None and not isinstance(event_type, type):
@@ -373,9 +322,9 @@ class TypedEventBus(EventService):
         if isinstance(topic, type):
             topic = topic_of(topic)
         topic = check_topic(topic)
-        self._refuse_closed()
+        self.lifecycle.refuse_closed()
         self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        return TypedEventPublisher(self, topic, principal)
+        return TypedEventPublisher(self, topic)
 
     # --- handlers (157.4)
 
@@ -391,32 +340,32 @@ class TypedEventBus(EventService):
         self,
         *topics: Any,
         handler: Callable[..., Any] | None = None,
-        type: Any = None,  # noqa: A002  # as the property is called
+        type: Any = None,  # noqa: A002  # the name of the property
         filter: str | None = None,  # noqa: A002
         history: int = 0,
         principal: Principal = None,
         timeout: float | None = None,
         ranking: int = 0,
     ) -> Any:
-        """Have a function called with events, or the function below; only those of this bus.
+        """Register a function as a handler of this bus only; also as a decorator.
 
         Args:
-            *topics: filters of the topics; a class stands for the topic made of its name. Without any, it is that of
-                the class that the function wants.
-            handler: a function or coroutine function of the event, or of topic and event. What the event is annotated
-                with is what it gets; without annotation, or with ``dict`` or ``Mapping``, that is a nested dict.
-            type: what it gets, if the annotation does not say so.
+            *topics: topic filters; a class stands for the topic made of its name. By default the topic made of the
+                name of the class that the function wants.
+            handler: a function or coroutine function of the event, or of topic and event. It receives the event as its
+                annotation says; without one, or with ``dict`` or ``Mapping``, as a nested dict.
+            type: the type of the event, if the annotation does not say it.
             filter: LDAP filter over the top level of the data; case-sensitive.
-            history: how many past events it gets first, at most.
-            principal: whose permissions count.
-            timeout: how long it may take for one event, seconds; 0: for ever.
+            history: maximum number of past events that it receives first.
+            principal: the principal whose permissions count.
+            timeout: time limit for one event, seconds; 0: none.
             ranking: ``service.ranking`` of the registration.
 
         Returns:
-            The registration in ``services``, which ends it, or without ``handler`` a decorator.
+            The registration in ``services``, which unregisters the handler; without ``handler``, a decorator.
 
         Raises:
-            ArgumentError, InvalidTopicError, InvalidFilterError: one of these is not as described.
+            ArgumentError, InvalidTopicError, InvalidFilterError: an argument is invalid.
             PermissionDeniedError: the principal may not subscribe to a topic that has no wildcard.
             ClosedError: the bus is closed.
 
@@ -425,7 +374,7 @@ class TypedEventBus(EventService):
             @bus.on("orders/+/placed", filter="(total>=100)")
             def large(topic: str, order: Order) -> None: ...
         """
-        topics, bare = _without_function(topics)
+        topics, bare = without_function(topics)
         options = {
             Names.TYPED_EVENT_FILTER: filter,
             Names.TYPED_EVENT_HISTORY: history,
@@ -433,21 +382,7 @@ class TypedEventBus(EventService):
             Names.TYPED_EVENT_TIMEOUT: timeout,
             "service.ranking": ranking,
         }
-
-        def register(function: Callable[..., Any]) -> ServiceRegistration:
-            declared = declared_properties(function)
-            wanted = declared.get(Names.TYPED_EVENT_TYPE) if type is None else type
-            if wanted is None:
-                wanted = reified_type(function)
-            elif isinstance(wanted, str) or not is_untyped(wanted):
-                wanted = load_type(wanted)
-            if not is_untyped(wanted):
-                return self._register(TypedEventHandler, function, topics, {**options, Names.TYPED_EVENT_TYPE: wanted})
-            if not topics and Names.TYPED_EVENT_TOPICS not in declared:
-                raise ArgumentError("a handler that is not annotated with the type of its events needs a topic")
-            return self._register(UntypedEventHandler, function, topics, options)
-
-        return _registered(register, bare if handler is None else handler, is_decorated=handler is None)
+        return registered(lambda each: self._registrar.register_by_type(each, topics, type, options), handler, bare)
 
     @overload
     def on_unhandled(
@@ -466,147 +401,66 @@ class TypedEventBus(EventService):
         timeout: float | None = None,
         ranking: int = 0,
     ) -> Any:
-        """Have a function called with events that no other handler got (157.4.4); otherwise as :meth:`on`.
+        """Register a function for events that no other handler received (157.4.4); see :meth:`on`.
 
         Args:
-            *topics: filters of the topics; without any, all of them.
+            *topics: topic filters; by default all topics.
             handler: a function or coroutine function of the event, a nested dict, or of topic and event.
             filter, principal, timeout, ranking: see :meth:`on`.
         """
-        topics, bare = _without_function(topics)
+        topics, bare = without_function(topics)
         options = {
             Names.TYPED_EVENT_FILTER: filter,
             Names.TYPED_EVENT_PRINCIPAL: principal,
             Names.TYPED_EVENT_TIMEOUT: timeout,
             "service.ranking": ranking,
         }
-
-        def register(function: Callable[..., Any]) -> ServiceRegistration:
-            return self._register(UnhandledEventHandler, function, topics, options)
-
-        return _registered(register, bare if handler is None else handler, is_decorated=handler is None)
-
-    def _register(
-        self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
-    ) -> ServiceRegistration:
-        """Register a function; all that would make the bus ignore it is raised here."""
-        self._refuse_closed()
-        named = [topic_of(each) if isinstance(each, type) else each for each in topics]
-        properties = {
-            **{name: value for name, value in options.items() if value is not None},
-            Names.TYPED_EVENT_TARGET: f"({_BUS_ID}={self._properties[_BUS_ID]})",
-        }
-        if named:
-            properties[Names.TYPED_EVENT_TOPICS] = named
-        kind = interface_name(interface)
-        function_of(kind, function)
-        terms = read_terms(kind, function, properties)
-        for each in terms.topics or ():
-            if not each.has_wildcard:
-                self._dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
-        return self.services.register(interface, function, properties)
-
-    def _make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
-        if not self._is_meant(properties):
-            return None
-        service = self.services.get(reference)
-        if service is None:
-            if self.services.is_registered(reference):
-                raise ArgumentError("its factory made None")
-            return None
-        return make(
-            reference,
-            kind,
-            service,
-            properties,
-            replay=self._replay,
-            pool=self._pool,
-            tolerance=self._tolerance,
-            block=self._dispatcher.block,
+        return registered(
+            lambda each: self._registrar.register(UnhandledEventHandler, each, topics, options), handler, bare
         )
-
-    def _change(self, receiver: Receiver, properties: ServiceProperties) -> Callable[[], object] | None:
-        return receiver.change(properties) if self._is_meant(properties) else None
-
-    def _is_meant(self, properties: ServiceProperties) -> bool:
-        target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
-        return target is None or target.matches(self._properties)
-
-    def _is_inside(self) -> bool:
-        loop = running_loop()
-        return super()._is_inside() or any(
-            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self._lanes()
-        )
-
-    def _closed(self) -> None:
-        self.monitor.close()
-
-    def _route(self, topic: str, handlers: list[Receiver]) -> Route:
-        taps = [each for each in self.monitor.taps if each.may_see(topic)]
-        with self._dispatcher.lock:
-            return Route(handlers, self._history.effective(topic), taps)
-
-    def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
-        """What the history has now of the topics of a handler, the newest first. With the lock; to be used without."""
-        past = self._history.of(receiver.topics)
-        principal = receiver.terms.principal
-        return (each for each in past if self._dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
 
     # --- state
 
     def get_dto(self) -> TypedEventBusDTO:
-        """What there is now: handlers, which of them are blocked and why, and how full it is."""
+        """Return a snapshot: the handlers, which of them are blocked and why, and the state of the history."""
         return TypedEventBusDTO(
             name=self.name,
             handlers=tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self._dispatcher.handlers()),
-            threads=self._pool.threads,
+            threads=self.lifecycle.pool.threads,
             recorded=len(self._history),
             capacity=self._history.capacity,
             monitors=len(self.monitor.taps),
             missed=self.monitor.missed,
         )
 
-    @tolerant
-    def __repr__(self) -> str:
-        return f"<TypedEventBus {self.name!r}{'' if self._is_open else ', closed'}>"
-
-
-def _copied(event: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(event, Mapping):
-        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
-    return checked_copy(event)
-
-
-def _check_event(event: Any, topic: str | None = None) -> None:
-    """Refuse what is no event."""
-    if isinstance(event, Mapping):
-        if topic is None:
-            raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
-    elif schema_of(event.__class__) is None:
-        raise InvalidEventError(
-            f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
+    def _is_inside(self) -> bool:
+        loop = running_loop()
+        return any(
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self.lifecycle.lanes()
         )
 
-
-def _without_function(topics: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:
-    """The topics, and the function that stands there of ``@bus.on`` without parentheses."""
-    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
-        return (), topics[0]
-    return topics, None
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<TypedEventBus {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
 
 
-def _registered(
-    register: Callable[[Callable[..., Any]], ServiceRegistration],
-    function: Callable[..., Any] | None,
-    *,
-    is_decorated: bool,
-) -> Any:
-    """The registration of a function, or what a decorator returns."""
+def _copied(event: Any, is_untyped: bool) -> dict[str, Any]:
+    """Return a copy of an event that is a mapping."""
+    if isinstance(event, Mapping):
+        return checked_copy(event)
+    if is_untyped:
+        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
+    raise InvalidEventError(
+        f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
+    )
 
-    def decorate(decorated: F) -> F:
-        register(decorated)
-        return decorated
 
-    if function is None:
-        return decorate
-    return decorate(function) if is_decorated else register(function)
+def _topic_of(event: Any) -> str:
+    """Return the topic made of the class of an event."""
+    if event is None:
+        raise NullEventError("the event is None")
+    if isinstance(event, Mapping):
+        raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
+    if schema_of(event.__class__) is None:
+        _copied(event, is_untyped=False)  # raises
+    return topic_of(event.__class__)

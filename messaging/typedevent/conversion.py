@@ -1,4 +1,4 @@
-"""Conversion of event data to the type that a handler asks for (157.4.1), after the rules of OSGi's converter.
+"""Conversion of event data to the type that a handler wants (157.4.1), by the rules of OSGi's converter.
 
 ==================  ================================================================================================
 to                  from
@@ -6,38 +6,44 @@ to                  from
 a schema            a mapping, or an instance of any schema: field by field, by name or alias. Missing fields take
                     their defaults, unknown ones are ignored
 a mapping           a mapping, or an instance of a schema; keys and values are converted
-a collection        any collection, element by element; a single value becomes the only element, ``None`` none at all
+a collection        any collection, element by element; a single value becomes the only element, ``None`` no element
 a single value      a collection: its first element
-``bool``            a number: whether it is not 0; text: ``true false yes no on off 1 0``, and none is false
+``bool``            a number: whether it is not 0; text: ``true false yes no on off 1 0``, and empty text for false
 a number            any number (``int`` drops the fraction), text, a date (milliseconds since 1970), a timedelta
                     (seconds), an enum (its value)
-``str``             any simple value but ``None`` and classes; of a date ISO 8601, of an enum its name, unless it is
-                    text itself; of flags without a name their number
+``str``             any simple value except ``None`` and classes; a date as ISO 8601; an enum as its name, or as its
+                    value if that is text; flags without a name as their number
 ``bytes``           text, as UTF-8, and the reverse; a collection of numbers from 0 to 255
 an enum             its member, its value, its name in any case, its position unless its values are numbers; a member
                     of another enum by its name, or else by its value. Unknown bits of flags are an error, unless the
                     class sets a ``boundary`` that accepts them; before Python 3.11.4 ``CONFORM`` is an error, too
 a date or a time    ISO 8601; a number (milliseconds since 1970, UTC). A timedelta: ISO 8601; a number (seconds)
-``X | Y``           what fits without conversion, else the first that it can be converted to; of several schemas
-                    first the one that has most of the fields
-``Annotated``       as without, and then held against the rest by pydantic. Where that wants to see the value before it
-                    is converted, it does
-``Any``             anything; instances of schemas become maps, and what can be changed is copied
-anything else       what it is an instance of already, or what pydantic makes such a one of
+``X | Y``           the type that fits without conversion, else the first that the value can be converted to; of
+                    several schemas first the one that has most of the fields
+``Annotated``       as the plain type, then validated by pydantic against the metadata; validators that see the value
+                    before its conversion are called with that
+``Any``             any value; instances of schemas become maps, and mutable values are copied
+any other type      an instance of it, or a value that pydantic converts to it
 ==================  ================================================================================================
 
-``None`` is ``False`` to ``bool``, 0 to numbers and nothing to collections, as in OSGi. To whatever has no ``None``
-otherwise, it is as if there were nothing: a field takes its default, and if it must have a value that is an error.
+``None`` becomes ``False`` for ``bool``, 0 for numbers and an empty collection, as in OSGi. For any other type without
+``None`` it counts as a missing value: a field takes its default, and a field without a default is an error.
 
-What is an instance of the type already is passed on as it is. Annotations that cannot be resolved ask for ``Any``.
-Types are compiled once. All of it is thread safe.
+An instance of the wanted type is passed on unchanged. Annotations that cannot be resolved stand for ``Any``. Types are
+compiled once. All functions are thread safe.
+
+**pydantic.** A ``TypeAdapter`` validates metadata of ``Annotated``, pydantic's own models, and types that the table
+does not name. For the others its rules differ from the table: it refuses single values for collections, schemas for
+mappings, ``None`` for numbers, and most conversions between simple types.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import enum
+import functools
 import numbers
 import threading
 import types
@@ -89,26 +95,26 @@ from messaging.typedevent.simple import (
     unwrapped,
 )
 
-#: types whose converters are kept
-_REMEMBERED: Final = 4096
+#: maximum number of cached converters
+_CACHED: Final = 4096
 _NONE: Final = frozenset({type(None)})
 
 
 def convert(value: Any, target: Any) -> Any:
-    """``value`` as a ``target``.
+    """Convert ``value`` to ``target``.
 
     Args:
         value: event data: a mapping, an instance of a schema, or a part of one.
-        target: a class, or anything else that can be an annotation.
+        target: a class, or any other annotation.
 
     Raises:
-        ConversionError: it does not become one; says where, and why, but not what the value is.
+        ConversionError: the value cannot be converted. The error says where and why, and does not contain the value.
     """
     return converter_to(target)(value)
 
 
 def converter_to(target: Any) -> Converter:
-    """The function that converts to ``target``: always the same one. It raises nothing but ``ConversionError``."""
+    """Return the function that converts to ``target``, always the same one. It raises only ``ConversionError``."""
     return _target(target).guarded
 
 
@@ -116,13 +122,14 @@ def converter_to(target: Any) -> Converter:
 
 
 class _Target:
-    """A type that values are converted to.
+    """A compiled type that values are converted to.
 
     Args:
-        convert: for values that are not passed on. Raises ``ConversionError``, or what code in data and types raises.
-        family: what its values are like, to choose among several types.
-        passes: instances of exactly these classes are passed on as they are.
-        schema: if it is one.
+        convert: converts values that are not passed on. Raises ``ConversionError``, or any error of code in data and
+            types.
+        family: kind of its values, which orders the members of a union; empty if unknown.
+        passes: classes whose direct instances are passed on unchanged.
+        schema: the schema of the type, if it has one.
     """
 
     __slots__ = ("convert", "family", "guarded", "passes", "schema")
@@ -143,13 +150,12 @@ class _Target:
             except ConversionError:
                 raise
             except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
-                problem = problem_of(error)
-            raise problem
+                raise problem_of(error) from None
 
         self.guarded = guarded
 
 
-#: classes by themselves; others with how they are written: ``X | Y`` and ``Y | X`` are equal, but not the same here
+#: by class, or by annotation and its text: ``X | Y`` equals ``Y | X``, but converts in another order
 _targets: dict[Any, _Target] = {}
 
 
@@ -157,10 +163,10 @@ def _target(type_: Any) -> _Target:
     try:
         key = type_ if isinstance(type_, type) else (type_, repr(type_))
         known = _targets.get(key)
-    except Exception:  # noqa: BLE001  # metadata without a hash, say
+    except Exception:  # noqa: BLE001  # metadata may have no hash
         return _compile(type_)
     if known is None:
-        if len(_targets) >= _REMEMBERED:
+        if len(_targets) >= _CACHED:
             _targets.clear()
         known = _targets.setdefault(key, _compile(type_))
     return known
@@ -202,7 +208,7 @@ def _of_schema(schema: Schema) -> _Target:
 
 
 def _incomplete(type_: Any, schema: Schema) -> _Target:
-    """A model that refers to what is not defined yet, but may be when the first event comes."""
+    """Compile a model with undefined names, which may be defined when the first event comes."""
     target: _Target | None = None
 
     def converter(value: Any) -> Any:
@@ -218,7 +224,7 @@ def _incomplete(type_: Any, schema: Schema) -> _Target:
 
 
 def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
-    """A class that is no schema."""
+    """Compile a class that is no schema."""
     if class_ in SIMPLE:
         convert_it, family = SIMPLE[class_]
         return _Target(convert_it, family, frozenset({class_}))
@@ -238,7 +244,7 @@ def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target
     return _Target(_by_pydantic(type_, class_), "")
 
 
-#: what an annotation may have around a type, and what may stand for one that is not known
+#: qualifiers around a type in an annotation, kinds of aliases, and annotations that are not resolved
 _QUALIFIERS: Final = tuple(
     getattr(module, name)
     for module in (typing, typing_extensions)
@@ -250,7 +256,7 @@ _NAMES: Final = (str, typing.ForwardRef, typing.ParamSpec, typing.TypeVarTuple)
 
 
 def _alias(alias: Any, arguments: tuple[Any, ...]) -> _Target:
-    """``type X = ...``, which may refer to itself."""
+    """Compile ``type X = ...``, which may refer to itself."""
 
     def converter(value: Any) -> Any:
         meant = alias.__value__
@@ -284,12 +290,12 @@ def _literal(values: tuple[Any, ...]) -> _Target:
 
 
 class _Attempts(threading.local):
-    """What conversions to one of several types came to, while an outer one is going on.
+    """Results of conversions to unions, for the duration of the outermost one.
 
-    An outer attempt that fails would have all that is within it tried again, and so would each within that one.
+    Without them, each member of a union that fails would repeat the attempts of all unions inside: exponential time.
     """
 
-    #: by value and types, which are kept so that their ids stay their own: what it came to, or the error
+    #: by the ids of value and union, both kept so that their ids are not reused: the result or the error
     known: dict[tuple[int, int], tuple[Any, Any, Any, ConversionError | None]] | None = None
 
 
@@ -319,10 +325,10 @@ def _union(members: tuple[Any, ...]) -> _Target:
                     try:
                         attempt = value, candidates, target.convert(value), None
                         break
-                    except Exception as error:  # noqa: BLE001  # then it is to be another one
+                    except Exception as error:  # noqa: BLE001  # the next member is tried
                         errors.append((target.family, error))
                 else:
-                    attempt = value, candidates, None, _of_attempts(errors, value, wanted)
+                    attempt = value, candidates, None, _union_problem(errors, value, wanted)
                 known[id(value), id(candidates)] = attempt
         finally:
             _attempts.known = outer
@@ -333,20 +339,20 @@ def _union(members: tuple[Any, ...]) -> _Target:
     return _Target(converter, "", passes)
 
 
-def _of_attempts(errors: list[tuple[str, Exception]], value: Any, wanted: str) -> ConversionError:
-    """What is told if none succeeds: of the only one that it could have been, what went wrong."""
+def _union_problem(errors: list[tuple[str, Exception]], value: Any, wanted: str) -> ConversionError:
+    """Return the error of a failed union: that of the only member of the value's family, if there is one."""
     family = _family(value)
     alike = [error for each, error in errors if each == family]
     if len(alike) != 1:
         return fail(value, wanted)
-    return alike[0] if isinstance(alike[0], ConversionError) else problem_of(alike[0])
+    return problem_of(alike[0])
 
 
 _Candidate: TypeAlias = tuple[_Target, Callable[[Any], bool] | None]
 
 
 def _sorted(candidates: list[_Candidate], value: Any) -> list[_Candidate]:
-    """In the order in which they are tried."""
+    """Return the members of a union in the order in which they are tried."""
     family = _family(value)
     names = _record(value, "").keys() if family == "record" else ()
 
@@ -363,7 +369,7 @@ def _sorted(candidates: list[_Candidate], value: Any) -> list[_Candidate]:
 
 
 def _has_fraction(value: Any) -> bool:
-    """Whether something of a number would be lost if it became an ``int``."""
+    """Return whether a number would lose a part if it became an ``int``."""
     try:
         return is_vast(value) or bool(int(value) != value)
     except (ValueError, TypeError, ArithmeticError):
@@ -371,6 +377,7 @@ def _has_fraction(value: Any) -> bool:
 
 
 def _family(value: Any) -> str:
+    """Return the kind of a value; see ``_Target``."""
     value = unwrapped(value)
     for types_, family in _FAMILIES:
         if isinstance(value, types_):
@@ -392,20 +399,19 @@ _FAMILIES: Final[tuple[tuple[Any, str], ...]] = (
 
 
 def _elements(value: Any) -> Iterable[Any]:
+    """Return the elements that a collection is made of."""
     if value is None:
         return ()
-    if is_collection(value):
-        return value  # type: ignore[no-any-return]
-    value = unwrapped(value)
-    if is_collection(value):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, (Sequence, Set)) and not is_simple(value) and not has_fields(value):
-        return value
-    return (value,)
+    found: Iterable[Any] = value if is_collection(value) else unwrapped(value)
+    if is_collection(found):
+        return found
+    if isinstance(found, (Sequence, Set)) and not is_simple(found) and not has_fields(found):
+        return found
+    return (found,)
 
 
 def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
-    """A collection that ``make`` makes of a list."""
+    """Compile a collection that ``make`` makes of a list."""
     passes, convert_one = element.passes, element.convert
 
     def converter(value: Any) -> Any:
@@ -417,25 +423,21 @@ def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
                 try:
                     made[index] = convert_one(each)
                 except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
-                    problem = located(f"[{index}]", error)
-                else:
-                    continue
-                raise problem
+                    raise located(f"[{index}]", error) from None
         if make is list:
             return made
         try:
             return make(made)
         except TypeError as error:
-            problem = problem_of(error)
             if make in (set, frozenset):
-                problem = ConversionError("", "has elements that no set can have")
-        raise problem
+                raise ConversionError("", "has elements that no set can have") from None
+            raise problem_of(error) from None
 
     return _Target(converter, "collection")
 
 
 _COLLECTIONS: Final = (list, set, frozenset, deque, collections.UserList)
-#: what makes a collection of a type from a list; other types are called
+#: functions that make a collection of a type from a list; other types are called themselves
 _MADE_BY: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {
     list: list,
     Collection: list,
@@ -458,7 +460,7 @@ def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target
     if type_ is class_:
         return _each(_ANY, class_)
     flat = [part for each in arguments for part in _unpacked(each)]
-    # at most one of them stands for any number of elements
+    # At most one of them, an ellipsis, stands for any number of elements.
     at = flat.index(...) - 1 if ... in flat else len(flat)
     targets = [_target(each) for each in flat if each is not ...]
     first, last = targets[:at], targets[at + 1 :]
@@ -482,14 +484,14 @@ def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target
 
 
 def _unpacked(argument: Any) -> tuple[Any, ...]:
-    """The arguments that ``*tuple[int, ...]`` or ``Unpack[tuple[int, ...]]`` stand for."""
+    """Return the arguments that ``*tuple[int, ...]`` or ``Unpack[tuple[int, ...]]`` stands for."""
     if typing.get_origin(argument) is typing_extensions.Unpack:
         return typing.get_args(typing.get_args(argument)[0])
     return typing.get_args(argument) if getattr(argument, "__unpacked__", False) else (argument,)
 
 
 def _record(value: Any, wanted: str) -> dict[Any, Any]:
-    """Keys and values, or names and values of fields."""
+    """Return the keys and values of a mapping, or the names and values of fields."""
     if isinstance(value, Mapping):
         return dict(value)
     schema = None if is_simple(value) else schema_of(type(value))
@@ -510,7 +512,7 @@ def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
     make: Callable[[Any], Any] = dict if class_ in (dict, Mapping, MutableMapping) else class_
     if class_ is collections.defaultdict:
         factory = typing.get_origin(value_type) or value_type
-        make = lambda found: collections.defaultdict(factory if factory in _FACTORIES else None, found)  # noqa: E731
+        make = functools.partial(class_, factory if factory in _FACTORIES else None)
 
     def converter(value: Any) -> Any:
         given = _record(value, "a mapping")
@@ -519,11 +521,9 @@ def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
             for key, each in given.items():
                 try:
                     found[keys.guarded(key)] = values.guarded(each)
-                except Exception as error:  # noqa: BLE001  # a key without a hash
-                    problem = located(f"[{key[:SHOWN_KEY]!r}]" if isinstance(key, str) else "[...]", error)
-                else:
-                    continue
-                raise problem
+                except (ConversionError, TypeError) as error:  # TypeError: the converted key has no hash
+                    place = f"[{key[:SHOWN_KEY]!r}]" if isinstance(key, str) else "[...]"
+                    raise located(place, error) from None
             given = found
         return given if make is dict else make(given)
 
@@ -540,7 +540,7 @@ def _typed_dict(type_: Any) -> _Target:
 
     def converter(value: Any) -> Any:
         nonlocal fields
-        if fields is None:  # not before: it may be a part of itself
+        if fields is None:  # compiled late: a TypedDict may contain itself
             fields = [
                 (name, _must_be(each, name in class_.__required_keys__), _target(bound(each, given)))
                 for name, each in hints_of(class_).items()
@@ -562,7 +562,7 @@ def _typed_dict(type_: Any) -> _Target:
 
 
 def _must_be(annotation: Any, is_required: bool) -> bool:
-    """Whether a key must be there; what it is annotated with counts, which the class cannot tell if that is text."""
+    """Return whether a key is required, from its annotation: the class does not evaluate string annotations."""
     while typing.get_origin(annotation) in _QUALIFIERS:
         if typing.get_origin(annotation) is typing.NotRequired:
             return False
@@ -574,11 +574,11 @@ def _must_be(annotation: Any, is_required: bool) -> bool:
 # --- schemas
 
 
-#: name, aliases, keyword, classes of which instances are passed on, converter, whether it must be there
-_Plan: TypeAlias = list[tuple[str, tuple[str, ...], str, frozenset[type[Any]], Converter, bool]]
+#: of each field: name, aliases, keyword, classes that are passed on, converter, whether it is required
+_FieldPlan: TypeAlias = list[tuple[str, tuple[str, ...], str, frozenset[type[Any]], Converter, bool]]
 
 
-def _planned(fields: Iterable[Field]) -> _Plan:
+def _planned(fields: Iterable[Field]) -> _FieldPlan:
     return [
         (each.name, each.aliases[::-1], each.keyword or each.name, target.passes, target.convert, each.is_required)
         for each in fields
@@ -592,9 +592,9 @@ def _schema(schema: Schema) -> _Target:
     names = frozenset(name for each in schema.fields for name in (each.name, *each.aliases))
     set_afterwards = [each.name for each in schema.fields if each.keyword is None]
     is_instance = instance_check(type_)
-    plan: _Plan | None = None
+    plan: _FieldPlan | None = None
 
-    # all in one function, since each level of an event takes the frames of one
+    # One function, so that each level of an event needs one frame: this bounds the depth of events.
     def converter(value: Any) -> Any:
         nonlocal plan
         if type(value) is dict:
@@ -604,13 +604,11 @@ def _schema(schema: Schema) -> _Target:
         else:
             of_value = schema_of(type(value))
             given = _record(value, wanted) if of_value is None or of_value.is_root else of_value.read(value)
-        if plan is None:  # not before: it may be a part of itself
+        if plan is None:  # compiled late: a class may contain itself
             plan = _planned(schema.fields)
         if validate is not None:
-            try:
+            with contextlib.suppress(Exception):  # refused: the fields are converted first
                 return validate(_bounded(to_data(given)))
-            except Exception:  # noqa: BLE001, S110  # then it is to be converted first
-                pass
         values: dict[str, Any] = {}
         get = given.get
         for name, aliases, keyword, passes, convert_it, is_required in plan:
@@ -628,12 +626,9 @@ def _schema(schema: Schema) -> _Target:
                 except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
                     if part is None and not is_required:
                         continue
-                    problem = located(name, error)
-            elif is_required:
-                problem = ConversionError(name, "is missing, and has no default")
-            else:
-                continue
-            raise problem
+                    raise located(name, error) from None
+            if is_required:
+                raise ConversionError(name, "is missing, and has no default")
         if schema.takes_more:
             values |= {
                 key: to_data(each)
@@ -644,46 +639,40 @@ def _schema(schema: Schema) -> _Target:
         try:
             made = make(**values)
         except (ValidationError, RecursionError) as error:
-            problem = problem_of(error)
+            raise problem_of(error) from None
         except Exception as error:  # noqa: BLE001  # a constructor may raise anything
-            problem = ConversionError("", f"{type_.__name__}() raised {type(error).__name__}")
-        else:
-            if afterwards is not None:
-                _set(made, afterwards)
-            return made
-        raise problem
+            raise ConversionError("", f"{type_.__name__}() raised {type(error).__name__}") from None
+        if afterwards is not None:
+            _set(made, afterwards)
+        return made
 
     return _Target(converter, "record", frozenset({type_}), schema)
 
 
 def _set(made: Any, values: Mapping[str, Any]) -> None:
-    """Set the fields that the constructor does not."""
+    """Set the fields that the constructor does not set."""
     for name, value in values.items():
         try:
             if value is not MISSING:
                 setattr(made, name, value)
-            elif not hasattr(made, name):  # a DTO's fields are null unless it says otherwise
+            elif not hasattr(made, name):  # fields of a DTO are null by default
                 setattr(made, name, None)
-            continue
-        except AttributeError:  # it is no field, but computed: a property, or in a frozen dataclass
+        except AttributeError:  # a computed field: a property, or one of a frozen dataclass
             continue
         except Exception as error:  # noqa: BLE001  # a setter may raise anything
-            problem = ConversionError(name, f"setting it raised {type(error).__name__}")
-        raise problem
+            raise ConversionError(name, f"setting it raised {type(error).__name__}") from None
 
 
 def _root(schema: Schema) -> _Target:
-    """A ``RootModel``: from what is in it."""
+    """Compile a ``RootModel``: it is made of its content."""
     is_instance = instance_check(schema.type)
 
     def converter(value: Any) -> Any:
         if is_instance(value):
             return value
         if schema.validate is not None:
-            try:
+            with contextlib.suppress(Exception):  # refused: the content is converted first
                 return schema.validate(_bounded(to_data(value)))
-            except Exception:  # noqa: BLE001, S110  # then it is to be converted first
-                pass
         return schema.make(root=_target(schema.fields[0].annotation).guarded(value))
 
     return _Target(converter, "", frozenset({schema.type}))
@@ -693,20 +682,18 @@ def _root(schema: Schema) -> _Target:
 
 
 def _validator(type_: Any) -> Converter | None:
-    """What makes pydantic validate; ``None`` if it cannot."""
+    """Return pydantic's validation of a type, or ``None`` if it has none."""
     for config in (None, ConfigDict(arbitrary_types_allowed=True)):
-        try:
+        with contextlib.suppress(Exception):  # pydantic raises many kinds
             adapter: TypeAdapter[Any] = TypeAdapter(type_, config=config)
             if not adapter.pydantic_complete:
                 adapter.rebuild(raise_errors=True)
-        except Exception:  # noqa: BLE001, S112  # pydantic raises this and that
-            continue
-        return adapter.validate_python
+            return adapter.validate_python
     return None
 
 
 def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
-    """Converted to the plain type, and then held against what else is said about it."""
+    """Compile ``Annotated``: values are converted to the plain type, then validated against the metadata."""
     target = _target(plain)
     check = None if all(isinstance(each, str) for each in metadata) else _validator(type_)
     if check is None:
@@ -717,16 +704,15 @@ def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
         return check(convert_it(value))
 
     def after_raw(value: Any) -> Any:
-        try:
+        with contextlib.suppress(Exception):  # refused: the value is converted first
             return check(_bounded(value))
-        except Exception:  # noqa: BLE001  # then it is to be converted first
-            return converter(value)
+        return converter(value)
 
     return _Target(after_raw if sees_value(metadata) else converter, target.family)
 
 
 def _by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
-    """For types that this module knows nothing of."""
+    """Return a converter for types that the table does not name."""
     is_instance = None if class_ is None else instance_check(class_)
     validate = _validator(type_)
     wanted = with_article(class_) if class_ is not None else str(type_)[:SHOWN_TYPE]
@@ -742,7 +728,7 @@ def _by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
 
 
 def _bounded(value: Any) -> Any:
-    """Return ``value`` if pydantic cannot meet a number in it that takes very long to convert."""
+    """Return ``value`` unless it contains a number that takes pydantic very long to convert."""
     if holds_vast(value):
         raise ConversionError("", "has a number in it whose exponent or number of digits is out of bounds")
     return value

@@ -1,4 +1,4 @@
-"""An event on its way: published once, and turned into what each handler wants (157.4.1, 157.4.2)."""
+"""Published events: one event, converted once to each type that its handlers want (157.4.1, 157.4.2)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from messaging.typedevent.maps import EventData, checked_copy, to_map
 if TYPE_CHECKING:
     from messaging.typedevent.simple import Converter
 
-#: how long one handler waits for what another one is converting, before it does that itself, seconds
+#: how long a handler waits for a conversion on another thread before it converts the event itself, seconds
 _PATIENCE: Final = 1.0
 
 
 class _Conversion:
-    """Of one event to one type: whoever makes it does it, and the others wait."""
+    """The conversion of one event to one type. The first handler runs it; the others wait for the result."""
 
     __slots__ = ("error", "is_done", "lock", "value")
 
@@ -30,14 +30,14 @@ class _Conversion:
     def run(self, convert: Converter, data: Any) -> None:
         try:
             self.value = convert(data)
-        except BaseException as error:  # noqa: BLE001  # a constructor may raise anything: so do all that wait for it
+        except BaseException as error:  # noqa: BLE001  # a constructor may raise anything; every waiting handler raises it
             self.error = error
         finally:
             self.is_done = True
             self.lock.release()
 
     def wait(self) -> bool:
-        """Whether it is done in time."""
+        """Wait for the result; return whether it is there in time."""
         if not self.is_done and self.lock.acquire(timeout=_PATIENCE):
             self.lock.release()
         return self.is_done
@@ -47,11 +47,11 @@ class PublishedEvent:
     """An event as it was published. Thread safe.
 
     Attributes:
-        topic: it was published to.
-        data: an instance of a schema, or the map of an untyped event, which nobody changes.
-        sequence: its place in what the bus has recorded; 0 if it was not.
+        topic: the topic it was published to.
+        data: an instance of a schema, or the map of an untyped event, which is never mutated.
+        sequence: its number among the recorded events of its bus; 0 if it was not recorded.
         time: when it was published, seconds since the epoch; 0 if it was not recorded.
-        passed: the event services that it came through, if it was not published here at first.
+        passed: the event services that it came through before this bus.
     """
 
     __slots__ = ("_conversions", "data", "passed", "sequence", "time", "topic")
@@ -64,45 +64,40 @@ class PublishedEvent:
         self.passed: tuple[object, ...] = ()
         self._conversions: dict[Converter, _Conversion] = {}
 
-    def copy(self) -> PublishedEvent:
-        """The same event without what it was converted to, which whoever keeps it long need not keep."""
-        copy = PublishedEvent(self.topic, self.data)
-        copy.sequence = self.sequence
-        copy.time = self.time
-        copy.passed = self.passed
-        return copy
-
     def owned(self) -> PublishedEvent:
-        """The same event with a copy of untyped data, which handlers of this one cannot reach."""
+        """Return the event with a copy of its untyped data, which handlers of this one cannot mutate."""
         if self.data.__class__ is not dict:
             return self
-        owned = self.copy()
-        owned.data = checked_copy(self.data)
+        owned = PublishedEvent(self.topic, checked_copy(self.data))
+        owned.sequence = self.sequence
+        owned.time = self.time
+        owned.passed = self.passed
         return owned
 
     def as_map(self) -> EventData:
-        """The data in map form, made once. It is shared by handlers: not to be changed.
+        """Return the data in map form, made once and shared by the handlers: it must not be mutated.
 
         Raises:
             InvalidEventError: the data is no tree.
         """
         if self.data.__class__ is dict:
             return self.data
-        return self.converted(to_map)  # type: ignore[no-any-return]
+        data: EventData = self.converted(to_map)
+        return data
 
     def converted(self, convert: Converter) -> Any:
-        """What ``convert`` makes of the data: made once, however many handlers on however many threads want it.
+        """Return ``convert(data)``, computed once for all handlers on all threads.
 
         Raises:
-            ConversionError, InvalidEventError: it cannot be made.
-            BaseException: whatever else making it raised.
+            ConversionError, InvalidEventError: the data cannot be converted.
+            BaseException: anything else that the conversion raised.
         """
         mine = _Conversion()
         conversion = self._conversions.setdefault(convert, mine)
         if conversion is mine:
             mine.run(convert, self.data)
         elif not conversion.wait():
-            # the other handler's thread is stuck in it: that is no reason for this one to be
+            # The thread of the other handler may be stuck in its conversion.
             return convert(self.data)
         if conversion.error is not None:
             raise conversion.error.with_traceback(None)
@@ -110,5 +105,5 @@ class PublishedEvent:
 
     @property
     def publication_time(self) -> datetime:
-        """When it was published, in UTC."""
+        """When the event was published, in UTC."""
         return datetime.fromtimestamp(self.time, UTC)

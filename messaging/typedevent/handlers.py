@@ -1,4 +1,4 @@
-"""The service interfaces of event handlers (157.9.5, 157.9.7, 157.9.8), and decorators for their properties (157.12).
+"""Service interfaces of event handlers (157.9.5, 157.9.7, 157.9.8), and decorators for their properties (157.12).
 
 ::
 
@@ -9,10 +9,11 @@
 
     services.register(TypedEventHandler, LargeOrders())
 
-A handler is an object with the method of its interface, whether it inherits from it or not, or a function in its
-place; either may be a coroutine function. It gets one event at a time, in order: on a delivery thread or, as a
-coroutine, on the event loop that ran where it was registered, or where the bus was opened if that was later; if none
-did, on one that all of those share. It should be quick: one that does not return in time is blocked (157.4.6).
+A handler is an object with the method of its interface, with or without inheriting from it, or a function. Both may be
+coroutine functions. A handler receives one event at a time, in order. Functions run on a delivery thread. Coroutines
+run on the event loop that was running where the handler was registered, or where the bus was opened if that was later;
+without one, on a loop that all such coroutines share. A handler should be quick: one that exceeds its time limit is
+blocked (157.4.6).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import abc
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from messaging.dispatch.handler import read_filter, read_topics
+from messaging.dispatch import read_filter, read_topics
 from messaging.errors import ArgumentError
 from messaging.typedevent.constants import TypedEventConstants as Names
 
@@ -32,10 +33,10 @@ _DECLARED: Final = "__event_properties__"
 
 
 class TypedEventHandler(abc.ABC, Generic[T]):
-    """Gets events as instances of ``T`` (157.9.5).
+    """Receives events as instances of ``T`` (157.9.5).
 
-    ``T`` is the parameter of the base class, the annotation of ``notify``, or the property ``event.type``, which
-    goes before both. Without ``event.topics`` it gets the events of the topic that is made of the type's name.
+    ``T`` is the property ``event.type``, else the parameter of the base class, else the annotation of ``notify``.
+    Without ``event.topics`` the handler receives the events of the topic made of the name of ``T``.
     """
 
     @abc.abstractmethod
@@ -43,28 +44,28 @@ class TypedEventHandler(abc.ABC, Generic[T]):
         """Handle an event.
 
         Args:
-            topic: it was published to.
-            event: shared with others: not to be changed (157.2.4.1).
+            topic: the topic it was published to.
+            event: shared with other handlers, so it must not be mutated (157.2.4.1).
         """
 
 
 class UntypedEventHandler(abc.ABC):
-    """Gets events as nested dicts (157.9.8). Without ``event.topics`` it gets none."""
+    """Receives events as nested dicts (157.9.8). Without ``event.topics`` it receives none."""
 
     @abc.abstractmethod
     def notify_untyped(self, topic: str, event: dict[str, Any]) -> Any:
         """Handle an event.
 
         Args:
-            topic: it was published to.
-            event: shared with others: not to be changed (157.2.4.2).
+            topic: the topic it was published to.
+            event: shared with other handlers, so it must not be mutated (157.2.4.2).
         """
 
 
 class UnhandledEventHandler(abc.ABC):
-    """Gets events that no other handler got, as nested dicts (157.9.7).
+    """Receives events that no other handler received, as nested dicts (157.9.7).
 
-    ``event.topics`` and ``event.filter`` say which of them; all, without these.
+    ``event.topics`` and ``event.filter`` restrict them; without these it receives all such events.
     """
 
     @abc.abstractmethod
@@ -72,14 +73,14 @@ class UnhandledEventHandler(abc.ABC):
         """Handle an event.
 
         Args:
-            topic: it was published to.
-            event: shared with others: not to be changed.
+            topic: the topic it was published to.
+            event: shared with other handlers, so it must not be mutated.
         """
 
 
 def _declare(name: str, value: Any) -> Callable[[C], C]:
     def decorate(target: C) -> C:
-        # a copy: what a base class has declared stays its own
+        # A copy, so that the properties of a base class stay unchanged.
         setattr(target, _DECLARED, {**getattr(target, _DECLARED, {}), name: value})
         return target
 
@@ -87,7 +88,7 @@ def _declare(name: str, value: Any) -> Callable[[C], C]:
 
 
 def declared_properties(service: Any) -> dict[str, Any]:
-    """What decorators say about a handler; what it is registered with goes before that."""
+    """Return the properties that decorators declare for a handler. Those of its registration override them."""
     return dict(getattr(service, _DECLARED, {}))
 
 
@@ -95,10 +96,10 @@ def EventTopics(*topics: str) -> Callable[[C], C]:  # noqa: N802  # the name of 
     """Declare ``event.topics`` of a handler class or function (157.12.3).
 
     Raises:
-        ArgumentError, InvalidTopicError: there is none, or one is no topic filter.
+        ArgumentError, InvalidTopicError: there is no topic, or one is no topic filter.
     """
     if not topics:
-        raise ArgumentError("at least one topic is needed")
+        raise ArgumentError("EventTopics: at least one topic is needed")
     read_topics(topics, Names.TYPED_EVENT_TOPICS)
     return _declare(Names.TYPED_EVENT_TOPICS, topics)
 
@@ -107,7 +108,7 @@ def EventFilter(filter: str) -> Callable[[C], C]:  # noqa: N802, A002
     """Declare ``event.filter`` of a handler class or function (157.12.2).
 
     Raises:
-        InvalidFilterError: it does not parse.
+        InvalidFilterError: the filter does not parse.
     """
     read_filter(filter)
     return _declare(Names.TYPED_EVENT_FILTER, filter)

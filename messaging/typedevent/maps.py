@@ -1,7 +1,8 @@
 """Events as nested maps (157.2.2, 157.4.2).
 
-An untyped event is a mapping with ``str`` keys whose values are simple (numbers, text, bytes, dates, enums, UUIDs,
-``None``), collections of such, or mappings of the same kind: a tree without instances of schemas in it (157.2.2).
+An untyped event is a mapping with ``str`` keys. Its values are simple (numbers, text, bytes, dates, enums, UUIDs,
+``None``), collections of simple values, or mappings of the same kind. It is a tree without instances of schemas
+(157.2.2).
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from messaging.typedevent.schema import COMMON, Schema, is_collection, is_simple
 #: event data in map form
 EventData: TypeAlias = dict[str, Any]
 
-#: others, of which a schema may be one
+#: collections beside the built-in ones; a schema may be one of them, so schemas are tested first
 _OTHER_COLLECTIONS: Final = (Sequence, Set)
-#: characters of a place in an event that an error shows
+#: characters that an error shows of a place in an event
 _SHOWN: Final = 200
+_STR: Final = frozenset({str})
 
 
 def to_map(event: Any) -> EventData:
-    """A typed event as nested maps (157.4.2); of an untyped one, a copy.
+    """Return a typed event as nested maps (157.4.2), or a copy of an untyped event.
 
-    Collections become lists (sets of simple values stay sets), and all of it is copied but simple values and what has
-    no fields. What is there twice is copied once.
+    Collections become lists; sets of simple values stay sets. Everything is copied except simple values and objects
+    without fields. An object that occurs twice is copied once.
 
     Raises:
-        NullEventError: it is ``None``.
-        InvalidEventError: it has no fields, they cannot be read, or it is no tree: something is a part of itself.
+        NullEventError: ``event`` is ``None``.
+        InvalidEventError: it has no fields, a field cannot be read, or it is no tree: a value is a part of itself.
     """
     schema = schema_of(type(event))
     if schema is not None and not schema.is_root:
@@ -38,25 +40,25 @@ def to_map(event: Any) -> EventData:
             data = schema.read(event)
             if COMMON.issuperset(map(type, data.values())):
                 return data
-        except Exception:  # noqa: BLE001, S110  # is told below, with its place
+        except Exception:  # noqa: BLE001, S110  # the copy below raises it again, with its place
             pass
     copy = as_data(event)
     if type(copy) is not dict:
         if event is None:
-            raise NullEventError("an event is needed, not None")
-        raise InvalidEventError(f"an event has named fields, which a {type(event).__name__} has not")
+            raise NullEventError("the event is None")
+        raise InvalidEventError(f"an event must have named fields, which a {type(event).__name__} has not")
     return copy
 
 
 def checked_copy(event: Mapping[str, Any]) -> EventData:
-    """A copy of an untyped event that shares nothing with it which can be changed.
+    """Return a copy of an untyped event that shares no mutable value with it.
 
     Raises:
-        NullEventError: it is ``None``.
-        InvalidEventError: it is not as the module says; told where.
+        NullEventError: ``event`` is ``None``.
+        InvalidEventError: it is not as the module describes; the error shows the place.
     """
     if event is None:
-        raise NullEventError("event data is needed, not None")
+        raise NullEventError("the event data is None")
     if type(event) is dict and COMMON.issuperset(map(type, event.values())) and _STR.issuperset(map(type, event)):
         return event.copy()
     copy = _copied(event, is_untyped=True)
@@ -65,32 +67,33 @@ def checked_copy(event: Mapping[str, Any]) -> EventData:
     return copy
 
 
-_STR: Final = frozenset({str})
-
-
 def as_data(value: Any) -> Any:
-    """A value without schemas: a copy with maps in their place. Raises ``InvalidEventError`` as :func:`to_map`."""
+    """Return a copy of ``value`` with maps in place of schemas.
+
+    Raises:
+        InvalidEventError: see :func:`to_map`.
+    """
     return value if type(value) in COMMON else _copied(value, is_untyped=False)
 
 
-#: where a value is in an event: where its container is, and its key there; ``None`` for the event itself
+#: place of a value in an event: the place of its container, and its key there; ``None`` for the event itself
 _Path: TypeAlias = tuple[Any, Any] | None
 
 
 def _copied(event: Any, *, is_untyped: bool) -> Any:
-    """Copy without recursion: there is no limit to the depth of events (157.2.1.1)."""
+    """Copy without recursion: the depth of events has no limit (157.2.1.1)."""
     top: dict[str, Any] = {}
-    #: value, where its copy goes to, under which key, and where it is in the event; or, below its parts so that it
-    #: comes up when they are done, a container and its copy
+    # Entries of four: a value, the container and the key that its copy goes to, and its place in the event.
+    # Entries of two: a container and its copy, below the entries of its parts, so popped when these are complete.
     todo: list[tuple[Any, Any, Any, _Path] | tuple[Any, Any]] = [(event, top, "", None)]
-    #: by id: containers that are complete, and their copies; and those that are not
+    #: by id: complete containers with their copies, and the containers that enclose the current value
     complete: dict[int, tuple[Any, Any]] = {}
     above: set[int] = set()
     while todo:
         step = todo.pop()
         if len(step) == 2:
             above.discard(id(step[0]))
-            complete[id(step[0])] = step  # the source too, so that its id stays its own
+            complete[id(step[0])] = step  # with the source, so that its id is not reused
             continue
         value, target, key, path = step
         if id(value) in above:
@@ -102,7 +105,7 @@ def _copied(event: Any, *, is_untyped: bool) -> Any:
             copy = target[key] = _shallow_copy(value, path, is_untyped)
         except InvalidEventError:
             raise
-        except Exception as error:  # whatever a property or a mapping raises
+        except Exception as error:  # a property or a mapping may raise anything
             problem = f"{_shown(path)}, a {type(value).__name__}, cannot be read: {type(error).__name__}"
             raise InvalidEventError(problem) from error
         items = copy.items() if type(copy) is dict else enumerate(copy) if type(copy) is list else ()
@@ -117,7 +120,7 @@ def _copied(event: Any, *, is_untyped: bool) -> Any:
 
 
 def _shallow_copy(value: Any, path: _Path, is_untyped: bool) -> Any:
-    """A dict or a list with the parts of ``value``; or what it becomes, if it has none."""
+    """Return a dict or a list with the parts of ``value``; for a value without parts, its converted form."""
     if type(value) is dict:
         return _checked_keys(value.copy(), path) if is_untyped else value.copy()
     if type(value) is list or type(value) is tuple:
@@ -141,7 +144,9 @@ def _shallow_copy(value: Any, path: _Path, is_untyped: bool) -> Any:
     if isinstance(value, _OTHER_COLLECTIONS):
         return [*value]
     if is_untyped:
-        raise InvalidEventError(f"an event has nothing like this in it: {_shown(path)} is a {type(value).__name__}")
+        raise InvalidEventError(
+            f"an event must have nothing like this in it: {_shown(path)} is a {type(value).__name__}"
+        )
     return value
 
 
@@ -150,7 +155,7 @@ def _read(schema: Schema, value: Any, path: _Path, is_untyped: bool) -> Any:
         return _shallow_copy(value.root, path, is_untyped)
     if is_untyped:
         raise InvalidEventError(
-            f"an untyped event has no instances of schemas in it: {_shown(path)} is a {type(value).__name__}"
+            f"an untyped event must have no instances of schemas in it: {_shown(path)} is a {type(value).__name__}"
         )
     return schema.read(value)
 

@@ -1,4 +1,4 @@
-"""Event handlers as the bus knows them: typed, untyped and unhandled (157.4)."""
+"""Receivers: the handlers of a bus, typed, untyped and unhandled, with their properties (157.4)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.dispatch.handler import (
-    Handler,
+from messaging.dispatch import (
+    LaneHandler,
     Terms,
     name_of,
+    parse_filter,
     read_filter,
     read_principal,
     read_timeout,
     read_topics,
 )
-from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.execution import is_coroutine
-from messaging.services.registry import interface_name
+from messaging.services import interface_name
 from messaging.text import SafeLog
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.conversion import converter_to
@@ -29,11 +29,13 @@ from messaging.typedevent.handlers import (
     UntypedEventHandler,
     declared_properties,
 )
-from messaging.typedevent.history import last
+from messaging.typedevent.history import newest
+from messaging.typedevent.maps import to_map
 from messaging.typedevent.reify import event_parameter, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
     from messaging.services import ServiceReference
+    from messaging.typedevent.simple import Converter
 
 logger = SafeLog(__name__)
 
@@ -41,14 +43,15 @@ TYPED: Final = interface_name(TypedEventHandler)
 UNTYPED: Final = interface_name(UntypedEventHandler)
 UNHANDLED: Final = interface_name(UnhandledEventHandler)
 
-#: the method of each interface
+#: method of each interface
 _METHODS: Final = {TYPED: "notify", UNTYPED: "notify_untyped", UNHANDLED: "notify_unhandled"}
 
 
 class Relay:
-    """Registered as an ``UntypedEventHandler``, passes events on to somewhere else.
+    """A handler that forwards events to another event service; registered as an ``UntypedEventHandler``.
 
-    It gets them as they were published, and does not count as a handler: what only relays get is unhandled here.
+    It receives events as they were published. It does not count as a handler: an event that only relays receive is
+    unhandled.
 
     Args:
         receive: called with each event.
@@ -60,32 +63,34 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class EventTerms(Terms):
-    """What the properties of an event handler ask for.
+    """The terms that the properties of an event handler set.
 
     Attributes:
-        history: how many past events it gets first, at most.
-        type: what a typed handler wants.
+        history: maximum number of past events that it receives first.
+        type: the type that a typed handler wants.
+        convert: converts events to that type; to maps for handlers of other kinds.
     """
 
     history: int = 0
     type: Any = None
+    convert: Converter = to_map
 
 
 def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventTerms:
-    """What a handler asks for (157.4.8).
+    """Read the terms of a handler from its properties (157.4.8).
 
     Args:
         kind: the interface it is registered with.
-        service: what is registered.
-        properties: what it is registered with; they go before what decorators say about it.
+        service: the registered object.
+        properties: properties of the registration; they override properties that decorators declare.
 
     Raises:
-        ArgumentError: what is wrong with it (157.4.9).
+        ArgumentError: a property is invalid (157.4.9).
     """
     declared = declared_properties(service)
 
     def asked(name: str) -> Any:
-        return properties.get(name, declared.get(name))  # in any case, if they are those of a registration
+        return properties.get(name, declared.get(name))
 
     type_: Any = asked(Names.TYPED_EVENT_TYPE)
     if kind == TYPED:
@@ -93,7 +98,7 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
     elif type_ is not None:
         type_ = None
         logger.warning(
-            "%s is not for an %s: that of %s is ignored",
+            "%s is not for an %s: the one of %s is ignored",
             Names.TYPED_EVENT_TYPE,
             kind.rpartition(".")[2],
             name_of(function_of(kind, service)),
@@ -113,6 +118,7 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
         read_timeout(asked(Names.TYPED_EVENT_TIMEOUT), Names.TYPED_EVENT_TIMEOUT),
         _read_history(history),
         type_,
+        converter_to(type_) if kind == TYPED else to_map,
     )
 
 
@@ -122,8 +128,7 @@ def _read_type(service: Any, named: Any) -> Any:
     found = reified_type(service)
     if found is None:
         raise ArgumentError(
-            "which type it wants is not known: it is neither a parameter of TypedEventHandler nor an annotation, "
-            "and there is no event.type"
+            "the type of its events is unknown: give event.type, a parameter of TypedEventHandler, or an annotation"
         )
     return found
 
@@ -137,10 +142,10 @@ def _read_history(value: Any) -> int:
 
 
 def function_of(kind: str, service: Any) -> Callable[..., Any]:
-    """What is to be called with topic and event: the method of the interface, or the service if it is a function.
+    """Return the function of topic and event: the method of the interface, or the service if it is a function.
 
     Raises:
-        ArgumentError: it is neither, or it does not take them.
+        ArgumentError: the service has neither, or it does not take these arguments.
     """
     if isinstance(service, Relay):
         return service.receive
@@ -159,21 +164,21 @@ def _without_topic(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(_: str, event: Any) -> Any:
         return function(event)
 
-    wrapper: Any = call_async if is_coroutine(function) else call
+    wrapper: Callable[..., Any] = call_async if is_coroutine(function) else call
     wrapper.__qualname__ = name_of(function)
-    return wrapper  # type: ignore[no-any-return]
+    return wrapper
 
 
-class Receiver(Handler[PublishedEvent]):
-    """A handler of any kind; this one gets data in map form.
+class Receiver(LaneHandler[PublishedEvent]):
+    """A handler of any kind. This class passes on data in map form.
 
     Args:
         kind: the interface it is registered with.
-        service: what is registered.
-        terms: what it asks for.
-        replay: called with this, with the lock of the bus, if it wants events of the history: returns them, the
-            newest first, to be gone through without the lock.
-        reference, options: see :class:`Handler`.
+        service: the registered object.
+        terms: the terms that its properties set.
+        replay: called with the receiver and the lock of the bus, if it wants events of the history. Returns them, the
+            newest first, to be iterated without the lock.
+        reference, options: see :class:`LaneHandler`.
     """
 
     terms: EventTerms
@@ -195,11 +200,8 @@ class Receiver(Handler[PublishedEvent]):
         super().__init__(reference, function_of(kind, service), terms, **options)
 
     def change(self, properties: Mapping[str, Any]) -> Callable[[], None]:
-        """Take over new properties; see ``Dispatcher``. Nothing is replayed once more."""
-        return self.taking_over(read_terms(self.kind, self.service, properties))
-
-    def taking_over(self, terms: EventTerms) -> Callable[[], None]:
-        """What is to be done with the lock of the dispatcher to take over other terms."""
+        """Return a function that sets new properties; see ``Dispatcher``. The history is not replayed again."""
+        terms = read_terms(self.kind, self.service, properties)
 
         def take_over() -> None:
             self.terms = terms
@@ -210,7 +212,7 @@ class Receiver(Handler[PublishedEvent]):
     # --- history (157.4.7)
 
     def added(self) -> Callable[[], object]:
-        """See ``Handler``: what it asks of the history comes before all that is published from now on."""
+        """Replay the history before all events that are published from now on; see ``LaneHandler``."""
         if not self.terms.history:
             return super().added()
         lane = self.lane = self.new_lane(is_held=True)
@@ -219,8 +221,8 @@ class Receiver(Handler[PublishedEvent]):
         def go_on() -> None:
             first: list[PublishedEvent] = []
             try:
-                first = [each.owned() for each in last(self.terms.history, filter(self.accepts, past))]
-            finally:  # whatever interrupts this
+                first = [each.owned() for each in newest(self.terms.history, filter(self.accepts, past))]
+            finally:  # also on an interrupt
                 lane.release(first)
 
         return go_on
@@ -228,70 +230,55 @@ class Receiver(Handler[PublishedEvent]):
     # --- events
 
     def accepts(self, event: PublishedEvent) -> bool:
-        """Whether an event passes its filter (157.4.5). On the thread that publishes."""
-        wanted = self.terms.filter  # read once: an update may take it away meanwhile
+        """Return whether an event passes the filter (157.4.5). Runs on the publishing thread."""
+        wanted = self.terms.filter  # read once: an update may remove it
         if wanted is None:
             return True
         try:
             return wanted.matches(event.as_map())
         except InvalidEventError as error:
-            self._miss(event, error)
+            self._log_missed(event, error)
         except Exception:
             logger.exception("%s: its filter failed on %s", self.name, self.describe(event))
         return False
 
     def call(self, event: PublishedEvent) -> Any:
-        """See ``Handler``."""
+        """Call the handler with an event in map form; see ``LaneHandler``."""
         if self.is_relay:
             return self.function(event)
         try:
             data = event.as_map()
         except InvalidEventError as error:
-            self._miss(event, error)
+            self._log_missed(event, error)
             return None
         return self.function(event.topic, data)
 
-    def _miss(self, event: PublishedEvent, error: Exception) -> None:
+    def _log_missed(self, event: PublishedEvent, error: Exception) -> None:
         logger.error("%s does not get %s: %s", self.name, self.describe(event), error)
 
     def describe(self, event: PublishedEvent) -> str:
-        """See ``Handler``."""
+        """Return the event in words for the log; see ``LaneHandler``."""
         return f"an event on {event.topic!r}"
 
 
 class TypedReceiver(Receiver):
-    """A handler that gets instances of a type."""
-
-    def __init__(self, reference: ServiceReference, kind: str, service: Any, terms: EventTerms, **options: Any) -> None:
-        self._convert = converter_to(terms.type)
-        super().__init__(reference, kind, service, terms, **options)
-
-    def taking_over(self, terms: EventTerms) -> Callable[[], None]:
-        """See ``Receiver``."""
-        convert = converter_to(terms.type)  # here: pydantic may call code of the type
-        take_over_rest = super().taking_over(terms)
-
-        def take_over() -> None:
-            self._convert = convert
-            take_over_rest()
-
-        return take_over
+    """A handler that receives instances of a type."""
 
     def call(self, event: PublishedEvent) -> Any:
-        """See ``Handler``."""
-        data = event.data
-        if data.__class__ is not self.terms.type:
+        """Call the handler with an event converted to its type; see ``LaneHandler``."""
+        data, terms = event.data, self.terms
+        if data.__class__ is not terms.type:
             try:
-                data = event.converted(self._convert)
+                data = event.converted(terms.convert)
             except (ConversionError, InvalidEventError) as error:
-                self._miss(event, error)
+                self._log_missed(event, error)
                 return None
         return self.function(event.topic, data)
 
 
-def make(
+def make_receiver(
     reference: ServiceReference, kind: str, service: Any, properties: Mapping[str, Any], **options: Any
 ) -> Receiver:
-    """What the bus knows of a handler. Raises ``ArgumentError`` if anything about it is wrong (157.4.9)."""
+    """Return the receiver of a handler. Raise ``ArgumentError`` if the handler is invalid (157.4.9)."""
     class_ = TypedReceiver if kind == TYPED else Receiver
     return class_(reference, kind, service, read_terms(kind, service, properties), **options)

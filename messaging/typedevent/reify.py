@@ -1,7 +1,8 @@
-"""The type that a typed handler wants (157.4.1), and the topic that is made of it (157.3.2)."""
+"""The type that a typed handler wants (157.4.1), and the topic made of its name (157.3.2)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -10,24 +11,23 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from messaging.dispatch.handler import name_of
-from messaging.dispatch.topics import is_topic
+from messaging.dispatch import is_topic, name_of
 from messaging.errors import ArgumentError, InvalidTopicError
 from messaging.typedevent.handlers import TypedEventHandler
 from messaging.typedevent.schema import bound
 
-#: types whose topics are remembered
-_REMEMBERED: Final = 4096
+#: maximum number of cached topics
+_CACHED: Final = 4096
 
 _topics: dict[type[Any], str] = {}
 
 
 def topic_of(type_: type[Any]) -> str:
-    """The topic of events that are published without one: ``package/module/ClassName`` (157.3.2). Remembered.
+    """Return the topic made of the name of a class: ``package/module/ClassName`` (157.3.2). Cached.
 
     Raises:
-        ArgumentError: it is no class.
-        InvalidTopicError: the class has a name that no topic can have, such as one that is defined in a function.
+        ArgumentError: ``type_`` is no class.
+        InvalidTopicError: the name of the class is no topic, for example because it is defined in a function.
     """
     known = _topics.get(type_) if isinstance(type_, type) else None
     if known is not None:
@@ -37,18 +37,18 @@ def topic_of(type_: type[Any]) -> str:
     name = f"{type_.__module__}.{type_.__qualname__}"
     topic = name.replace(".", "/")
     if not is_topic(topic):
-        raise InvalidTopicError(topic, f"no topic can be made of the name of {name!r}: give one")
-    if len(_topics) >= _REMEMBERED:
+        raise InvalidTopicError(topic, f"no topic can be made of the name of {name!r}: give a topic")
+    if len(_topics) >= _CACHED:
         _topics.clear()
     _topics[type_] = topic
     return topic
 
 
 def load_type(name: Any) -> Any:
-    """The class that ``event.type`` names: a class, or a text such as ``package.module.Class``.
+    """Return the class that ``event.type`` gives, as a class or a name such as ``package.module.Class``.
 
     Raises:
-        ArgumentError: there is no such class.
+        ArgumentError: the class does not exist.
     """
     if not isinstance(name, str):
         if is_reified(name) and _is_type(name):
@@ -63,9 +63,9 @@ def load_type(name: Any) -> Any:
                 found = getattr(found, part, None)
         except ImportError as error:
             if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-                continue  # it is a class within a module, most likely
+                continue  # the module is probably a class that encloses the named one
             raise ArgumentError(f"event.type {name!r:.80} cannot be loaded: {error}") from error
-        except (Exception, SystemExit) as error:  # a module may do anything while it is loaded
+        except (Exception, SystemExit) as error:  # importing a module may raise anything
             raise ArgumentError(f"event.type {name!r:.80} cannot be loaded: {type(error).__name__}") from error
         if isinstance(found, type):
             return found
@@ -74,7 +74,7 @@ def load_type(name: Any) -> Any:
 
 
 def _is_type(type_: Any) -> bool:
-    """Whether it is a class, or made of classes: ``X | Y``, ``list[X]``, ``Page[X]``."""
+    """Return whether ``type_`` is a class or made of classes: ``X | Y``, ``list[X]``, ``Page[X]``."""
     return (
         isinstance(type_, (type, typing.NewType))
         or typing.get_origin(type_) is not None
@@ -83,7 +83,7 @@ def _is_type(type_: Any) -> bool:
 
 
 def is_reified(type_: Any) -> bool:
-    """Whether events can be converted to it: it says what they are to be."""
+    """Return whether ``type_`` is a type that events can be converted to."""
     return not isinstance(type_, (str, TypeVar, typing.ForwardRef)) and not any(type_ is each for each in _OPEN)
 
 
@@ -91,23 +91,23 @@ _OPEN: Final = (None, Any, object, inspect.Parameter.empty)
 
 
 def is_untyped(type_: Any) -> bool:
-    """Whether it stands for data in map form."""
+    """Return whether ``type_`` stands for data in map form."""
     origin = typing.get_origin(type_) or type_
     return origin is dict or origin is Mapping or origin is typing.Mapping or not is_reified(type_)
 
 
 def reified_type(service: Any) -> Any:
-    """The type that a typed handler is written for, or ``None`` if it does not say.
+    """Return the type that a typed handler declares, or ``None``.
 
-    That is the parameter of ``TypedEventHandler``, given to it by the class of the handler, by one that it inherits
-    from, or where the handler was made, or else the annotation of the event of ``notify``; of a function, that of its
-    event.
+    It is the parameter of ``TypedEventHandler``, given by the class of the handler, by one of its base classes, or
+    where the handler was made; else the annotation of the event of ``notify``. For a function, it is the annotation of
+    its event.
 
     Raises:
-        ArgumentError: it is annotated with something that cannot be found.
+        ArgumentError: the annotation names a type that cannot be found.
     """
     found = _parameter_of(type(service))
-    made_as = getattr(service, "__orig_class__", None)  # of Handler[Order]()
+    made_as = getattr(service, "__orig_class__", None)  # set by Handler[Order]()
     if typing.get_origin(made_as) is type(service):
         found = bound(found, dict(zip(type(service).__parameters__, typing.get_args(made_as), strict=False)))
     if not is_reified(found):
@@ -117,7 +117,7 @@ def reified_type(service: Any) -> Any:
 
 
 def _parameter_of(class_: type[Any]) -> Any:
-    """What stands for the type variable of ``TypedEventHandler`` in a class; type variables if that is still open."""
+    """Return the argument of ``TypedEventHandler`` in a class, or a type variable that is still open."""
     for base in class_.__dict__.get("__orig_bases__", class_.__bases__):
         origin, arguments = typing.get_origin(base) or base, typing.get_args(base)
         if not isinstance(origin, type) or not issubclass(origin, TypedEventHandler):
@@ -127,46 +127,44 @@ def _parameter_of(class_: type[Any]) -> Any:
         else:
             parameters = getattr(origin, "__parameters__", ())
             found = bound(_parameter_of(origin), dict(zip(parameters, arguments, strict=False)))
-        if found is not None and not isinstance(found, (type, TypeVar)):  # there may be names in it
-            try:
-                found = _evaluated(found, {**vars(sys.modules.get(class_.__module__, typing)), class_.__name__: class_})
-            except Exception:  # noqa: BLE001  # a name that is not there, or anything an annotation may do
-                found = None
+        if found is not None and not isinstance(found, (type, TypeVar)):  # it may contain names
+            raw, found = found, None
+            with contextlib.suppress(Exception):  # evaluating an annotation may raise anything
+                found = _evaluated(raw, {**vars(sys.modules.get(class_.__module__, typing)), class_.__name__: class_})
         if found is not None:
             return found
     return None
 
 
 def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
-    """An annotation with names, or as a whole a text, as what it stands for there. Raises anything."""
+    """Evaluate an annotation that is a string or contains names in ``scope``. May raise anything."""
     owner = type("Scope", (), {"__annotations__": {"it": annotation}})
     return typing.get_type_hints(owner, scope, include_extras=True)["it"]
 
 
 def event_parameter(function: Callable[..., Any], *, is_method: bool = False) -> tuple[bool, inspect.Parameter | None]:
-    """Which parameter of a handler takes the event, and whether another one before it takes the topic.
+    """Return which parameter of a handler takes the event, and whether one before it takes the topic.
 
-    There is one for the topic if two have no default; or if none has to be given, and there are two.
+    A parameter for the topic exists if two parameters have no default, or if all have one and there are two.
 
     Args:
         function: the handler.
-        is_method: whether it is the method of an interface: that is given the topic whenever it can take it.
+        is_method: whether it is the method of an interface, which receives the topic whenever it can take it.
 
     Returns:
-        Whether there is one for the topic, and that for the event; ``None`` if they are both in ``*arguments``.
+        Whether a parameter takes the topic, and the parameter for the event; ``None`` if ``*arguments`` takes both.
 
     Raises:
-        ArgumentError: it cannot be called with these, or calling it does nothing.
+        ArgumentError: it cannot be called with these arguments, or calling it does nothing.
     """
-    for each in (function, getattr(function, "__call__", None)):  # noqa: B004  # not whether it is callable
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004  # reads the method, does not test for it
         if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
-            raise ArgumentError("an event handler must not be a generator: calling that does nothing")
+            raise ArgumentError("an event handler must not be a generator: calling it does nothing")
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"an event handler must be a function that tells what it takes, not a {type(function).__name__} without "
-            "signature"
+            f"an event handler must be a function with a signature, not a {type(function).__name__} without one"
         ) from None
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     takes_more = any(each.kind is each.VAR_POSITIONAL for each in parameters)
@@ -184,10 +182,10 @@ def event_parameter(function: Callable[..., Any], *, is_method: bool = False) ->
 
 
 def _event_annotation(function: Any, *, is_method: bool) -> Any:
-    """How the event is annotated among the parameters of a handler; ``None`` if it is not.
+    """Return the annotation of the event among the parameters of a handler, or ``None``.
 
     Raises:
-        ArgumentError: it is annotated with something that cannot be found.
+        ArgumentError: the annotation names a type that cannot be found.
     """
     try:
         _, event = event_parameter(function, is_method=is_method)
@@ -204,7 +202,7 @@ def _event_annotation(function: Any, *, is_method: bool) -> Any:
     scope = {each.__name__: each for each in getattr(plain, "__type_params__", ())}
     try:
         return _evaluated(event.annotation, {**getattr(plain, "__globals__", {}), **scope})
-    except Exception as error:  # noqa: BLE001  # a name that is not there, or anything an annotation may do
+    except Exception as error:  # noqa: BLE001  # evaluating an annotation may raise anything
         raise ArgumentError(
             f"the annotation {event.annotation!r} of {name_of(plain)!r} cannot be resolved ({error}): give the type"
         ) from None

@@ -1,14 +1,15 @@
-"""Event schemas: which fields a class has (157.2.1).
+"""Event schemas: the fields of a class (157.2.1).
 
 A schema is a class whose instances have named public fields: a pydantic model, a dataclass, a ``NamedTuple``, a msgspec
 struct, an attrs class, or any other class with annotations, with ``__slots__``, or with instances that have attributes,
-as OSGi's DTOs are. Methods, properties, class variables and whatever begins with an underscore are no part of it
-(157.2.1). Classes that say themselves how pydantic is to read them, those of the standard library, exceptions and
-collections are no schemas unless they are one of the first five.
+like OSGi's DTOs. Methods, properties, class variables and names that begin with an underscore are not fields (157.2.1).
+Classes with their own pydantic core schema, classes of the standard library, exceptions and collections are schemas
+only if they are one of the first five kinds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -26,7 +27,7 @@ import typing
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from pydantic import AliasChoices, BaseModel, RootModel, TypeAdapter
 from pydantic.dataclasses import rebuild_dataclass
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 MISSING: Final = object()
 
-#: by far the most common values, none of which can be changed; of others :func:`is_simple` knows
+#: types of the most common values, all immutable; :func:`is_simple` knows further types
 COMMON: Final[frozenset[type[Any]]] = frozenset({str, int, float, bool, type(None), bytes, datetime.datetime})
 _SIMPLE: Final = (
     str,
@@ -55,17 +56,17 @@ _SIMPLE: Final = (
     type,
 )
 _COLLECTIONS: Final = (list, tuple, set, frozenset, deque)
-#: classes that are remembered
-_REMEMBERED: Final = 4096
+#: maximum number of cached schemas
+_CACHED: Final = 4096
 
 
 def is_simple(value: Any) -> bool:
-    """Whether ``value`` has no parts that an event could be made of."""
+    """Return whether ``value`` has no parts that are event data."""
     return type(value) in COMMON or isinstance(value, _SIMPLE)
 
 
 def is_collection(value: Any) -> bool:
-    """Whether ``value`` is a collection of values without names."""
+    """Return whether ``value`` is a collection of values without names."""
     return isinstance(value, _COLLECTIONS) and not hasattr(value, "_fields")
 
 
@@ -74,29 +75,29 @@ class Field:
     """One field of a schema."""
 
     name: str
-    #: what its values are; ``Any`` if that cannot be found out
+    #: type of its values; ``Any`` if it cannot be resolved
     annotation: Any
-    #: whether there is no instance without it
+    #: whether the constructor requires it
     is_required: bool
-    #: the keyword of the constructor that sets it; ``None`` if it is set afterwards
+    #: keyword of the constructor that sets it; ``None`` if it is set after construction
     keyword: str | None
-    #: what it may be called instead in data that is to become an instance
+    #: other names of it in data that is converted to an instance
     aliases: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schema:
-    """What a class says about its instances.
+    """The fields of a class, and how its instances are made and read.
 
     Attributes:
         type: the class.
-        fields: the public ones.
+        fields: its public fields.
         make: makes an instance from keywords.
-        read: names and values of the fields of an instance. Raises what its attributes raise.
-        takes_more: whether instances may have other fields beside.
-        validate: makes an instance from data as it came; of pydantic models whose own validators want to see that.
+        read: returns names and values of the fields of an instance. Raises the errors of its attributes.
+        takes_more: whether instances may have additional fields.
+        validate: makes an instance from unconverted data, for pydantic models with validators that see it; or ``None``.
         is_root: whether the only field is the instance itself, as in a ``RootModel``.
-        is_complete: whether all that a pydantic model refers to is defined; until then there are no instances.
+        is_complete: whether all names in a pydantic model are defined. An incomplete model has no instances.
     """
 
     type: type[Any]
@@ -113,21 +114,21 @@ _schemas: dict[Any, Schema | None] = {}
 
 
 def schema_of(type_: Any) -> Schema | None:
-    """The schema of a class, or ``None`` if its instances have no fields. Classes are remembered; thread safe.
+    """Return the schema of a class, or ``None`` if its instances have no fields. Cached; thread safe.
 
-    Of a generic class with its arguments (``Page[Item]``), the fields have those in their annotations.
+    For a generic class with arguments (``Page[Item]``), the annotations of the fields contain the arguments.
     """
     try:
         known = _schemas.get(type_, MISSING)
-    except TypeError:  # an annotation that has no hash
+    except TypeError:  # an annotation without a hash
         return _of_alias(type_)
     if known is MISSING:
         if not isinstance(type_, type):
             return _of_alias(type_)
         known = _of_type(type_)
         if known is not None and not known.is_complete:
-            return known  # next time it may be
-        if len(_schemas) >= _REMEMBERED:
+            return known  # not cached: it may be complete the next time
+        if len(_schemas) >= _CACHED:
             _schemas.clear()
         _schemas[type_] = known
     return typing.cast("Schema | None", known)
@@ -164,11 +165,11 @@ def _public(name: str) -> bool:
 
 
 def hints_of(type_: Any) -> dict[str, Any]:
-    """The annotations of a class or function; of those that cannot be found out, ``Any``."""
+    """Return the annotations of a class or function, with ``Any`` where one cannot be resolved."""
     try:
         return typing.get_type_hints(type_, include_extras=True)
-    except Exception as error:  # noqa: BLE001  # names that are not there, or anything an annotation may do
-        logger.debug("of %r, annotations are unknown: %s", type_, type(error).__name__)
+    except Exception as error:  # noqa: BLE001  # evaluating an annotation may raise anything
+        logger.debug("%r: annotations cannot be resolved: %s; resolving each of them", type_, type(error).__name__)
         return dict(_hints_one_by_one(type_))
 
 
@@ -182,24 +183,23 @@ def _hints_one_by_one(type_: Any) -> Iterator[tuple[str, Any]]:
             getattr(owner, "__name__", ""): owner,
         }
         for name, annotation in _annotations(owner).items():
-            # of a class, since only there ClassVar is understood
+            found: Any = ClassVar if _CLASS_VAR.match(str(annotation)) else Any
+            # The owner is a class, since ClassVar is valid in classes only.
             alone = type("alone", (), {"__annotations__": {name: annotation}})
-            try:
-                yield name, typing.get_type_hints(alone, scope, scope, include_extras=True)[name]
-            except Exception:  # noqa: BLE001
-                yield name, ClassVar if _CLASS_VAR.match(str(annotation)) else Any
+            with contextlib.suppress(Exception):
+                found = typing.get_type_hints(alone, scope, scope, include_extras=True)[name]
+            yield name, found
 
 
-#: as dataclasses tell it from a text
+#: how dataclasses recognise ClassVar in a string
 _CLASS_VAR: Final = re.compile(r"(\w+\.)?ClassVar\b")
 
 
 def _annotations(owner: Any) -> dict[str, Any]:
-    """Its own annotations, as they are written."""
-    try:
+    """Return the unevaluated annotations of ``owner`` itself, if it has any that can be read."""
+    with contextlib.suppress(Exception):
         return inspect.get_annotations(owner)
-    except Exception:  # noqa: BLE001  # it has none, or those of another kind
-        return {}
+    return {}
 
 
 def _of_alias(alias: Any) -> Schema | None:
@@ -211,13 +211,13 @@ def _of_alias(alias: Any) -> Schema | None:
     given = dict(zip(parameters, typing.get_args(alias), strict=False))
     if not given:
         return schema
-    # what a base class calls by the same name has been replaced already, if it is something else
+    # A type variable of the same name in a base class was replaced before, if it is a different one.
     fields = (dataclasses.replace(each, annotation=bound(each.annotation, given)) for each in schema.fields)
     return dataclasses.replace(schema, fields=tuple(fields))
 
 
 def bound(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
-    """The annotation with type variables replaced by arguments."""
+    """Return ``annotation`` with its type variables replaced by ``arguments``."""
     if isinstance(annotation, typing.TypeVar):
         return arguments.get(annotation, annotation)
     parameters = () if isinstance(annotation, type) else getattr(annotation, "__parameters__", ())
@@ -225,12 +225,12 @@ def bound(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
         return annotation
     try:
         return annotation[tuple(arguments.get(each, each) for each in parameters)]
-    except TypeError:  # it is generic in another way than that
+    except TypeError:  # its arguments are of another form
         return annotation
 
 
 def _arguments_of_bases(type_: Any) -> dict[Any, dict[Any, Any]]:
-    """By base class: what a class gives for its type variables."""
+    """Return the arguments of the type variables of each base class."""
     found: dict[Any, dict[Any, Any]] = {}
     todo: list[tuple[Any, dict[Any, Any]]] = [(type_, {})]
     while todo:
@@ -247,7 +247,7 @@ def _arguments_of_bases(type_: Any) -> dict[Any, dict[Any, Any]]:
 
 
 def _bound_hints(type_: Any) -> dict[str, Any]:
-    """The annotations of a class, with what it says of the type variables of its bases."""
+    """Return the annotations of a class, with the type variables of its bases replaced."""
     hints = hints_of(type_)
     of_bases = _arguments_of_bases(type_)
     if any(of_bases.values()):
@@ -286,7 +286,7 @@ def _of_model(type_: type[BaseModel]) -> Schema:
 
 
 def _names_of(type_: Any) -> dict[str, Any]:
-    """What the annotations of a class may refer to."""
+    """Return the names that the annotations of a class may refer to."""
     return vars(sys.modules.get(str(type_.__module__), typing))
 
 
@@ -297,7 +297,7 @@ def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
             choices = alias.choices if isinstance(alias, AliasChoices) else (alias,)
             yield Field(
                 name,
-                # what else is said of it, the model checks
+                # the model itself checks other metadata
                 info.rebuild_annotation() if sees_value(info.metadata) else info.annotation,
                 info.is_required(),
                 name if info.init is not False else None,
@@ -306,7 +306,7 @@ def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
 
 
 def _by_validator(validate: Callable[..., Any], fields: Iterable[Field]) -> Callable[..., Any]:
-    """Makes instances of a model from its fields, by their names."""
+    """Return a function that makes instances of a model from its fields by name."""
     options = {"by_name": True, "by_alias": False} if any(each.aliases for each in fields) else {}
 
     def make(**values: Any) -> Any:
@@ -316,12 +316,12 @@ def _by_validator(validate: Callable[..., Any], fields: Iterable[Field]) -> Call
 
 
 def sees_value(metadata: Iterable[Any]) -> bool:
-    """Whether something in an annotation wants the value before it is converted."""
+    """Return whether a validator in ``metadata`` sees the value before its conversion."""
     return any(type(each).__name__ in ("BeforeValidator", "WrapValidator", "PlainValidator") for each in metadata)
 
 
 def _sees_data(type_: Any) -> bool:
-    """Whether a model has validators that want the data before it is converted."""
+    """Return whether a validator of a model sees the data before its conversion."""
     found = getattr(type_, "__pydantic_decorators__", None)
     return any(
         each.info.mode in ("before", "wrap", "plain")
@@ -345,66 +345,49 @@ def _of_pydantic_dataclass(type_: Any) -> Schema:
     )
 
 
-def _of_dataclass(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
+#: of each field: name, keyword of the constructor, aliases
+_FieldNames: TypeAlias = Iterable[tuple[str, str, tuple[str, ...]]]
+
+
+def _of_constructor(type_: Any, names: _FieldNames, annotations: Mapping[str, Any] | None = None) -> Schema:
+    """Return the schema of a class whose fields are keywords of its constructor, unless they are set afterwards."""
+    hints = {**(annotations or {}), **_bound_hints(type_)}
     parameters = _parameters(type_)
-    return _schema(
-        type_,
-        (
-            Field(
-                each.name,
-                hints.get(each.name, Any),
-                _is_required(parameters.get(each.name)),
-                each.name if each.name in parameters else None,
-            )
-            for each in dataclasses.fields(type_)
-            if _public(each.name)
-        ),
+    fields = tuple(
+        Field(
+            name,
+            hints.get(name, Any),
+            _is_required(parameters.get(keyword)),
+            keyword if keyword in parameters else None,
+            aliases,
+        )
+        for name, keyword, aliases in names
+        if _public(name)
     )
+    return Schema(type_, fields, type_, _reader(fields))
+
+
+def _of_dataclass(type_: Any) -> Schema:
+    return _of_constructor(type_, ((each.name, each.name, ()) for each in dataclasses.fields(type_)))
 
 
 def _of_named_tuple(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
-    defaults = getattr(type_, "_field_defaults", {})
-    return _schema(type_, (Field(name, hints.get(name, Any), name not in defaults, name) for name in type_._fields))
+    return _of_constructor(type_, ((name, name, ()) for name in type_._fields))
 
 
 def _of_struct(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
-    parameters = _parameters(type_)
     names = zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True)
-    return _schema(
-        type_,
-        (
-            Field(
-                name, hints.get(name, Any), _is_required(parameters.get(name)), name, () if name == alias else (alias,)
-            )
-            for name, alias in names
-            if _public(name)
-        ),
-    )
+    return _of_constructor(type_, ((name, name, () if name == alias else (alias,)) for name, alias in names))
 
 
 def _of_attrs(type_: Any) -> Schema:
-    hints = _bound_hints(type_)
-    parameters = _parameters(type_)
-    return _schema(
-        type_,
-        (
-            Field(
-                each.name,
-                hints.get(each.name, each.type or Any),
-                each.init and _is_required(parameters.get(each.alias)),
-                each.alias if each.init and each.alias in parameters else None,
-            )
-            for each in type_.__attrs_attrs__
-            if _public(each.name)
-        ),
-    )
+    known = type_.__attrs_attrs__
+    annotations = {each.name: each.type or Any for each in known}
+    return _of_constructor(type_, ((each.name, each.alias if each.init else "", ()) for each in known), annotations)
 
 
 def _of_class(type_: type[Any]) -> Schema | None:
-    """A class like OSGi's DTOs: made without arguments, and its annotated fields set; or made with some of them."""
+    """Return the schema of a class like OSGi's DTOs: fields are set by the constructor, or after construction."""
     hints = {
         name: annotation
         for name, annotation in _bound_hints(type_).items()
@@ -442,11 +425,10 @@ def _of_class(type_: type[Any]) -> Schema | None:
 
 
 def _parameters(type_: Any) -> dict[str, inspect.Parameter]:
-    """The keywords of a constructor."""
-    try:
+    """Return the keywords of a constructor, if its signature can be read."""
+    found: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(Exception):
         found = inspect.signature(type_).parameters
-    except Exception:  # noqa: BLE001  # it has none that can be seen
-        return {}
     return {name: each for name, each in found.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
 
 
@@ -454,13 +436,8 @@ def _is_required(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and parameter.default is parameter.empty
 
 
-def _schema(type_: Any, fields: Iterable[Field]) -> Schema:
-    known = tuple(fields)
-    return Schema(type_, known, type_, _reader(known))
-
-
 def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
-    """The function that reads these attributes, as far as they are there."""
+    """Return a function that reads the fields of an instance that are set."""
     names = [each.name for each in fields]
 
     def read_one_by_one(instance: Any) -> dict[str, Any]:
@@ -469,12 +446,13 @@ def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
 
     if not all(name.isidentifier() and name.isascii() and not keyword.iskeyword(name) for name in names):
         return read_one_by_one
-    # what dataclasses do to make constructors; three times as fast as any other way
-    read_all = eval(f"lambda it: {{{', '.join(f'{name!r}: it.{name}' for name in names)}}}", {})  # noqa: S307
+    # Dataclasses make their constructors this way. It is three times as fast as any other.
+    items = ", ".join(f"{name!r}: it.{name}" for name in names)
+    read_all: Callable[[Any], dict[str, Any]] = eval(f"lambda it: {{{items}}}", {})  # noqa: S307
 
     def read(instance: Any) -> dict[str, Any]:
         try:
-            return read_all(instance)  # type: ignore[no-any-return]
+            return read_all(instance)
         except AttributeError:
             return read_one_by_one(instance)
 
@@ -485,12 +463,5 @@ def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
 
 
 def has_fields(value: Any) -> bool:
-    """Whether ``value`` is an instance of a schema."""
+    """Return whether ``value`` is an instance of a schema."""
     return schema_of(type(value)) is not None
-
-
-def fields_of(value: Any) -> Iterable[tuple[str, Any]]:
-    """Names and values of the public fields of an instance of a schema."""
-    schema = schema_of(type(value))
-    assert schema is not None  # noqa: S101  # whoever calls this has looked
-    return schema.read(value).items()

@@ -1,7 +1,13 @@
-"""Conversion to simple values, those without parts: see the table of :mod:`messaging.typedevent.conversion`."""
+"""Conversion to simple values, which have no parts: see the table of :mod:`messaging.typedevent.conversion`.
+
+pydantic converts to UUIDs and regular expressions, and texts to time spans. Its rules for the other types contradict
+OSGi's: it refuses numbers with a fraction for ``int``, other types for ``str`` and ``None`` for numbers, counts dates
+in seconds, and accepts bytes for ``bool`` and ``int``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import enum
@@ -12,12 +18,10 @@ import operator
 import pathlib
 import re
 import uuid
-from collections.abc import (
-    Callable,
-)
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from messaging.codecs.bounds import is_vast, is_vast_text
 from messaging.errors import ConversionError, InvalidEventError
@@ -28,35 +32,36 @@ from messaging.typedevent.schema import COMMON, is_collection, is_simple, schema
 Converter: TypeAlias = Callable[[Any], Any]
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_TIMEDELTA: Final = TypeAdapter(datetime.timedelta)
+_UUID: Final = TypeAdapter(uuid.UUID)
+_PATTERN: Final[TypeAdapter[re.Pattern[Any]]] = TypeAdapter(re.Pattern)
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0", ""})
 
 
 def instance_check(type_: type[Any]) -> Callable[[Any], bool]:
-    """Tells whether a value is an instance of a class; ``False`` if that cannot be asked."""
-    try:
+    """Return a function that tests for instances of a class. It returns ``False`` if the class has no such test."""
+    with contextlib.suppress(Exception):  # raised by a protocol that is not runtime_checkable, for example
         isinstance(None, type_)
-    except Exception:  # noqa: BLE001  # a protocol that is not to be checked, say
-        return lambda _: False
-    return lambda value: isinstance(value, type_)
+        return lambda value: isinstance(value, type_)
+    return lambda _: False
 
 
 def to_data(value: Any) -> Any:
-    """No type is asked for: data without schemas."""
+    """Convert to ``Any``: data without schemas."""
     try:
         return as_data(value)
     except InvalidEventError as error:
-        problem = ConversionError("", str(error))
-    raise problem
+        raise ConversionError("", str(error)) from None
 
 
 def to_none(value: Any) -> None:
-    """For anything but ``None``, which is passed on."""
+    """Refuse a value where ``None`` is wanted; ``None`` itself is passed on before."""
     raise fail(value, "None")
 
 
 def _single(convert_one: Converter) -> Converter:
-    """For values without parts: of a collection, the first element."""
+    """Return a converter that converts the first element of a collection, and other values themselves."""
 
     def converter(value: Any) -> Any:
         if type(value) not in COMMON:
@@ -69,7 +74,7 @@ def _single(convert_one: Converter) -> Converter:
 
 
 def unwrapped(value: Any) -> Any:
-    """What is in a ``RootModel``, or the value itself."""
+    """Return the content of a ``RootModel``; any other value itself."""
     if not is_simple(value):
         schema = schema_of(type(value))
         if schema is not None and schema.is_root:
@@ -132,14 +137,14 @@ def _to_str(value: Any) -> str:
     if isinstance(value, str):
         return str.__str__(value.value if isinstance(value, enum.Enum) else value)
     if isinstance(value, enum.Enum):
-        # a combination of flags without any, or with unknown ones, has no name
+        # Flags without any bit, or with unknown bits, have no name.
         return str(value.value) if value.name is None else value.name
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
-        return _TIMEDELTA.dump_python(value, mode="json")  # type: ignore[no-any-return]
+        return str(_TIMEDELTA.dump_python(value, mode="json"))
     if isinstance(value, re.Pattern):
         value = value.pattern
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -199,9 +204,6 @@ def _to_time(value: Any) -> datetime.time:
     return _to_datetime(value).timetz()
 
 
-_TIMEDELTA: Final = TypeAdapter(datetime.timedelta)
-
-
 def _to_timedelta(value: Any) -> datetime.timedelta:
     if isinstance(value, datetime.timedelta):
         return value
@@ -216,26 +218,15 @@ def _to_timedelta(value: Any) -> datetime.timedelta:
 
 
 def _to_uuid(value: Any) -> uuid.UUID:
-    if isinstance(value, uuid.UUID):
-        return value
     try:
-        if isinstance(value, str):
-            return uuid.UUID(value.strip())
-        if isinstance(value, bytes):
-            return uuid.UUID(bytes=value)
-    except ValueError:
-        pass
-    raise fail(value, "a UUID")
+        return _UUID.validate_python(value.strip() if isinstance(value, str) else value)
+    except ValidationError:
+        raise fail(value, "a UUID") from None
 
 
 def _to_pattern(value: Any) -> re.Pattern[Any]:
-    if isinstance(value, re.Pattern):
-        return value
-    if isinstance(value, (str, bytes)):
-        try:
-            return re.compile(value)
-        except Exception:  # noqa: BLE001, S110  # re.error, OverflowError, and warnings that are errors
-            pass
+    with contextlib.suppress(Exception):  # beside ValidationError a warning of re.compile() that is an error
+        return _PATTERN.validate_python(value)
     raise fail(value, "a regular expression")
 
 
@@ -250,6 +241,7 @@ def _to_path(type_: type[pathlib.PurePath]) -> Converter:
     return converter
 
 
+#: converter and family of each type
 SIMPLE: Final[dict[type[Any], tuple[Converter, str]]] = {
     bool: (_single(_to_bool), "bool"),
     int: (_single(_to_number(int, "an int")), "number"),
@@ -275,13 +267,13 @@ SIMPLE: Final[dict[type[Any], tuple[Converter, str]]] = {
 
 
 def to_subclass(type_: type[Any], convert_to_base: Converter) -> Converter:
-    """Of one of these types."""
+    """Return a converter to a subclass of a simple type."""
     is_instance = instance_check(type_)
     return lambda value: value if is_instance(value) else type_(convert_to_base(value))
 
 
 def to_enum(type_: type[enum.Enum]) -> Converter:
-    """To a member: of itself, its value, its name, or its position."""
+    """Return a converter to members: from the member itself, its value, its name or its position."""
     by_name = type_.__members__
     by_text = {str(each.value): each for each in reversed([*type_]) if isinstance(each.value, (str, int, float))}
     by_text |= {name.casefold(): each for name, each in by_name.items() if name.casefold() not in by_text}
@@ -295,10 +287,8 @@ def to_enum(type_: type[enum.Enum]) -> Converter:
             if value.name in by_name:
                 return by_name[value.name]
             value = value.value
-        try:
+        with contextlib.suppress(Exception):  # its _missing_ may raise anything
             return make(value)
-        except Exception:  # noqa: BLE001, S110  # of its _missing_, too
-            pass
         if isinstance(value, str):
             if value in by_name:
                 return by_name[value]
@@ -324,12 +314,12 @@ def to_enum(type_: type[enum.Enum]) -> Converter:
 
 
 def _boundary(type_: type[enum.Flag]) -> Any:
-    """What a class of flags does with unknown bits: a member of ``enum.FlagBoundary``."""
+    """Return how a class of flags treats unknown bits, as a member of ``enum.FlagBoundary``."""
     return getattr(type_, "_boundary_", None)
 
 
-#: Whether flags drop unknown bits by default, as in Python 3.11.0 to 3.11.3; later versions refuse them. In the former,
-#: a class that chose ``boundary=CONFORM`` cannot be told from the others.
+#: Whether flags drop unknown bits by default, as in Python 3.11.0 to 3.11.3; later versions refuse them. In the earlier
+#: versions a class with an explicit ``boundary=CONFORM`` cannot be distinguished from the others.
 _FLAGS_DROP_BITS: Final = _boundary(enum.Flag) is enum.CONFORM
 
 

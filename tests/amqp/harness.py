@@ -9,15 +9,21 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
+
 from adapters.amqp import AmqpAdapter
 from messaging.adapter import SubscriptionSpec
-from messaging.model import Incoming, MessageContext, parse_url, publish_options, subscribe_options
+from messaging.errors import ConnectFailedError
+from messaging.model import Incoming, MessageContext, parse_url
+from messaging.model.extensions import publish_options, subscribe_options
 from messaging.model.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 
-    from adapters.amqp.consumer import Consumer
+    from adapters.amqp.connection import Wire
+    from adapters.amqp.consumer import QueueConsumer
+    from adapters.amqp.link import Link
     from messaging.errors import MessagingError
 
 T = TypeVar("T")
@@ -58,10 +64,8 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
 
 async def blocked(client: Client) -> None:
     """Publish until the broker, which is out of memory, says so: it tells those who publish after it has found out."""
-    link = client.adapter._link
-    assert link is not None
     deadline = time.monotonic() + PATIENCE
-    while not link.publisher._blocked:
+    while not client.link.publisher.is_blocked:
         assert time.monotonic() < deadline, "the broker does not say that it is out of memory"
         await within(client.adapter.publish([client.message("out/of/memory")]))
         await asyncio.sleep(0.02)
@@ -177,6 +181,16 @@ class Client:
     async def open(self) -> None:
         assert await self.adapter.open(self.losses.append) is False
 
+    @property
+    def link(self) -> Link:
+        assert self.adapter.link is not None
+        return self.adapter.link
+
+    @property
+    def wires(self) -> list[Wire]:
+        """The connections: for publishing, and for consuming if there is a subscription."""
+        return self.link.wires
+
     async def lost(self, patience: float = PATIENCE) -> MessagingError:
         await until(lambda: self.losses, "the loss", patience)
         return self.losses[-1]
@@ -197,7 +211,7 @@ class Client:
 
     async def subscribe(
         self, channel: str, *, key: str | None = None, sink: Sink | None = None, **extensions: Any
-    ) -> tuple[Sink, Consumer]:
+    ) -> tuple[Sink, QueueConsumer]:
         sink = sink or Sink()
         spec = SubscriptionSpec(channel, key, subscribe_options(extensions, self.adapter))
         self.adapter.check_subscribe(spec)
@@ -219,3 +233,17 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Client]:
         yield client
     finally:
         await within(client.adapter.close())
+
+
+async def open_fails(
+    url: str, error: type[ConnectFailedError] = ConnectFailedError, **settings: Any
+) -> ConnectFailedError:
+    """Open, check that it fails in time and leaves nothing behind, and return the error."""
+    client = Client(make_adapter(url, **settings))
+    try:
+        with pytest.raises(error) as caught:
+            await within(client.open(), 5)
+    finally:
+        await client.adapter.close()
+    assert client.losses == []
+    return caught.value

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+import contextlib
+from typing import TYPE_CHECKING, Any, Self
 
 import pamqp.frame
 from pamqp import commands, header, heartbeat
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
 
 from adapters.amqp import frames
-from tests.amqp.harness import PATIENCE, within
+from tests.amqp.harness import PATIENCE, Client, make_adapter, within
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from pamqp.base import Frame
 
 #: the largest frame it agrees to, bytes
@@ -152,3 +155,14 @@ class Peer:
     async def session(self) -> Session:
         """The next connection."""
         return await within(self._arrived.get())
+
+
+@contextlib.asynccontextmanager
+async def client_of(peer: Peer, **settings: Any) -> AsyncIterator[Client]:
+    """A client of ``peer`` that is not connected yet, and is closed afterwards."""
+    client = Client(make_adapter(peer.url, **{"connect_timeout": 5} | settings))
+    try:
+        async with asyncio.timeout(20):
+            yield client
+    finally:
+        await within(client.adapter.close())

@@ -21,8 +21,9 @@ from messaging.errors import (
     InvalidUrlError,
     UnsupportedFeatureError,
 )
-from messaging.model import Features, MessageContext, PublishOptions, SubscribeOptions, publish_options
-from tests.amqp.harness import Out, make_adapter, run
+from messaging.model import Features, MessageContext, PublishOptions
+from messaging.model.extensions import SubscribeOptions, publish_options
+from tests.amqp.harness import Out, make_adapter
 
 AMQP = "amqp://localhost"
 ROOT = Path(__file__).parents[2]
@@ -37,14 +38,14 @@ def test_it_keeps_the_contract_without_leaving_anything_out() -> None:
     assert adapter.settings_type is AmqpSettings
 
 
-def test_it_announces_what_amqp_can_do_and_no_more() -> None:
+def test_it_announces_the_features_of_amqp_and_no_others() -> None:
     features = make_adapter(AMQP).features
     assert {Features.POINT_TO_POINT, Features.EXTENSION_PRIORITY, Features.BROKER_REDELIVERY} <= features
     assert not {Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN, Features.REPLY_TO} & features
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_priority": 0}, {"max_priority": 9}])
-def test_a_priority_travels_whatever_queues_are_declared_here(settings: dict[str, Any]) -> None:
+def test_a_priority_travels_also_without_levels_of_priority_here(settings: dict[str, Any]) -> None:
     """The queue that a message reaches may be another program's."""
     adapter = make_adapter(AMQP, **settings)
     assert Features.EXTENSION_PRIORITY in adapter.features
@@ -144,14 +145,14 @@ def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
         (MessageContext("a"), {"headers": {"BCC": ""}}, InvalidHeaderError, "'BCC' is not for text"),
     ],
 )
-def test_what_amqp_cannot_carry_is_refused_before_it_is_sent(
+def test_values_that_amqp_cannot_carry_are_refused_before_publishing(
     context: MessageContext, options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
         make_adapter(AMQP).check_publish(context, PublishOptions(**options))
 
 
-def test_what_amqp_just_carries_is_accepted() -> None:
+def test_the_longest_values_that_amqp_carries_are_accepted() -> None:
     options = PublishOptions(time_to_live=4_294_967.0, headers={"h" * 128: "", "cc": "", "x-CC": ""})
     make_adapter(AMQP).check_publish(MessageContext("x" * 255, correlation_id="c" * 255), options)
 
@@ -182,27 +183,22 @@ def test_subscriptions_amqp_cannot_make_are_refused(spec: SubscriptionSpec, erro
         (SubscribeOptions(queue="q", custom={"autoDelete": True}), False),
     ],
 )
-def test_what_a_queue_that_ends_with_its_connection_held_is_not_waited_for(
-    options: SubscribeOptions, again: bool
-) -> None:
+def test_queues_that_end_with_their_connection_redeliver_nothing(options: SubscribeOptions, again: bool) -> None:
     assert make_adapter(AMQP).redelivers(SubscriptionSpec("a", None, options)) == again
 
 
-def test_before_it_is_open_everything_is_a_matter_of_connection() -> None:
-    async def main() -> None:
-        adapter = make_adapter(AMQP)
-        message = Out(adapter, b"", MessageContext("a"))
-        await adapter.publish([message])
-        assert isinstance(message.error, ConnectionLostError)
-        with pytest.raises(ConnectionLostError):
-            await adapter.subscribe(SubscriptionSpec("a", None, SubscribeOptions()), None)  # type: ignore[arg-type]
-        await adapter.close()
-        await adapter.close()
-
-    run(main())
+async def test_before_it_is_open_everything_is_a_matter_of_connection() -> None:
+    adapter = make_adapter(AMQP)
+    message = Out(adapter, b"", MessageContext("a"))
+    await adapter.publish([message])
+    assert isinstance(message.error, ConnectionLostError)
+    with pytest.raises(ConnectionLostError):
+        await adapter.subscribe(SubscriptionSpec("a", None, SubscribeOptions()), None)  # type: ignore[arg-type]
+    await adapter.close()
+    await adapter.close()
 
 
-def test_without_the_library_it_can_be_imported_and_says_what_to_install() -> None:
+def test_without_the_library_the_adapter_is_imported_and_names_the_missing_extra() -> None:
     program = (
         "import sys\n"
         "for name in ('aiormq', 'aio_pika', 'pamqp', 'yarl'): sys.modules[name] = None\n"

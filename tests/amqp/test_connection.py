@@ -11,12 +11,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import aiormq
 import pytest
-import uvloop
 
 from adapters.amqp import connection, link
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
-from tests.amqp.harness import Client, connected, make_adapter, run, unique, until, within
+from tests.amqp.harness import Client, connected, make_adapter, open_fails, run, unique, within
 from tests.brokers import free_port
 
 if TYPE_CHECKING:
@@ -32,93 +32,68 @@ if TYPE_CHECKING:
 SECRET = "s3cr3t/pässwörd%"
 
 
-def open_fails(url: str, error: type[Exception], **settings: Any) -> BaseException:
-    """Open, check that it fails and is clean afterwards, and return the error."""
-
-    async def main() -> BaseException:
-        client = Client(make_adapter(url, **settings))
-        try:
-            with pytest.raises(error) as caught:
-                await client.open()
-        finally:
-            await client.adapter.close()
-        assert client.losses == []
-        return caught.value
-
-    return run(main())
+async def test_it_opens_and_closes_and_opens_again(rabbitmq: RabbitMQ) -> None:
+    client = Client(make_adapter(rabbitmq.url))
+    for _ in range(2):
+        await client.open()
+        sink, _ = await client.subscribe("open/close")
+        await client.publish("open/close", b"x")
+        await sink.count(1)
+        await client.adapter.close()
+        await client.adapter.close()
+    assert client.losses == []
 
 
-def test_it_opens_and_closes_and_opens_again(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        client = Client(make_adapter(rabbitmq.url))
-        for _ in range(2):
-            await client.open()
-            sink, _ = await client.subscribe("open/close")
-            await client.publish("open/close", b"x")
-            await sink.count(1)
-            await client.adapter.close()
-            await client.adapter.close()
-        assert client.losses == []
-
-    run(main())
-
-
-def test_nobody_listens() -> None:
+async def test_a_refused_connection_is_reported_with_the_reason() -> None:
     port = free_port()
-    error = open_fails(f"amqp://u:{'secret'}@127.0.0.1:{port}", ConnectFailedError)
+    error = await open_fails(f"amqp://u:{'secret'}@127.0.0.1:{port}", ConnectFailedError)
     assert str(error) == f"cannot connect to 127.0.0.1:{port}: Connection refused"
 
 
-def test_no_such_host() -> None:
-    error = open_fails("amqp://no-such-host.invalid", ConnectFailedError)
+async def test_no_such_host() -> None:
+    error = await open_fails("amqp://no-such-host.invalid", ConnectFailedError)
     assert "no-such-host.invalid:5672" in str(error)
 
 
-def test_wrong_password_is_an_authentication_error_and_shown_nowhere(
+async def test_wrong_password_is_an_authentication_error_and_shown_nowhere(
     rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    error = open_fails(f"amqp://{rabbitmq.host}:{rabbitmq.port}", AuthenticationError, username="u", password=SECRET)
+    error = await open_fails(
+        f"amqp://{rabbitmq.host}:{rabbitmq.port}", AuthenticationError, username="u", password=SECRET
+    )
     assert "refused the credentials of 'u': 403 ACCESS_REFUSED" in str(error)
     shown = "".join(traceback.format_exception(error)) + repr(error) + caplog.text
     assert "s3cr3t" not in shown
 
 
-def test_the_right_password_is_shown_nowhere_either(rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_right_password_is_shown_nowhere_either(rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
     rabbitmq.ctl("add_user", "odd user", SECRET)
     rabbitmq.ctl("set_permissions", "odd user", ".*", ".*", ".*")
     caplog.set_level(logging.DEBUG)
-
-    async def main() -> None:
-        url = f"amqp://{rabbitmq.host}:{rabbitmq.port}"
-        async with connected(url, username="odd user", password=SECRET) as client:
-            await client.subscribe("secrets")
-            await client.publish("secrets", b"x")
-            shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter._link)]
-            assert "s3cr3t" not in "".join(shown)
-
-    run(main())
+    url = f"amqp://{rabbitmq.host}:{rabbitmq.port}"
+    async with connected(url, username="odd user", password=SECRET) as client:
+        await client.subscribe("secrets")
+        await client.publish("secrets", b"x")
+        shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
+        assert "s3cr3t" not in "".join(shown)
     assert caplog.records
     assert "s3cr3t" not in caplog.text
 
 
-def test_no_such_virtual_host(rabbitmq: RabbitMQ) -> None:
-    error = open_fails(f"{rabbitmq.url}nowhere", ConnectFailedError)
+async def test_no_such_virtual_host(rabbitmq: RabbitMQ) -> None:
+    error = await open_fails(f"{rabbitmq.url}nowhere", ConnectFailedError)
     assert not isinstance(error, AuthenticationError)
     assert "530 NOT_ALLOWED - vhost nowhere not found" in str(error)
 
 
-def test_a_virtual_host_with_an_odd_name(rabbitmq: RabbitMQ) -> None:
+async def test_a_virtual_host_with_an_odd_name(rabbitmq: RabbitMQ) -> None:
     rabbitmq.ctl("add_vhost", "a/b %2F")
     rabbitmq.ctl("set_permissions", "-p", "a/b %2F", "guest", ".*", ".*", ".*")
-
-    async def main() -> None:
-        async with connected(f"{rabbitmq.url}a%2Fb%20%252F") as client:
-            sink, _ = await client.subscribe("here")
-            await client.publish("here", b"x")
-            await sink.count(1)
-
-    run(main())
+    async with connected(f"{rabbitmq.url}a%2Fb%20%252F") as client:
+        sink, _ = await client.subscribe("here")
+        await client.publish("here", b"x")
+        await sink.count(1)
 
 
 def test_connections_carry_the_name_of_the_instance(rabbitmq: RabbitMQ) -> None:
@@ -138,43 +113,28 @@ def test_connections_carry_the_name_of_the_instance(rabbitmq: RabbitMQ) -> None:
 # --- TLS
 
 
-def test_with_tls_the_certificate_is_verified(own_rabbitmq: TlsRabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.tls_url, cafile=own_rabbitmq.authority.cafile) as client:
-            sink, _ = await client.subscribe("tls")
-            await client.publish("tls", *[b"x" * 200_000] * 3)
-            await sink.count(3)
-
-    run(main())
-    error = open_fails(own_rabbitmq.tls_url, ConnectFailedError)
-    assert "certificate verify failed" in str(error)
-    error = open_fails(
-        f"amqps://localhost:{own_rabbitmq.tls_port}", ConnectFailedError, cafile=own_rabbitmq.authority.cafile
-    )
+async def test_with_tls_the_certificate_is_verified(own_rabbitmq: TlsRabbitMQ) -> None:
+    async with connected(own_rabbitmq.tls_url, cafile=own_rabbitmq.authority.cafile) as client:
+        sink, _ = await client.subscribe("tls")
+        await client.publish("tls", *[b"x" * 200_000] * 3)
+        await sink.count(3)
+    error = await open_fails(own_rabbitmq.tls_url)
     assert "certificate verify failed" in str(error)
 
 
-def test_verification_is_turned_off_only_on_demand(own_rabbitmq: TlsRabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.tls_url, allow_insecure=True) as client:
-            await client.publish("tls", b"x")
-
-    run(main())
+async def test_verification_is_turned_off_only_on_demand(own_rabbitmq: TlsRabbitMQ) -> None:
+    async with connected(own_rabbitmq.tls_url, allow_insecure=True) as client:
+        await client.publish("tls", b"x")
 
 
-def test_tls_files_that_cannot_be_used(own_rabbitmq: TlsRabbitMQ, tmp_path: Path) -> None:
+async def test_tls_files_that_cannot_be_used(own_rabbitmq: TlsRabbitMQ, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
     for option in ("cafile", "certfile"):
         for path in (empty, tmp_path / "missing.pem"):
             settings = {option: path, **({} if option == "cafile" else {"cafile": own_rabbitmq.authority.cafile})}
-            error = open_fails(own_rabbitmq.tls_url, ConnectFailedError, **settings)
+            error = await open_fails(own_rabbitmq.tls_url, ConnectFailedError, **settings)
             assert str(path) in str(error)
-
-
-def test_tls_to_a_port_without_tls(rabbitmq: RabbitMQ) -> None:
-    error = open_fails(f"amqps://{rabbitmq.host}:{rabbitmq.port}", ConnectFailedError)
-    assert f"{rabbitmq.host}:{rabbitmq.port}" in str(error)
 
 
 # --- peers that are no broker
@@ -196,265 +156,189 @@ async def peer(handler: Handler) -> tuple[asyncio.Server, int]:
         (b"", "the peer closed it"),
     ],
 )
-def test_a_peer_that_is_no_broker(says: bytes, what: str) -> None:
-    async def main() -> None:
-        def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(says)
-            writer.close()
+async def test_a_peer_that_is_no_broker(says: bytes, what: str) -> None:
+    def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+        writer.close()
 
-        server, port = await peer(handler)
-        async with server:
-            with pytest.raises(ConnectFailedError, match=what):
-                await Client(make_adapter(f"amqp://127.0.0.1:{port}")).open()
-
-    run(main())
+    server, port = await peer(handler)
+    async with server:
+        with pytest.raises(ConnectFailedError, match=what):
+            await Client(make_adapter(f"amqp://127.0.0.1:{port}")).open()
 
 
-def test_opening_can_be_cancelled_while_the_peer_is_silent() -> None:
-    async def main() -> None:
-        writers: list[asyncio.StreamWriter] = []
-        readers: list[asyncio.StreamReader] = []
-
-        def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            readers.append(reader)
-            writers.append(writer)
-
-        server, port = await peer(handler)
-        async with server:
-            client = Client(make_adapter(f"amqp://127.0.0.1:{port}"))
-            opening = asyncio.create_task(client.open())
-            await until(lambda: readers, "the connection")
-            assert await readers[0].readexactly(8) == b"AMQP\x00\x00\x09\x01"
-            opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-            # the socket is gone as well
-            await until(readers[0].at_eof, "the end of the connection")
-            writers[0].close()
-            await client.adapter.close()
-            assert client.losses == []
-
-    run(main())
+async def test_opening_can_be_cancelled_at_any_time(rabbitmq: RabbitMQ) -> None:
+    for milliseconds in range(0, 30, 2):
+        client = Client(make_adapter(rabbitmq.url))
+        opening = asyncio.create_task(client.open())
+        await asyncio.sleep(milliseconds / 1000)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+        await client.adapter.close()
+        assert client.losses == []
 
 
-def test_opening_can_be_cancelled_at_any_time(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        for milliseconds in range(0, 30, 2):
-            client = Client(make_adapter(rabbitmq.url))
-            opening = asyncio.create_task(client.open())
-            await asyncio.sleep(milliseconds / 1000)
-            opening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await opening
-            await client.adapter.close()
-            assert client.losses == []
-
-    run(main())
-
-
-def test_opening_can_be_cancelled_before_there_is_a_connection() -> None:
-    async def main() -> None:
-        with socket.socket() as full:  # listens, but takes nobody: later connections hang
-            full.bind(("127.0.0.1", 0))
-            full.listen(0)
-            waiting = [socket.socket() for _ in range(4)]
-            for each in waiting:
-                each.setblocking(False)
-                each.connect_ex(full.getsockname())
-            client = Client(make_adapter(f"amqp://127.0.0.1:{full.getsockname()[1]}"))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await client.open()
-            await client.adapter.close()
-            for each in waiting:
-                each.close()
-
-    run(main())
+async def test_opening_can_be_cancelled_before_there_is_a_connection() -> None:
+    with socket.socket() as full:  # listens, but takes nobody: later connections hang
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        client = Client(make_adapter(f"amqp://127.0.0.1:{full.getsockname()[1]}"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.open()
+        await client.adapter.close()
+        for each in waiting:
+            each.close()
 
 
 # --- being told, and noticing
 
 
-def test_a_connection_the_broker_ends_is_a_loss_with_its_words(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("ended", queue=unique("ended"))
-            await client.publish("ended", b"x")
-            [arrived] = await sink.count(1)
-            await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "maintenance")
-            lost = await client.lost()
-            assert isinstance(lost, ConnectionLostError)
-            assert "320 CONNECTION_FORCED" in str(lost)
-            assert "maintenance" in str(lost)
-            assert client.adapter.is_stale(arrived.token)
-            message = client.message("ended")
-            await client.adapter.publish([message])
-            assert isinstance(message.error, ConnectionLostError)
-            with pytest.raises(ConnectionLostError):
-                await client.subscribe("ended")
-            client.acknowledge(arrived)
-            await client.adapter.unsubscribe(handle)
-            assert len(client.losses) == 1
-            assert sink.error is None
-
-    run(main())
+async def test_a_connection_the_broker_ends_is_a_loss_with_its_words(rabbitmq: RabbitMQ, client: Client) -> None:
+    sink, handle = await client.subscribe("ended", queue=unique("ended"))
+    await client.publish("ended", b"x")
+    [arrived] = await sink.count(1)
+    await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "maintenance")
+    lost = await client.lost()
+    assert isinstance(lost, ConnectionLostError)
+    assert "320 CONNECTION_FORCED" in str(lost)
+    assert "maintenance" in str(lost)
+    assert client.adapter.is_stale(arrived.token)
+    message = client.message("ended")
+    await client.adapter.publish([message])
+    assert isinstance(message.error, ConnectionLostError)
+    with pytest.raises(ConnectionLostError):
+        await client.subscribe("ended")
+    client.acknowledge(arrived)
+    await client.adapter.unsubscribe(handle)
+    assert len(client.losses) == 1
+    assert sink.error is None
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_end_of_either_connection_is_the_end_of_both(rabbitmq: RabbitMQ, which: int) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("either")
-            await client.publish("either", b"x")
-            [arrived] = await sink.count(1)
-            both = client.adapter._link
-            assert both is not None
-            publishing, consuming = both._wires
-            (publishing, consuming)[which].abort("test")
-            assert "test" in str(await client.lost())
-            assert client.adapter.is_stale(arrived.token)
-            assert not publishing.alive
-            assert not consuming.alive
-            await client.open()
-            await client.publish("either", b"x")
-            assert len(client.losses) == 1
-
-    run(main())
+async def test_the_end_of_either_connection_is_the_end_of_both(client: Client, which: int) -> None:
+    sink, _ = await client.subscribe("either")
+    await client.publish("either", b"x")
+    [arrived] = await sink.count(1)
+    both = client.link
+    publishing, consuming = both.wires
+    (publishing, consuming)[which].abort("test")
+    assert "test" in str(await client.lost())
+    assert client.adapter.is_stale(arrived.token)
+    assert not publishing.alive
+    assert not consuming.alive
+    await client.open()
+    await client.publish("either", b"x")
+    assert len(client.losses) == 1
 
 
-def test_a_second_connection_that_comes_too_late_is_closed(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_connection_that_comes_too_late_is_closed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late: list[connection.Wire] = []
+    first = client.link
 
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            first = client.adapter._link
-            assert first is not None
+    async def connect(*arguments: Any) -> connection.Wire:
+        late.append(await connection.connect(*arguments))
+        first.wires[0].abort("in that very moment")
+        return late[0]
 
-            async def connect(*arguments: Any) -> connection.Wire:
-                late.append(await connection.connect(*arguments))
-                first._wires[0].abort("in that very moment")
-                return late[0]
-
-            monkeypatch.setattr(link, "connect", connect)
-            with pytest.raises(ConnectionLostError):
-                await client.subscribe("late")
-            await client.lost()
-            assert not late[0].alive
-            assert late[0]._connection.is_closed
-
-    run(main())
+    monkeypatch.setattr(link, "connect", connect)
+    with pytest.raises(ConnectionLostError):
+        await client.subscribe("late")
+    await client.lost()
+    assert not late[0].alive
+    assert late[0].writer.is_closing()
 
 
 # --- a transport that is closed already, which aiormq has not noticed yet
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def loop_factory(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
 async def aiormq_closes(wire: connection.Wire) -> None:
     """As aiormq does when its reader has ended: from here on, both kinds of loop raise at a write."""
-    wire._writer.write_eof()
-    wire._writer.close()
+    wire.writer.write_eof()
+    wire.writer.close()
     assert wire.alive
 
 
 async def the_loop_closed(wire: connection.Wire) -> None:
     """As after a reset."""
-    wire._writer.transport.abort()
+    wire.writer.transport.abort()
 
 
 @pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
-def test_publishing_to_a_closed_transport_is_a_loss(rabbitmq: RabbitMQ, breaks: Break, loop_factory: Any) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            await client.publish("closed", b"", extensions={"qos": "0"})
-            await client.publish("closed", b"")
-            assert client.adapter._link is not None
-            # more than goes out in one write
-            batch = [
-                client.message("closed", bytes(30_000), extensions={"qos": qos}) for _ in range(5) for qos in ("0", "1")
-            ]
-            batch[0].confirm()  # nor does it help to have one settled at the head
-            await breaks(client.adapter._link._wires[0])
-            await within(client.adapter.publish(batch))
-            assert all(isinstance(message.error, ConnectionLostError) for message in batch[1:])
-            assert not any(message.was_sent for message in batch)
-            lost = await client.lost()
-            assert isinstance(lost, ConnectionLostError)
-            await client.open()
-            await client.publish("closed", b"again")
-            assert client.losses == [lost]
-            # a message that is failed twice would be sent twice
-            assert {message.settlements for message in batch[1:]} == {1}
-
-    run(main(), loop_factory)
+async def test_publishing_to_a_closed_transport_is_a_loss(client: Client, breaks: Break, loop_factory: Any) -> None:
+    await client.publish("closed", b"", extensions={"qos": "0"})
+    await client.publish("closed", b"")
+    # more than goes out in one write
+    batch = [client.message("closed", bytes(30_000), extensions={"qos": qos}) for _ in range(5) for qos in ("0", "1")]
+    batch[0].confirm()  # nor does it help to have one settled at the head
+    await breaks(client.wires[0])
+    await within(client.adapter.publish(batch))
+    assert all(isinstance(message.error, ConnectionLostError) for message in batch[1:])
+    assert not any(message.was_sent for message in batch)
+    lost = await client.lost()
+    assert isinstance(lost, ConnectionLostError)
+    await client.open()
+    await client.publish("closed", b"again")
+    assert client.losses == [lost]
+    # a message that is failed twice would be sent twice
+    assert {message.settlements for message in batch[1:]} == {1}
 
 
 @pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
-def test_settling_and_unsubscribing_on_a_closed_transport_is_a_loss(
-    rabbitmq: RabbitMQ, breaks: Break, loop_factory: Any
+async def test_settling_and_unsubscribing_on_a_closed_transport_is_a_loss(
+    client: Client, breaks: Break, loop_factory: Any
 ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            for end in (None, client.adapter.unsubscribe):
-                sink, handle = await client.subscribe("closed", queue=(queue := unique("closed")))
-                await client.publish("closed", b"x")
-                [arrived] = await sink.count(1)
-                assert client.adapter._link is not None
-                await breaks(client.adapter._link._wires[1])
-                client.acknowledge(arrived)
-                if end is not None:
-                    with contextlib.suppress(ConnectionLostError):
-                        await within(end(handle))
-                await client.lost()
-                assert client.adapter.is_stale(arrived.token)
-                client.losses.clear()
-                await client.open()
-                # it was not acknowledged, so it is still there
-                again, _ = await client.subscribe("closed", queue=queue)
-                assert (await again.next()).payload == b"x"
-                assert client.losses == []
-
-    run(main(), loop_factory)
+    for end in (None, client.adapter.unsubscribe):
+        sink, handle = await client.subscribe("closed", queue=(queue := unique("closed")))
+        await client.publish("closed", b"x")
+        [arrived] = await sink.count(1)
+        await breaks(client.wires[1])
+        client.acknowledge(arrived)
+        if end is not None:
+            with contextlib.suppress(ConnectionLostError):
+                await within(end(handle))
+        await client.lost()
+        assert client.adapter.is_stale(arrived.token)
+        client.losses.clear()
+        await client.open()
+        # it was not acknowledged, so it is still there
+        again, _ = await client.subscribe("closed", queue=queue)
+        assert (await again.next()).payload == b"x"
+        assert client.losses == []
 
 
 @pytest.mark.parametrize("breaks", [aiormq_closes, the_loop_closed])
-def test_closing_with_a_closed_transport_goes_well(rabbitmq: RabbitMQ, breaks: Break, loop_factory: Any) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("closed")
-            await client.publish("closed", b"x")
-            [arrived] = await sink.count(1)
-            assert client.adapter._link is not None
-            for wire in client.adapter._link._wires:
-                await breaks(wire)
-            client.acknowledge(arrived)
-            await within(client.adapter.close(), 3)
-
-    run(main(), loop_factory)
+async def test_closing_with_a_closed_transport_goes_well(client: Client, breaks: Break, loop_factory: Any) -> None:
+    sink, _ = await client.subscribe("closed")
+    await client.publish("closed", b"x")
+    [arrived] = await sink.count(1)
+    for wire in client.wires:
+        await breaks(wire)
+    client.acknowledge(arrived)
+    await within(client.adapter.close(), 3)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(110, "?"), OSError(113, "?"), RuntimeError("?")])
-def test_whatever_ended_the_transport_is_a_loss_to_who_waits_for_it(rabbitmq: RabbitMQ, error: Exception) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            await client.publish("ended", b"")
-            assert client.adapter._link is not None
-            wire = client.adapter._link._wires[0]
+async def test_any_error_of_the_transport_is_a_loss_for_a_waiting_publisher(client: Client, error: Exception) -> None:
+    await client.publish("ended", b"")
+    wire = client.wires[0]
 
-            async def drain() -> None:
-                raise error
+    async def drain() -> None:
+        raise error
 
-            wire._writer.drain = drain  # type: ignore[method-assign]
-            batch = [client.message("ended", bytes(70_000)) for _ in range(3)]
-            await within(client.adapter.publish(batch))
-            assert all(isinstance(message.error, ConnectionLostError) for message in batch)
-            assert (await client.lost()).__cause__ is error
-            assert {message.settlements for message in batch} == {1}
-
-    run(main())
+    wire.writer.drain = drain  # type: ignore[method-assign]
+    batch = [client.message("ended", bytes(70_000)) for _ in range(3)]
+    await within(client.adapter.publish(batch))
+    assert all(isinstance(message.error, ConnectionLostError) for message in batch)
+    assert (await client.lost()).__cause__ is error
+    assert {message.settlements for message in batch} == {1}
 
 
 # --- aiormq cancels what waits for a connection that breaks; to those who call the adapter that would be their own end
@@ -466,9 +350,9 @@ async def cancelled(*_: Any, **__: Any) -> Any:
     await waiting
 
 
-def test_opening_that_aiormq_cancels_has_failed(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection._Connection, "connect", cancelled)
-    open_fails(rabbitmq.url, ConnectFailedError)
+async def test_opening_that_aiormq_cancels_has_failed(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiormq.Connection, "connect", cancelled)
+    await open_fails(rabbitmq.url, ConnectFailedError)
 
 
 async def refused(*_: Any, **__: Any) -> Any:
@@ -476,89 +360,70 @@ async def refused(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("connects", [cancelled, refused])
-def test_a_second_connection_that_is_not_to_be_had_is_a_loss(
-    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, connects: Any
+async def test_a_second_connection_that_is_not_to_be_had_is_a_loss(
+    client: Client, monkeypatch: pytest.MonkeyPatch, connects: Any
 ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            monkeypatch.setattr(connection._Connection, "connect", connects)
-            with pytest.raises(ConnectionLostError):
-                await client.subscribe("cancelled")
-            assert len(client.losses) == 1
-
-    run(main())
+    monkeypatch.setattr(aiormq.Connection, "connect", connects)
+    with pytest.raises(ConnectionLostError):
+        await client.subscribe("cancelled")
+    assert len(client.losses) == 1
 
 
-def test_requests_that_aiormq_cancels_are_a_loss(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            for attempt in ("publish", "subscribe", "unsubscribe"):
-                _, handle = await client.subscribe("cancelled")
-                with monkeypatch.context() as patch:
-                    patch.setattr(connection._Connection, "channel", cancelled)
-                    patch.setattr(handle._channel, "close", cancelled)
-                    if attempt == "publish":
-                        message = client.message("cancelled")
-                        await within(client.adapter.publish([message]))
-                        assert isinstance(message.error, ConnectionLostError)
-                    else:
-                        again = client.subscribe("again")
-                        with pytest.raises(ConnectionLostError):
-                            await (again if attempt == "subscribe" else client.adapter.unsubscribe(handle))
-                        again.close()
-                    await client.lost()
-                await client.open()
-            assert len(client.losses) == 3
-
-    run(main())
+async def test_requests_that_aiormq_cancels_are_a_loss(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for attempt in ("publish", "subscribe", "unsubscribe"):
+        _, handle = await client.subscribe("cancelled")
+        with monkeypatch.context() as patch:
+            patch.setattr(aiormq.Connection, "channel", cancelled)
+            patch.setattr(aiormq.Channel, "close", cancelled)
+            if attempt == "publish":
+                message = client.message("cancelled")
+                await within(client.adapter.publish([message]))
+                assert isinstance(message.error, ConnectionLostError)
+            else:
+                again = client.subscribe("again")
+                with pytest.raises(ConnectionLostError):
+                    await (again if attempt == "subscribe" else client.adapter.unsubscribe(handle))
+                again.close()
+            await client.lost()
+        await client.open()
+    assert len(client.losses) == 3
 
 
 @pytest.mark.slow
-def test_steady_traffic_is_not_mistaken_for_silence(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steady_traffic_is_not_mistaken_for_silence(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that sends messages sends no heartbeats, and aiormq does not see the messages."""
     monkeypatch.setattr(connection, "SILENT_HEARTBEATS", 1)  # silence of 1 s is a loss
-
-    async def main() -> None:
-        async with connected(rabbitmq.url, heartbeat=1) as client:
-            sink, _ = await client.subscribe("steady", qos="0")
-            end = time.monotonic() + 4
-            sent = 0
-            while time.monotonic() < end:
-                await client.publish("steady", b"x")
-                sent += 1
-                await asyncio.sleep(0.05)
-            await sink.count(sent)
-            assert client.losses == []
-
-    run(main())
+    async with connected(rabbitmq.url, heartbeat=1) as client:
+        sink, _ = await client.subscribe("steady", qos="0")
+        end = time.monotonic() + 4
+        sent = 0
+        while time.monotonic() < end:
+            await client.publish("steady", b"x")
+            sent += 1
+            await asyncio.sleep(0.05)
+        await sink.count(sent)
+        assert client.losses == []
 
 
 @pytest.mark.slow
-def test_idle_connections_stay(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_stay(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SILENT_HEARTBEATS", 1)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url, heartbeat=1) as client:
-            sink, _ = await client.subscribe("idle")
-            await asyncio.sleep(3.5)
-            assert client.losses == []
-            await client.publish("idle", b"x")
-            await sink.count(1)
-
-    run(main())
+    async with connected(rabbitmq.url, heartbeat=1) as client:
+        sink, _ = await client.subscribe("idle")
+        await asyncio.sleep(3.5)
+        assert client.losses == []
+        await client.publish("idle", b"x")
+        await sink.count(1)
 
 
 @pytest.mark.slow
-def test_without_heartbeats_it_still_says_good_bye(own_rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.url, heartbeat=0, name="no heartbeat") as client:
-            await client.publish("good/bye", b"x")
-            await asyncio.sleep(2.5)
-
-    run(main())
+async def test_without_heartbeats_it_still_says_good_bye(own_rabbitmq: RabbitMQ) -> None:
+    async with connected(own_rabbitmq.url, heartbeat=0, name="no heartbeat") as client:
+        await client.publish("good/bye", b"x")
+        await asyncio.sleep(3.5)  # aiormq takes a silence of 3 s for a loss, and would say no good-bye
     deadline = time.monotonic() + 10
     # "closing AMQP connection <...>", and if it just went away in the next line "client unexpectedly closed it"
     while (found := re.search(r"closing AMQP connection.*no heartbeat.*\n.*", own_rabbitmq.log())) is None:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
     assert "unexpectedly" not in found[0]

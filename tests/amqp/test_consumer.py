@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.amqp import frames
-from adapters.amqp.consumer import Consumer
+from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
 from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.model import SubscribeOptions, as_text, channels
-from tests.amqp.conftest import foreign_channel
-from tests.amqp.harness import Sink, connected, run, unique, until, within
+from messaging.model import channels
+from messaging.model.extensions import SubscribeOptions
+from tests.amqp.conftest import Freeze
+from tests.amqp.harness import Client, Sink, connected, run, unique, until, within
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from messaging.model import Incoming
     from tests.brokers import RabbitMQ
 
 
@@ -57,130 +55,99 @@ PATTERNS = [
 ]  # fmt: skip
 
 
-def test_every_pattern_gets_exactly_the_channels_it_matches(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sinks = {pattern: (await client.subscribe(pattern))[0] for pattern in PATTERNS}
-            # twice: once the second round is there, everything of the first has been seen, also what was not wanted
-            for name in NAMES * 2:
-                await client.publish(name, name.encode())
-            for pattern, sink in sinks.items():
-                wanted = [name for name in NAMES if channels.matches(pattern, name)]
-                assert wanted, pattern
-                await sink.count(2 * len(wanted))
-                assert [arrived.channel for arrived in sink.arrived] == wanted * 2, pattern
-                assert sink.payloads == [name.encode() for name in wanted * 2], pattern
-
-    run(main())
+async def test_every_pattern_gets_exactly_the_channels_it_matches(client: Client) -> None:
+    sinks = {pattern: (await client.subscribe(pattern))[0] for pattern in PATTERNS}
+    # twice: once the second round is there, everything of the first has been seen, also what was not wanted
+    for name in NAMES * 2:
+        await client.publish(name, name.encode())
+    for pattern, sink in sinks.items():
+        wanted = [name for name in NAMES if channels.matches(pattern, name)]
+        assert wanted, pattern
+        await sink.count(2 * len(wanted))
+        assert [arrived.channel for arrived in sink.arrived] == wanted * 2, pattern
+        assert sink.payloads == [name.encode() for name in wanted * 2], pattern
 
 
-def test_two_equal_subscriptions_each_get_every_message(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            one, other, overlapping = [(await client.subscribe(channel))[0] for channel in ("two", "two", "#")]
-            await client.publish("two", b"1", b"2")
-            for sink in (one, other, overlapping):
-                await sink.count(2)
-                assert sink.payloads == [b"1", b"2"]
-
-    run(main())
-
-
-def test_channel_and_extension_are_exchange_and_binding_pattern(rabbitmq: RabbitMQ) -> None:
+async def test_channel_and_extension_are_exchange_and_binding_pattern(client: Client) -> None:
     exchange = unique("raw")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(exchange, key="orders.*.new")
-            default, _ = await client.subscribe("amq.topic", key="orders.#")
-            for key in ("orders.1.new", "orders.1.old", "orders.%2E.new"):
-                await client.publish(exchange, key.encode(), key=key)
-            await client.publish("orders/2", b"x")
-            await sink.count(2)
-            assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
-                (exchange, "orders.1.new"),
-                (exchange, "orders.%2E.new"),
-            ]
-            [arrived] = await default.count(1)
-            assert (arrived.channel, arrived.channel_extension) == ("amq.topic", "orders.2")
-
-    run(main())
+    sink, _ = await client.subscribe(exchange, key="orders.*.new")
+    default, _ = await client.subscribe("amq.topic", key="orders.#")
+    for key in ("orders.1.new", "orders.1.old", "orders.%2E.new"):
+        await client.publish(exchange, key.encode(), key=key)
+    await client.publish("orders/2", b"x")
+    await sink.count(2)
+    assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
+        (exchange, "orders.1.new"),
+        (exchange, "orders.%2E.new"),
+    ]
+    [arrived] = await default.count(1)
+    assert (arrived.channel, arrived.channel_extension) == ("amq.topic", "orders.2")
 
 
-def test_private_queues_are_gone_with_the_subscription(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe("private")
-            queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name", "exclusive", "auto_delete")
-            [line] = [line for line in queues.splitlines() if line.startswith("amq.gen")]
-            assert line.split()[1:] == ["true", "true"]
-            await client.adapter.unsubscribe(handle)
-            await client.adapter.unsubscribe(handle)
-            assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
-
-    run(main())
+async def test_private_queues_are_deleted_with_the_subscription(rabbitmq: RabbitMQ, client: Client) -> None:
+    _, handle = await client.subscribe("private")
+    queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name", "exclusive", "auto_delete")
+    [line] = [line for line in queues.splitlines() if line.startswith("amq.gen")]
+    assert line.split()[1:] == ["true", "true"]
+    await client.adapter.unsubscribe(handle)
+    await client.adapter.unsubscribe(handle)
+    assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
 
 
 # --- what a delivery tells
 
 
-def test_what_another_client_sends_is_understood(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("foreign/+")
-            foreign.basic_publish(
-                "amq.topic",
-                "foreign.50%",
-                b"\x00\xff",
-                pika.BasicProperties(
-                    content_type="application/json", content_encoding="gzip", correlation_id="c",
-                    reply_to="answers.%2E",
-                    headers={"text": "ü", "number": 7, "list": [1, {"a": None}], "yes": True}, priority=200,
-                    expiration="60000", message_id="m", timestamp=1_700_000_000, type="t", user_id="guest", app_id="a",
-                ),
-            )  # fmt: skip
-            arrived = await sink.next()
-            assert (arrived.payload, arrived.channel, arrived.channel_extension) == (b"\x00\xff", "foreign/50%", None)
-            assert (arrived.content_type, arrived.content_encoding) == ("application/json", "gzip")
-            assert (arrived.correlation_id, arrived.reply_to_channel) == ("c", "answers/.")
-            assert dict(arrived.extensions) == {
-                "headers": {"text": "ü", "number": 7, "list": (1, {"a": None}), "yes": True},
-                "priority": 200,
-                "timeToLive": 60.0,
-                "messageId": "m",
-                "timestamp": 1_700_000_000.0,
-                "type": "t",
-                "userId": "guest",
-                "appId": "a",
-            }
-            assert arrived.delivery_count is None
-            foreign.basic_publish("amq.topic", "foreign.", b"")
-            arrived = await sink.next()
-            assert (arrived.channel, arrived.payload, dict(arrived.extensions)) == ("foreign/", b"", {})
-
-    run(main())
+async def test_messages_of_another_client_are_read_with_all_properties(
+    client: Client, foreign: BlockingChannel
+) -> None:
+    sink, _ = await client.subscribe("foreign/+")
+    foreign.basic_publish(
+        "amq.topic",
+        "foreign.50%",
+        b"\x00\xff",
+        pika.BasicProperties(
+            content_type="application/json", content_encoding="gzip", correlation_id="c",
+            reply_to="answers.%2E",
+            headers={"text": "ü", "number": 7, "list": [1, {"a": None}], "yes": True}, priority=200,
+            expiration="60000", message_id="m", timestamp=1_700_000_000, type="t", user_id="guest", app_id="a",
+        ),
+    )  # fmt: skip
+    arrived = await sink.next()
+    assert (arrived.payload, arrived.channel, arrived.channel_extension) == (b"\x00\xff", "foreign/50%", None)
+    assert (arrived.content_type, arrived.content_encoding) == ("application/json", "gzip")
+    assert (arrived.correlation_id, arrived.reply_to_channel) == ("c", "answers/.")
+    assert dict(arrived.extensions) == {
+        "headers": {"text": "ü", "number": 7, "list": (1, {"a": None}), "yes": True},
+        "priority": 200,
+        "timeToLive": 60.0,
+        "messageId": "m",
+        "timestamp": 1_700_000_000.0,
+        "type": "t",
+        "userId": "guest",
+        "appId": "a",
+    }
+    assert arrived.delivery_count is None
+    foreign.basic_publish("amq.topic", "foreign.", b"")
+    arrived = await sink.next()
+    assert (arrived.channel, arrived.payload, dict(arrived.extensions)) == ("foreign/", b"", {})
 
 
-def test_what_we_send_comes_back_as_it_was(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("back")
-            extensions = {"headers": {"a": "b"}, "priority": 3, "timeToLive": 60.0, "guaranteedDelivery": True}
-            message = client.message(
-                "back", b"x", content_type="t", content_encoding="e", correlation_id="c", reply_to_channel="r/.%",
-                extensions=extensions,
-            )  # fmt: skip
-            await client.adapter.publish([message])
-            arrived = await sink.next()
-            assert (arrived.content_type, arrived.content_encoding, arrived.correlation_id) == ("t", "e", "c")
-            assert arrived.reply_to_channel == "r/.%"
-            known = dict(arrived.extensions)
-            assert known.pop("timestamp") == pytest.approx(time.time(), abs=5)
-            assert known == {
-                "headers": {"a": "b"}, "priority": 3, "timeToLive": 60.0, "messageId": message.message_id,
-            }  # fmt: skip
-
-    run(main())
+async def test_a_published_message_is_received_unchanged(client: Client) -> None:
+    sink, _ = await client.subscribe("back")
+    extensions = {"headers": {"a": "b"}, "priority": 3, "timeToLive": 60.0, "guaranteedDelivery": True}
+    message = client.message(
+        "back", b"x", content_type="t", content_encoding="e", correlation_id="c", reply_to_channel="r/.%",
+        extensions=extensions,
+    )  # fmt: skip
+    await client.adapter.publish([message])
+    arrived = await sink.next()
+    assert (arrived.content_type, arrived.content_encoding, arrived.correlation_id) == ("t", "e", "c")
+    assert arrived.reply_to_channel == "r/.%"
+    known = dict(arrived.extensions)
+    assert known.pop("timestamp") == pytest.approx(time.time(), abs=5)
+    assert known == {
+        "headers": {"a": "b"}, "priority": 3, "timeToLive": 60.0, "messageId": message.message_id,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -190,223 +157,120 @@ def test_what_we_send_comes_back_as_it_was(rabbitmq: RabbitMQ) -> None:
         pika.BasicProperties(headers={"x": [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}),
     ],
 )
-def test_messages_the_library_below_chokes_on_are_delivered(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, properties: pika.BasicProperties
+async def test_messages_that_the_amqp_library_cannot_decode_are_delivered(
+    client: Client, foreign: BlockingChannel, properties: pika.BasicProperties
 ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("odd")
-            foreign.basic_publish("amq.topic", "odd", b"1", properties)
-            foreign.basic_publish("amq.topic", "odd", b"2")
-            await sink.count(2)
-            assert sink.payloads == [b"1", b"2"]
-            assert client.losses == []
-
-    run(main())
-
-
-def test_a_header_table_nested_a_thousand_times_does_no_harm(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    table: dict[str, Any] = {}
-    for _ in range(400):  # deeper, and pika itself does not send it; twice as many calls as our own limit
-        table = {"n": table}
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("deep")
-            foreign.basic_publish("amq.topic", "deep", b"1", pika.BasicProperties(headers=table))
-            arrived = await sink.next()
-            assert "<nested too deeply>" in as_text(arrived.extensions["headers"]["n"])
-            assert client.losses == []
-
-    run(main())
+    sink, _ = await client.subscribe("odd")
+    foreign.basic_publish("amq.topic", "odd", b"1", properties)
+    foreign.basic_publish("amq.topic", "odd", b"2")
+    await sink.count(2)
+    assert sink.payloads == [b"1", b"2"]
+    assert client.losses == []
 
 
 # --- named queues
 
 
-def test_subscribers_of_a_queue_compete(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("work")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as one, connected(rabbitmq.url) as two:
-            sinks = [(await client.subscribe("work/+", queue=queue, prefetch=5))[0] for client in (one, one, two)]
-            await one.publish("work/a", *[b"%d" % number for number in range(15)])
-            await until(lambda: sum(len(sink.arrived) for sink in sinks) == 15, "all of it")
-            assert [len(sink.arrived) for sink in sinks] == [5, 5, 5]
-            assert sorted(int(payload) for sink in sinks for payload in sink.payloads) == list(range(15))
-
-    run(main())
-    foreign.queue_delete(queue)
-
-
-def test_a_queue_keeps_what_arrives_while_nobody_consumes(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_a_queue_keeps_messages_while_it_has_no_consumer(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
     queue = unique("kept ü%")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe("kept", queue=queue)
-            await client.adapter.unsubscribe(handle)
-            await client.publish("kept", b"1", b"2")
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("kept", queue=queue)
-            await sink.count(2)
-            assert sink.payloads == [b"1", b"2"]
-            assert not any(arrived.extensions.get("redelivered") for arrived in sink.arrived)
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        _, handle = await client.subscribe("kept", queue=queue)
+        await client.adapter.unsubscribe(handle)
+        await client.publish("kept", b"1", b"2")
+    async with connected(rabbitmq.url) as client:
+        sink, _ = await client.subscribe("kept", queue=queue)
+        await sink.count(2)
+        assert sink.payloads == [b"1", b"2"]
+        assert not any(arrived.extensions.get("redelivered") for arrived in sink.arrived)
     foreign.queue_declare(queue, durable=True)  # the same, or it would be refused
     foreign.queue_delete(queue)
 
 
-def test_a_queue_that_exists_is_used_as_it_is(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_a_queue_that_exists_is_used_as_it_is(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("existing")
     foreign.queue_declare(queue, auto_delete=True, arguments={"x-max-length": 10})
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("existing", queue=queue)
-            await client.publish("existing", b"x")
-            await sink.count(1)
-
-    run(main())
+    sink, _ = await client.subscribe("existing", queue=queue)
+    await client.publish("existing", b"x")
+    await sink.count(1)
 
 
-def test_without_autocreate_nothing_is_made_and_nothing_bound(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_without_autocreate_nothing_is_declared_or_bound(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
     queue, missing = unique("bound"), unique("missing")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            with pytest.raises(SubscriptionRefusedError, match=f"'{missing}'.*404 NOT_FOUND"):
-                await client.subscribe("a", queue=missing, autocreate=False)
-            assert not exists(foreign, missing)
-            foreign.queue_declare(queue)
-            foreign.queue_bind(queue, "amq.topic", "elsewhere")
-            sink, _ = await client.subscribe("a", queue=queue, autocreate=False)
-            await client.publish("a", b"not bound")
-            await client.publish("elsewhere", b"bound")
-            foreign.basic_publish("", queue, b"direct")
-            await sink.count(2)
-            assert [(each.channel, each.payload) for each in sink.arrived] == [
-                ("elsewhere", b"bound"),
-                (queue, b"direct"),
-            ]
-            with pytest.raises(SubscriptionRefusedError, match=f"404 NOT_FOUND - no exchange '{missing}'"):
-                await client.subscribe(missing, key="k", queue=queue, autocreate=False)
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        with pytest.raises(SubscriptionRefusedError, match=f"'{missing}'.*404 NOT_FOUND"):
+            await client.subscribe("a", queue=missing, autocreate=False)
+        assert not exists(foreign, missing)
+        foreign.queue_declare(queue)
+        foreign.queue_bind(queue, "amq.topic", "elsewhere")
+        sink, _ = await client.subscribe("a", queue=queue, autocreate=False)
+        await client.publish("a", b"not bound")
+        await client.publish("elsewhere", b"bound")
+        foreign.basic_publish("", queue, b"direct")
+        await sink.count(2)
+        assert [(each.channel, each.payload) for each in sink.arrived] == [
+            ("elsewhere", b"bound"),
+            (queue, b"direct"),
+        ]
+        with pytest.raises(SubscriptionRefusedError, match=f"404 NOT_FOUND - no exchange '{missing}'"):
+            await client.subscribe(missing, key="k", queue=queue, autocreate=False)
     foreign.queue_delete(queue)
 
 
-def test_what_others_bound_a_shared_queue_to_is_not_lost(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_messages_by_bindings_of_other_programs_are_delivered(
+    rabbitmq: RabbitMQ, foreign: BlockingChannel
+) -> None:
     queue, exchange = unique("shared"), unique("other")
     foreign.exchange_declare(exchange, "fanout", auto_delete=True)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("+/x", queue=queue)
-            foreign.queue_bind(queue, exchange)
-            foreign.queue_bind(queue, "amq.topic", "other")
-            await client.publish("$SYS/x", b"not for a wildcard")
-            await client.publish("other", b"1")
-            await client.publish(exchange, b"2", key="k", extensions={"autocreate": False})
-            await sink.count(2)
-            assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
-                ("other", None),
-                (exchange, "k"),
-            ]
-
-    run(main())
-    foreign.queue_delete(queue)
-
-
-def test_another_connections_private_queue_is_refused(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("exclusive")
-    foreign.queue_declare(queue, exclusive=True)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            others, _ = await client.subscribe("others")
-            with pytest.raises(SubscriptionRefusedError, match="405 RESOURCE_LOCKED"):
-                await client.subscribe("a", queue=queue)
-            await client.publish("others", b"x")
-            await others.count(1)
-            assert client.losses == []
-
-    run(main())
-
-
-def test_priority_decides_who_is_first(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("priority")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url, max_priority=9) as client:
-            # a queue that is shared
-            _, handle = await client.subscribe("priority", queue=queue)
-            await client.adapter.unsubscribe(handle)
-            # and one that is private: its only credit is used up first
-            private, _ = await client.subscribe("priority", prefetch=1)
-            await client.publish("priority", b"first")
-            await private.count(1)
-            for priority in (1, 9, 0, 5):
-                await client.publish("priority", b"%d" % priority, extensions={"priority": priority})
-            shared, _ = await client.subscribe("priority", queue=queue)
-            await shared.count(5)
-            assert [each for each in shared.payloads if each != b"first"] == [b"9", b"5", b"1", b"0"]
-            for number in range(2, 6):
-                client.acknowledge(private.arrived[-1])
-                await private.count(number)
-            assert private.payloads == [b"first", b"9", b"5", b"1", b"0"]
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        sink, _ = await client.subscribe("+/x", queue=queue)
+        foreign.queue_bind(queue, exchange)
+        foreign.queue_bind(queue, "amq.topic", "other")
+        await client.publish("$SYS/x", b"not for a wildcard")
+        await client.publish("other", b"1")
+        await client.publish(exchange, b"2", key="k", extensions={"autocreate": False})
+        await sink.count(2)
+        assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
+            ("other", None),
+            (exchange, "k"),
+        ]
     foreign.queue_delete(queue)
 
 
 # --- credit and acknowledgement
 
 
-def test_no_more_is_sent_ahead_than_prefetch_allows(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("credit", prefetch=3)
-            probe, _ = await client.subscribe("credit", qos="0")
-            await client.publish("credit", *[b"%d" % number for number in range(10)])
-            await probe.count(10)
-            await sink.count(3)
-            client.acknowledge(sink.arrived[1])
-            await sink.count(4)
-            client.acknowledge(sink.arrived[0], sink.arrived[2])
-            await sink.count(6)
-            await client.publish("credit", b"10")
-            await probe.count(11)
-            assert sink.payloads == [b"%d" % number for number in range(6)]
-
-    run(main())
+async def test_prefetch_bounds_unsettled_messages(client: Client) -> None:
+    sink, _ = await client.subscribe("credit", prefetch=3)
+    probe, _ = await client.subscribe("credit", qos="0")
+    await client.publish("credit", *[b"%d" % number for number in range(10)])
+    await probe.count(10)
+    await sink.count(3)
+    client.acknowledge(sink.arrived[1])
+    await sink.count(4)
+    client.acknowledge(sink.arrived[0], sink.arrived[2])
+    await sink.count(6)
+    await client.publish("credit", b"10")
+    await probe.count(11)
+    assert sink.payloads == [b"%d" % number for number in range(6)]
 
 
-def test_what_is_acknowledged_in_any_order_is_not_delivered_again(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("acks")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("acks", queue=queue)
-            await client.publish("acks", *[b"%d" % number for number in range(12)])
-            arrived = [*await sink.count(12)]
-            client.acknowledge(*arrived[6:8])  # beyond a gap
-            client.acknowledge(arrived[1], arrived[0])  # from the start
-            await asyncio.sleep(0)
-            client.acknowledge(arrived[2], arrived[2])  # twice
-            client.acknowledge(arrived[2], arrived[6])
-            client.acknowledge(*arrived[3:6])  # closes the gap
-            client.acknowledge(arrived[11])
-            await client.adapter.unsubscribe(handle)
-            assert client.losses == []
-            again, _ = await client.subscribe("acks", queue=queue)
-            await again.count(3)
-            assert again.payloads == [b"8", b"9", b"10"]
-            assert all(each.extensions["redelivered"] for each in again.arrived)
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_messages_acknowledged_in_any_order_are_not_redelivered(client: Client, queue: str) -> None:
+    sink, handle = await client.subscribe("acks", queue=queue)
+    await client.publish("acks", *[b"%d" % number for number in range(12)])
+    arrived = [*await sink.count(12)]
+    client.acknowledge(*arrived[6:8])  # beyond a gap
+    client.acknowledge(arrived[1], arrived[0])  # from the start
+    await asyncio.sleep(0)
+    client.acknowledge(arrived[2], arrived[2])  # twice
+    client.acknowledge(arrived[2], arrived[6])
+    client.acknowledge(*arrived[3:6])  # closes the gap
+    client.acknowledge(arrived[11])
+    await client.adapter.unsubscribe(handle)
+    assert client.losses == []
+    again, _ = await client.subscribe("acks", queue=queue)
+    await again.count(3)
+    assert again.payloads == [b"8", b"9", b"10"]
+    assert all(each.extensions["redelivered"] for each in again.arrived)
 
 
 class Broker:
@@ -438,7 +302,7 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     async def main() -> None:
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = broker
-        consumer = Consumer(
+        consumer = QueueConsumer(
             wire,
             spec,
             Sink(),
@@ -461,241 +325,113 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     assert broker.acknowledged == {tag for tag, requeue in first.items() if not requeue}
 
 
-def test_a_rejected_message_is_delivered_again_where_it_was(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("rejected", prefetch=1)
-            await client.publish("rejected", b"1", b"2")
-            await sink.count(1)
-            assert "redelivered" not in sink.arrived[0].extensions
-            client.reject(sink.arrived[0])
-            await sink.count(2)
-            assert sink.payloads == [b"1", b"1"]
-            assert sink.arrived[1].extensions["redelivered"] is True
-            client.acknowledge(sink.arrived[0])  # the verdict is given
-            client.acknowledge(sink.arrived[1])
-            await sink.count(3)
-            assert sink.payloads == [b"1", b"1", b"2"]
-            assert "redelivered" not in sink.arrived[2].extensions
-
-    run(main())
+async def test_a_rejected_message_is_delivered_again_where_it_was(client: Client) -> None:
+    sink, _ = await client.subscribe("rejected", prefetch=1)
+    await client.publish("rejected", b"1", b"2")
+    await sink.count(1)
+    assert "redelivered" not in sink.arrived[0].extensions
+    client.reject(sink.arrived[0])
+    await sink.count(2)
+    assert sink.payloads == [b"1", b"1"]
+    assert sink.arrived[1].extensions["redelivered"] is True
+    client.acknowledge(sink.arrived[0])  # the verdict is given
+    client.acknowledge(sink.arrived[1])
+    await sink.count(3)
+    assert sink.payloads == [b"1", b"1", b"2"]
+    assert "redelivered" not in sink.arrived[2].extensions
 
 
-def test_verdicts_given_together_do_not_get_mixed_up(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("mixed", prefetch=6)
-            await client.publish("mixed", *[b"%d" % number for number in range(6)])
-            arrived = [*await sink.count(6)]
-            client.acknowledge(arrived[0])
-            client.reject(arrived[1])
-            client.acknowledge(arrived[2])
-            client.reject(arrived[3])
-            client.acknowledge(arrived[4], arrived[5])
-            await sink.count(8)
-            assert sorted(sink.payloads[6:]) == sorted([arrived[1].payload, arrived[3].payload])
-            client.acknowledge(*sink.arrived[6:])
-            await client.publish("mixed", b"end")
-            await sink.count(9)
-            assert sink.payloads[8] == b"end"
-
-    run(main())
+async def test_verdicts_of_one_turn_are_not_mixed_up(client: Client) -> None:
+    sink, _ = await client.subscribe("mixed", prefetch=6)
+    await client.publish("mixed", *[b"%d" % number for number in range(6)])
+    arrived = [*await sink.count(6)]
+    client.acknowledge(arrived[0])
+    client.reject(arrived[1])
+    client.acknowledge(arrived[2])
+    client.reject(arrived[3])
+    client.acknowledge(arrived[4], arrived[5])
+    await sink.count(8)
+    assert sorted(sink.payloads[6:]) == sorted([arrived[1].payload, arrived[3].payload])
+    client.acknowledge(*sink.arrived[6:])
+    await client.publish("mixed", b"end")
+    await sink.count(9)
+    assert sink.payloads[8] == b"end"
 
 
-def test_unsubscribing_gives_back_what_is_not_settled(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("back")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("back", queue=queue)
-            await client.publish("back", b"1", b"2", b"3")
-            arrived = [*await sink.count(3)]
-            client.acknowledge(arrived[1])
-            assert not client.adapter.is_stale(arrived[0].token)
-            await client.adapter.unsubscribe(handle)
-            assert all(client.adapter.is_stale(each.token) for each in arrived)
-            client.acknowledge(*arrived)  # too late
-            await until(lambda: depth(foreign, queue) == 2, "the return")
-            again, _ = await client.subscribe("back", queue=queue)
-            await again.count(2)
-            assert again.payloads == [b"1", b"3"]
-            assert len(sink.arrived) == 3
-            assert client.losses == []
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_unsubscribing_requeues_unsettled_messages(client: Client, foreign: BlockingChannel, queue: str) -> None:
+    sink, handle = await client.subscribe("back", queue=queue)
+    await client.publish("back", b"1", b"2", b"3")
+    arrived = [*await sink.count(3)]
+    client.acknowledge(arrived[1])
+    assert not client.adapter.is_stale(arrived[0].token)
+    await client.adapter.unsubscribe(handle)
+    assert all(client.adapter.is_stale(each.token) for each in arrived)
+    client.acknowledge(*arrived)  # too late
+    await until(lambda: depth(foreign, queue) == 2, "the return")
+    again, _ = await client.subscribe("back", queue=queue)
+    await again.count(2)
+    assert again.payloads == [b"1", b"3"]
+    assert len(sink.arrived) == 3
+    assert client.losses == []
 
 
 @pytest.mark.parametrize("rejected", [(), (3,), (0, 9)])
-def test_what_was_not_settled_goes_back_in_its_order_also_beside_what_was_rejected(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, rejected: tuple[int, ...]
+async def test_unsettled_and_rejected_messages_are_requeued_in_order(
+    client: Client, queue: str, rejected: tuple[int, ...]
 ) -> None:
-    queue = unique("order")
     wanted = [b"%d" % number for number in range(12)]
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("order", queue=queue, prefetch=10)
-            await client.publish("order", *wanted)
-            await sink.count(10)
-            client.reject(*[sink.arrived[number] for number in rejected])
-            await client.adapter.unsubscribe(handle)
-            again, _ = await client.subscribe("order", queue=queue)
-            await again.count(12)
-            assert again.payloads == wanted
-
-    run(main())
-    foreign.queue_delete(queue)
+    sink, handle = await client.subscribe("order", queue=queue, prefetch=10)
+    await client.publish("order", *wanted)
+    await sink.count(10)
+    client.reject(*[sink.arrived[number] for number in rejected])
+    await client.adapter.unsubscribe(handle)
+    again, _ = await client.subscribe("order", queue=queue)
+    await again.count(12)
+    assert again.payloads == wanted
 
 
-def test_closing_gives_back_what_is_not_settled(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("back")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("back", queue=queue)
-            await client.publish("back", b"1", b"2")
-            client.acknowledge((await sink.count(2))[0])
-        await until(lambda: depth(foreign, queue) == 1, "the return")
-
-    run(main())
-    foreign.queue_delete(queue)
-
-
-def test_qos_0_needs_no_acknowledgement_and_has_no_token(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("unacknowledged")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("zero", queue=queue, qos="0")
-            await client.publish("zero", *[b"x"] * 10)
-            await sink.count(10)
-            assert [each.token for each in sink.arrived] == [None] * 10
-            await client.adapter.unsubscribe(handle)
-            assert depth(foreign, queue) == 0
-
-    run(main())
-    foreign.queue_delete(queue)
-
-
-def test_a_token_of_an_earlier_connection_settles_nothing(rabbitmq: RabbitMQ) -> None:
-    queue = unique("stale")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("stale", queue=queue)
-            await client.publish("stale", b"1")
-            old = await sink.next()
-            await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "test")
-            await client.lost()
-            await client.open()
-            assert client.adapter.is_stale(old.token)
-            sink, _ = await client.subscribe("stale", queue=queue)
-            new = await sink.next()
-            assert (new.payload, new.extensions["redelivered"]) == (b"1", True)
-            client.acknowledge(old)
-            client.reject(old)
-            await client.publish("stale", b"2")
-            assert (await sink.next()).payload == b"2"
-            assert not client.adapter.is_stale(new.token)
-            client.acknowledge(new)
-            assert len(client.losses) == 1
-
-    run(main())
-    with foreign_channel(rabbitmq) as foreign:  # not before: all connections were closed
-        foreign.queue_delete(queue)
-
-
-def test_a_quorum_queue_counts_deliveries(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("quorum")
-    foreign.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("quorum", queue=queue)
-            await client.publish("quorum", b"x")
-            counts: list[int | None] = []
-            for _ in range(3):
-                arrived: Incoming = await sink.next()
-                counts.append(arrived.delivery_count)
-                client.reject(arrived)
-            # on the first delivery a quorum queue says nothing
-            assert counts == [None, 2, 3]
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_qos_0_needs_no_acknowledgement_and_has_no_token(
+    client: Client, foreign: BlockingChannel, queue: str
+) -> None:
+    sink, handle = await client.subscribe("zero", queue=queue, qos="0")
+    await client.publish("zero", *[b"x"] * 10)
+    await sink.count(10)
+    assert [each.token for each in sink.arrived] == [None] * 10
+    await client.adapter.unsubscribe(handle)
+    assert depth(foreign, queue) == 0
 
 
 # --- what the broker ends
 
 
-def test_a_queue_deleted_under_its_consumer_ends_that_subscription_only(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
-) -> None:
-    queue = unique("deleted")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            others, _ = await client.subscribe("others")
-            sink, handle = await client.subscribe("deleted", queue=queue)
-            await client.publish("deleted", b"x")
-            arrived = (await sink.count(1))[0]
-            foreign.queue_delete(queue)
-            await until(lambda: sink.error, "the end")
-            assert isinstance(sink.error, SubscriptionRefusedError)
-            assert "cancelled by the broker" in str(sink.error)
-            assert queue in str(sink.error)
-            assert client.adapter.is_stale(arrived.token)
-            client.acknowledge(arrived)
-            await client.adapter.unsubscribe(handle)
-            await client.publish("others", b"x")
-            await others.count(1)
-            assert others.error is None
-            assert (sink.failures, client.losses) == (1, [])
-            # and the name can be used again
-            sink, _ = await client.subscribe("deleted", queue=queue)
-            await client.publish("deleted", b"y")
-            await sink.count(1)
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_a_channel_the_broker_closes_ends_that_subscription_only(client: Client) -> None:
+    others, _ = await client.subscribe("others")
+    sink, _ = await client.subscribe("broken")
+    await client.publish("broken", b"x")
+    arrived = (await sink.count(1))[0]
+    wire = client.wires[1]
+    # an acknowledgement of a message that was never delivered
+    wire.write(frames.ack(max(wire.lanes), 2**60, multiple=False))
+    await until(lambda: sink.error, "the end")
+    assert "406 PRECONDITION_FAILED - unknown delivery tag" in str(sink.error)
+    assert client.adapter.is_stale(arrived.token)
+    client.acknowledge(arrived)
+    await client.publish("others", b"x")
+    await others.count(1)
+    assert (sink.failures, others.error, client.losses) == (1, None, [])
 
 
-def test_a_channel_the_broker_closes_ends_that_subscription_only(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            others, _ = await client.subscribe("others")
-            sink, handle = await client.subscribe("broken")
-            await client.publish("broken", b"x")
-            arrived = (await sink.count(1))[0]
-            # an acknowledgement of what was never delivered
-            handle._wire.write(frames.ack(handle._number, 2**60, multiple=False))
-            await until(lambda: sink.error, "the end")
-            assert "406 PRECONDITION_FAILED - unknown delivery tag" in str(sink.error)
-            assert client.adapter.is_stale(arrived.token)
-            client.acknowledge(arrived)
-            await client.publish("others", b"x")
-            await others.count(1)
-            assert (sink.failures, others.error, client.losses) == (1, None, [])
-
-    run(main())
-
-
-def test_a_user_who_may_not_read_is_refused_and_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
+async def test_a_user_who_may_not_read_is_refused_and_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
     rabbitmq.ctl("add_user", "writer", "writer")
     # may bind, which takes reading from the exchange, but not consume
     rabbitmq.ctl("set_permissions", "writer", ".*", ".*", "^amq.topic$")
-
-    async def main() -> None:
-        async with connected(f"amqp://writer:writer@{rabbitmq.host}:{rabbitmq.port}") as client:
-            sink = Sink()
-            with pytest.raises(SubscriptionRefusedError, match="403 ACCESS_REFUSED"):
-                await client.subscribe("a", sink=sink)
-            await client.publish("a", b"x")
-            assert (sink.failures, client.losses) == (0, [])
-            assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
-
-    run(main())
+    async with connected(f"amqp://writer:writer@{rabbitmq.host}:{rabbitmq.port}") as client:
+        sink = Sink()
+        with pytest.raises(SubscriptionRefusedError, match="403 ACCESS_REFUSED"):
+            await client.subscribe("a", sink=sink)
+        await client.publish("a", b"x")
+        assert (sink.failures, client.losses) == (0, [])
+        assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
 
 
 def test_more_channels_than_the_broker_allows_are_refused_and_the_others_live(own_rabbitmq: RabbitMQ) -> None:
@@ -720,142 +456,68 @@ def test_more_channels_than_the_broker_allows_are_refused_and_the_others_live(ow
 # --- what ends altogether
 
 
-def test_a_killed_broker_is_a_loss_and_everything_works_again_after_it(own_rabbitmq: RabbitMQ) -> None:
-    queue = unique("survivor")
-
-    async def main() -> None:
-        async with connected(own_rabbitmq.url, publish_window=100) as client:
-            named, named_handle = await client.subscribe("kill/named", queue=queue)
-            private, private_handle = await client.subscribe("kill/private")
-            await client.publish("kill/named", b"kept", extensions={"guaranteedDelivery": True})
-            await client.publish("kill/named", b"transient")
-            old = (await named.count(2))[0]
-
-            os.kill(own_rabbitmq.pid, signal.SIGSTOP)  # nothing is confirmed from here on
-            messages = [client.message("kill/private") for _ in range(300)]
-            publishing = asyncio.create_task(client.adapter.publish(messages))
-            await until(lambda: sum(message.was_sent for message in messages) == 100, "a full window")
-            await asyncio.to_thread(own_rabbitmq.kill)
-            assert isinstance(await client.lost(), ConnectionLostError)
-            await within(publishing)
-            assert all(isinstance(message.error, ConnectionLostError) for message in messages)
-            assert client.adapter.is_stale(old.token)
-            for handle in (named_handle, private_handle):
-                await client.adapter.unsubscribe(handle)
-
-            await asyncio.to_thread(own_rabbitmq.start)
-            await client.open()
-            named, _ = await client.subscribe("kill/named", queue=queue)
-            private, _ = await client.subscribe("kill/private")
-            client.acknowledge(old)
-            assert (await named.next()).payload == b"kept"
-            await client.publish("kill/named", b"after")
-            assert (await named.next()).payload == b"after"
-            await client.publish("kill/private", b"2")
-            assert (await private.next()).payload == b"2"
-            assert len(client.losses) == 1
-
-    run(main())
+async def test_closing_takes_no_longer_if_the_broker_is_silent(own_rabbitmq: RabbitMQ, freeze: Freeze) -> None:
+    async with connected(own_rabbitmq.url) as client:
+        await client.subscribe("silent")
+        await client.publish("silent", b"x")
+        freeze()
+        subscribing = asyncio.create_task(client.subscribe("too late"))
+        message = client.message("silent")
+        await client.adapter.publish([message])
+        started = time.monotonic()
+        await client.adapter.close()
+        assert time.monotonic() - started < 2
+        with pytest.raises(ConnectionLostError):
+            await within(subscribing)
+        assert message.was_sent
+        assert client.losses == []
 
 
-@pytest.mark.slow
-def test_a_broker_that_falls_silent_is_a_loss(own_rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.url, heartbeat=1) as client:
-            await client.subscribe("silent")
-            await client.publish("silent", b"x")
-            os.kill(own_rabbitmq.pid, signal.SIGSTOP)
-            assert isinstance(await client.lost(), ConnectionLostError)
-
-    try:
-        run(main())
-    finally:
-        os.kill(own_rabbitmq.pid, signal.SIGCONT)
+async def test_closing_ends_a_subscription_that_waits_for_its_connection(
+    own_rabbitmq: RabbitMQ, freeze: Freeze
+) -> None:
+    async with connected(own_rabbitmq.url) as client:
+        freeze()
+        subscribing = asyncio.create_task(client.subscribe("too late"))
+        link = client.link
+        await until(lambda: link._dialling, "the second connection")
+        await client.adapter.close()
+        with pytest.raises(ConnectionLostError):
+            await within(subscribing)
 
 
-def test_closing_takes_no_longer_if_the_broker_is_silent(own_rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.url) as client:
-            await client.subscribe("silent")
-            await client.publish("silent", b"x")
-            os.kill(own_rabbitmq.pid, signal.SIGSTOP)
-            subscribing = asyncio.create_task(client.subscribe("too late"))
-            message = client.message("silent")
-            await client.adapter.publish([message])
-            started = time.monotonic()
-            await client.adapter.close()
-            assert time.monotonic() - started < 2
-            with pytest.raises(ConnectionLostError):
-                await within(subscribing)
-            assert message.was_sent
-            assert client.losses == []
-
-    try:
-        run(main())
-    finally:
-        os.kill(own_rabbitmq.pid, signal.SIGCONT)
-
-
-def test_closing_ends_a_subscription_that_waits_for_its_connection(own_rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.url) as client:
-            os.kill(own_rabbitmq.pid, signal.SIGSTOP)
-            subscribing = asyncio.create_task(client.subscribe("too late"))
-            link = client.adapter._link
-            assert link is not None
-            await until(lambda: link._dialling, "the second connection")
-            await client.adapter.close()
-            with pytest.raises(ConnectionLostError):
-                await within(subscribing)
-
-    try:
-        run(main())
-    finally:
-        os.kill(own_rabbitmq.pid, signal.SIGCONT)
-
-
-def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        for turns in range(40):  # the connection included
-            async with connected(rabbitmq.url) as client:
-                subscribing = asyncio.create_task(client.subscribe("cancelled"))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                subscribing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await subscribing
+async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
+    for turns in range(40):  # the connection included
         async with connected(rabbitmq.url) as client:
-            for turns in range(0, 60, 3):
-                subscribing = asyncio.create_task(client.subscribe("cancelled"))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                subscribing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    _, handle = await subscribing
-                    await client.adapter.unsubscribe(handle)
-            link = client.adapter._link
-            assert link is not None
-            await until(lambda: not link._tasks, "cleaning up")
-            assert client.losses == []
-            sink, _ = await client.subscribe("cancelled")
-            await client.publish("cancelled", b"x")
-            await sink.count(1)
-            queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
-            assert queues.count("amq.gen") == 1
+            subscribing = asyncio.create_task(client.subscribe("cancelled"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            subscribing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await subscribing
+    async with connected(rabbitmq.url) as client:
+        for turns in range(0, 60, 3):
+            subscribing = asyncio.create_task(client.subscribe("cancelled"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            subscribing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                _, handle = await subscribing
+                await client.adapter.unsubscribe(handle)
+        link = client.link
+        await until(lambda: not link._tasks, "cleaning up")
+        assert client.losses == []
+        sink, _ = await client.subscribe("cancelled")
+        await client.publish("cancelled", b"x")
+        await sink.count(1)
+        queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
+        assert queues.count("amq.gen") == 1
 
-    run(main())
 
-
-def test_a_broker_that_answers_no_request_is_given_up(own_rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(own_rabbitmq.url, connect_timeout=0.3, heartbeat=0) as client:
+async def test_a_connection_without_answer_to_a_request_is_closed(own_rabbitmq: RabbitMQ, freeze: Freeze) -> None:
+    async with connected(own_rabbitmq.url, connect_timeout=0.3, heartbeat=0) as client:
+        await client.subscribe("silent")
+        freeze()
+        with pytest.raises(ConnectionLostError, match=r"no answer within 0\.3 s"):
             await client.subscribe("silent")
-            os.kill(own_rabbitmq.pid, signal.SIGSTOP)
-            with pytest.raises(ConnectionLostError, match=r"no answer within 0\.3 s"):
-                await client.subscribe("silent")
-            assert "no answer within 0.3 s" in str(await client.lost())
-
-    try:
-        run(main())
-    finally:
-        os.kill(own_rabbitmq.pid, signal.SIGCONT)
+        assert "no answer within 0.3 s" in str(await client.lost())

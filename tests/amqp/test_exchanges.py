@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import ConnectionLostError, PublishRefusedError, SubscriptionRefusedError
-from tests.amqp.harness import connected, run, unique, until, within
+from tests.amqp.harness import Client, connected, unique, until, within
 from tests.amqp.test_consumer import exists
 from tests.amqp.test_publisher import outcomes
 
@@ -28,55 +28,41 @@ def described(rabbitmq: RabbitMQ, exchange: str) -> dict[str, str]:
     return dict(zip(columns, found, strict=True))
 
 
-def test_the_default_exchange_delivers_to_a_queue_by_its_name(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_the_default_exchange_delivers_to_a_queue_by_its_name(
+    rabbitmq: RabbitMQ, foreign: BlockingChannel
+) -> None:
     queue = unique("by/name".replace("/", "-"))
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("amq.default", key=queue, queue=queue)
-            await client.publish("amq.default", b"1", key=queue)
-            foreign.basic_publish("", queue, b"2")
-            await sink.count(2)
-            assert [(each.channel, each.channel_extension) for each in sink.arrived] == [("amq.default", queue)] * 2
-            # nothing was bound
-            bindings = await asyncio.to_thread(rabbitmq.ctl, "list_bindings", "source_name", "destination_name")
-            assert [line for line in bindings.splitlines() if line.endswith(queue)] == [f"\t{queue}"]
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        sink, _ = await client.subscribe("amq.default", key=queue, queue=queue)
+        await client.publish("amq.default", b"1", key=queue)
+        foreign.basic_publish("", queue, b"2")
+        await sink.count(2)
+        assert [(each.channel, each.channel_extension) for each in sink.arrived] == [("amq.default", queue)] * 2
+        # nothing was bound
+        bindings = await asyncio.to_thread(rabbitmq.ctl, "list_bindings", "source_name", "destination_name")
+        assert [line for line in bindings.splitlines() if line.endswith(queue)] == [f"\t{queue}"]
     foreign.queue_delete(queue)
 
 
-def test_a_direct_exchange_is_made_and_takes_keys_as_they_are(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    exchange = unique("direct")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(exchange, key="a.*", exchangeType="direct", bindings=["b/c"])
-            for key in ("a.*", "a.b", "b/c", "#"):
-                await client.publish(exchange, key.encode(), key=key)
-            await sink.count(2)
-            assert sink.payloads == [b"a.*", b"b/c"]
-            assert [each.channel_extension for each in sink.arrived] == ["a.*", "b/c"]
-            assert described(rabbitmq, exchange)["type"] == "direct"
-
-    run(main())
-    foreign.exchange_delete(exchange)
+async def test_a_direct_exchange_is_made_and_takes_keys_as_they_are(
+    rabbitmq: RabbitMQ, client: Client, exchange: str
+) -> None:
+    sink, _ = await client.subscribe(exchange, key="a.*", exchangeType="direct", bindings=["b/c"])
+    for key in ("a.*", "a.b", "b/c", "#"):
+        await client.publish(exchange, key.encode(), key=key)
+    await sink.count(2)
+    assert sink.payloads == [b"a.*", b"b/c"]
+    assert [each.channel_extension for each in sink.arrived] == ["a.*", "b/c"]
+    assert described(rabbitmq, exchange)["type"] == "direct"
 
 
-def test_a_fanout_exchange_reaches_everybody_whatever_the_key(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    exchange = unique("fanout")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sinks = [(await client.subscribe(exchange, key=key, exchangeType="fanout"))[0] for key in ("x", "")]
-            await client.publish(exchange, b"1", key="anything")
-            await client.publish(exchange, b"2", key="")
-            for sink in sinks:
-                await sink.count(2)
-                assert sink.payloads == [b"1", b"2"]
-
-    run(main())
-    foreign.exchange_delete(exchange)
+async def test_a_fanout_exchange_reaches_all_queues_with_any_key(client: Client, exchange: str) -> None:
+    sinks = [(await client.subscribe(exchange, key=key, exchangeType="fanout"))[0] for key in ("x", "")]
+    await client.publish(exchange, b"1", key="anything")
+    await client.publish(exchange, b"2", key="")
+    for sink in sinks:
+        await sink.count(2)
+        assert sink.payloads == [b"1", b"2"]
 
 
 @pytest.mark.parametrize(
@@ -87,236 +73,181 @@ def test_a_fanout_exchange_reaches_everybody_whatever_the_key(rabbitmq: RabbitMQ
         ({"x-match": "any", "colour": "red", "size": "9"}, [b"both", b"colour", b"size"]),
     ],
 )
-def test_a_headers_exchange_matches_user_headers(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, match: dict[str, Any], wanted: list[bytes]
+async def test_a_headers_exchange_matches_user_headers(
+    client: Client, exchange: str, match: dict[str, Any], wanted: list[bytes]
 ) -> None:
-    exchange = unique("headers")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(exchange, key="", exchangeType="headers", bindingArguments=match)
-            for payload, headers in (
-                (b"none", {"colour": "blue"}),
-                (b"both", {"colour": "red", "size": "9", "more": "x"}),
-                (b"colour", {"colour": "red"}),
-                (b"size", {"size": "9", "colour": "green"}),
-            ):
-                await client.publish(exchange, payload, key="", extensions={"headers": headers})
-            await client.publish(exchange, b"end", key="", extensions={"headers": {"colour": "red", "size": "9"}})
-            await sink.count(len(wanted) + 1)
-            assert sink.payloads == [*wanted, b"end"]
-
-    run(main())
-    foreign.exchange_delete(exchange)
+    sink, _ = await client.subscribe(exchange, key="", exchangeType="headers", bindingArguments=match)
+    for payload, headers in (
+        (b"none", {"colour": "blue"}),
+        (b"both", {"colour": "red", "size": "9", "more": "x"}),
+        (b"colour", {"colour": "red"}),
+        (b"size", {"size": "9", "colour": "green"}),
+    ):
+        await client.publish(exchange, payload, key="", extensions={"headers": headers})
+    await client.publish(exchange, b"end", key="", extensions={"headers": {"colour": "red", "size": "9"}})
+    await sink.count(len(wanted) + 1)
+    assert sink.payloads == [*wanted, b"end"]
 
 
-def test_an_existing_headers_exchange_is_bound_by_numbers_and_truth_values(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
+async def test_an_existing_headers_exchange_is_bound_by_numbers_and_truth_values(
+    client: Client, foreign: BlockingChannel
 ) -> None:
     import pika
 
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("amq.match", key="", bindingArguments={"n": 7, "ok": True})
-            for headers in ({"n": 8, "ok": True}, {"n": "7", "ok": True}, {"n": 7, "ok": True}):
-                foreign.basic_publish("amq.match", "", repr(headers).encode(), pika.BasicProperties(headers=headers))
-            [arrived] = await sink.count(1)
-            assert arrived.extensions["headers"] == {"n": 7, "ok": True}
-            assert arrived.payload == b"{'n': 7, 'ok': True}"
-
-    run(main())
+    sink, _ = await client.subscribe("amq.match", key="", bindingArguments={"n": 7, "ok": True})
+    for headers in ({"n": 8, "ok": True}, {"n": "7", "ok": True}, {"n": 7, "ok": True}):
+        foreign.basic_publish("amq.match", "", repr(headers).encode(), pika.BasicProperties(headers=headers))
+    [arrived] = await sink.count(1)
+    assert arrived.extensions["headers"] == {"n": 7, "ok": True}
+    assert arrived.payload == b"{'n': 7, 'ok': True}"
 
 
 @pytest.mark.parametrize(
     "value", [5, -1, 2**40, True, False, 0.1, b"\xff", "5", None, datetime(2026, 11, 22, tzinfo=UTC)], ids=repr
 )
-def test_a_header_matches_a_binding_by_its_value_and_type(rabbitmq: RabbitMQ, value: Any) -> None:
+async def test_a_header_matches_a_binding_by_its_value_and_type(client: Client, value: Any) -> None:
     others: list[Any] = [6, "five", 0.25, b"\xfe", datetime(2025, 1, 1, tzinfo=UTC)]
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("amq.headers", key="", bindingArguments={"n": value})
-            for number, each in enumerate([*others, value]):
-                if value is not None or number == len(others):  # no value in a binding stands for any
-                    await client.publish("amq.headers", b"%d" % number, key="", extensions={"headers": {"n": each}})
-            [arrived] = await sink.count(1)
-            assert (arrived.payload, arrived.extensions["headers"]) == (b"%d" % len(others), {"n": value})
-            assert type(arrived.extensions["headers"]["n"]) is type(value)
-
-    run(main())
+    sink, _ = await client.subscribe("amq.headers", key="", bindingArguments={"n": value})
+    for number, each in enumerate([*others, value]):
+        if value is not None or number == len(others):  # no value in a binding stands for any
+            await client.publish("amq.headers", b"%d" % number, key="", extensions={"headers": {"n": each}})
+    [arrived] = await sink.count(1)
+    assert (arrived.payload, arrived.extensions["headers"]) == (b"%d" % len(others), {"n": value})
+    assert type(arrived.extensions["headers"]["n"]) is type(value)
 
 
-def test_further_patterns_of_a_channel_are_subscribed_to_as_well(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("first/+", bindings=["second/#", "first/x", "+/third"])
-            for name in ("first/x", "second", "second/a/b", "other", "a/third", "$SYS/third", "first/x"):
-                await client.publish(name, name.encode())
-            await sink.count(5)
-            assert sink.payloads == [b"first/x", b"second", b"second/a/b", b"a/third", b"first/x"]
-            assert [each.channel for each in sink.arrived] == [payload.decode() for payload in sink.payloads]
-
-    run(main())
+async def test_further_patterns_of_a_channel_are_subscribed_to_as_well(client: Client) -> None:
+    sink, _ = await client.subscribe("first/+", bindings=["second/#", "first/x", "+/third"])
+    for name in ("first/x", "second", "second/a/b", "other", "a/third", "$SYS/third", "first/x"):
+        await client.publish(name, name.encode())
+    await sink.count(5)
+    assert sink.payloads == [b"first/x", b"second", b"second/a/b", b"a/third", b"first/x"]
+    assert [each.channel for each in sink.arrived] == [payload.decode() for payload in sink.payloads]
 
 
-def test_what_no_binding_wants_goes_to_the_alternate_exchange(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_unroutable_messages_go_to_the_alternate_exchange(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
     exchange, alternate = unique("main"), unique("alternate")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            lost, _ = await client.subscribe(alternate, key="", exchangeType="fanout", exchangeInternal=True)
-            wanted, _ = await client.subscribe(exchange, key="known", alternateExchange=alternate)
-            for key in ("known", "unknown"):
-                await client.publish(exchange, key.encode(), key=key)
-            await wanted.count(1)
-            await lost.count(1)
-            assert (wanted.payloads, lost.payloads) == ([b"known"], [b"unknown"])
-            assert (lost.arrived[0].channel, lost.arrived[0].channel_extension) == (exchange, "unknown")
-            assert described(rabbitmq, alternate)["internal"] == "true"
-            # nobody but other exchanges publishes to that one
-            message = client.message(alternate, key="k")
-            await within(client.adapter.publish([message]))
-            with pytest.raises(PublishRefusedError, match="403 ACCESS_REFUSED") as caught:
-                await message.result()
-            assert caught.value.code == 403
-            assert "internal exchange" in (caught.value.detail or "")
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        lost, _ = await client.subscribe(alternate, key="", exchangeType="fanout", exchangeInternal=True)
+        wanted, _ = await client.subscribe(exchange, key="known", alternateExchange=alternate)
+        for key in ("known", "unknown"):
+            await client.publish(exchange, key.encode(), key=key)
+        await wanted.count(1)
+        await lost.count(1)
+        assert (wanted.payloads, lost.payloads) == ([b"known"], [b"unknown"])
+        assert (lost.arrived[0].channel, lost.arrived[0].channel_extension) == (exchange, "unknown")
+        assert described(rabbitmq, alternate)["internal"] == "true"
+        # nobody but other exchanges publishes to that one
+        message = client.message(alternate, key="k")
+        await within(client.adapter.publish([message]))
+        with pytest.raises(PublishRefusedError, match="403 ACCESS_REFUSED") as caught:
+            await message.result()
+        assert caught.value.code == 403
+        assert "internal exchange" in (caught.value.detail or "")
     for name in (exchange, alternate):
         foreign.exchange_delete(name)
 
 
-def test_what_comes_by_way_of_another_exchange_is_not_filtered(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_messages_by_way_of_another_exchange_are_not_filtered(client: Client, foreign: BlockingChannel) -> None:
     exchange = unique("behind")
     foreign.exchange_declare(exchange, "fanout", auto_delete=True)
     foreign.exchange_bind(exchange, "amq.topic", "forwarded.#")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(exchange, key="")
-            await client.publish("forwarded/a", b"x")
-            [arrived] = await sink.count(1)
-            assert (arrived.channel, arrived.payload) == ("forwarded/a", b"x")
-
-    run(main())
+    sink, _ = await client.subscribe(exchange, key="")
+    await client.publish("forwarded/a", b"x")
+    [arrived] = await sink.count(1)
+    assert (arrived.channel, arrived.payload) == ("forwarded/a", b"x")
 
 
-def test_exchanges_are_made_transient_and_for_as_long_as_they_are_bound(rabbitmq: RabbitMQ) -> None:
+async def test_exchanges_are_made_transient_and_for_as_long_as_they_are_bound(
+    rabbitmq: RabbitMQ, client: Client
+) -> None:
     exchange = unique("passing")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe(exchange, key="k", exchangeDurable=False, exchangeAutoDelete=True)
-            found = described(rabbitmq, exchange)
-            assert (found["durable"], found["auto_delete"], found["type"]) == ("false", "true", "topic")
-            await client.publish(exchange, b"x", key="k")
-            await client.adapter.unsubscribe(handle)
-            assert exchange not in rabbitmq.ctl("list_exchanges", "name")
-            # the publisher believes it is still there, and makes it again
-            await client.publish(exchange, b"x", key="k", extensions={"exchangeAutoDelete": True})
-            assert described(rabbitmq, exchange)["durable"] == "true"
-            _, handle = await client.subscribe(exchange, key="k")
-            await client.adapter.unsubscribe(handle)
-
-    run(main())
+    _, handle = await client.subscribe(exchange, key="k", exchangeDurable=False, exchangeAutoDelete=True)
+    found = described(rabbitmq, exchange)
+    assert (found["durable"], found["auto_delete"], found["type"]) == ("false", "true", "topic")
+    await client.publish(exchange, b"x", key="k")
+    await client.adapter.unsubscribe(handle)
+    assert exchange not in rabbitmq.ctl("list_exchanges", "name")
+    # the publisher believes it is still there, and makes it again
+    await client.publish(exchange, b"x", key="k", extensions={"exchangeAutoDelete": True})
+    assert described(rabbitmq, exchange)["durable"] == "true"
+    _, handle = await client.subscribe(exchange, key="k")
+    await client.adapter.unsubscribe(handle)
 
 
-def test_what_exists_is_used_as_it_is(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_an_existing_exchange_is_used_as_it_is(client: Client, foreign: BlockingChannel) -> None:
     exchange = unique("existing")
     foreign.exchange_declare(exchange, "direct", auto_delete=True)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(exchange, key="a", exchangeType="fanout")
-            await client.publish(exchange, b"other", key="b", extensions={"exchangeType": "headers"})
-            await client.publish(exchange, b"x", key="a")
-            await sink.count(1)
-            assert sink.payloads == [b"x"]
-
-    run(main())
+    sink, _ = await client.subscribe(exchange, key="a", exchangeType="fanout")
+    await client.publish(exchange, b"other", key="b", extensions={"exchangeType": "headers"})
+    await client.publish(exchange, b"x", key="a")
+    await sink.count(1)
+    assert sink.payloads == [b"x"]
 
 
-def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_connection(rabbitmq: RabbitMQ) -> None:
+async def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_connection(client: Client) -> None:
     """Sent again on the next connection it would cost that one as well, and so on for ever."""
     exchange = unique("odd")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            message = client.message(exchange, key="k", extensions={"exchangeType": "x-unheard-of"})
-            await within(client.adapter.publish([message]))
-            with pytest.raises(PublishRefusedError, match="503 COMMAND_INVALID") as caught:
-                await message.result()
-            assert (caught.value.code, message.settlements) == (503, 1)
-            lost = await client.lost()
-            assert isinstance(lost, ConnectionLostError)
-            assert lost.code == 503
-            await client.open()
-            with pytest.raises(SubscriptionRefusedError, match="unknown exchange type 'x-unheard-of'") as refused:
-                await client.subscribe(exchange, key="k", exchangeType="x-unheard-of")
-            assert refused.value.code == 503
-
-    run(main())
+    message = client.message(exchange, key="k", extensions={"exchangeType": "x-unheard-of"})
+    await within(client.adapter.publish([message]))
+    with pytest.raises(PublishRefusedError, match="503 COMMAND_INVALID") as caught:
+        await message.result()
+    assert (caught.value.code, message.settlements) == (503, 1)
+    lost = await client.lost()
+    assert isinstance(lost, ConnectionLostError)
+    assert lost.code == 503
+    await client.open()
+    with pytest.raises(SubscriptionRefusedError, match="unknown exchange type 'x-unheard-of'") as refused:
+        await client.subscribe(exchange, key="k", exchangeType="x-unheard-of")
+    assert refused.value.code == 503
 
 
-def test_an_exchange_of_a_plugins_type_is_made_and_bound(own_rabbitmq: TlsRabbitMQ) -> None:
+async def test_an_exchange_of_a_plugins_type_is_made_and_bound(own_rabbitmq: TlsRabbitMQ) -> None:
     own_rabbitmq.enable("rabbitmq_consistent_hash_exchange")
     exchange = unique("hash")
-
-    async def main() -> None:
-        async with connected(own_rabbitmq.url) as client:
-            kind: dict[str, Any] = {"exchangeType": "x-consistent-hash"}
-            sinks = [(await client.subscribe(exchange, key="1", **kind))[0] for _ in range(2)]
-            for number in range(60):
-                await client.publish(exchange, b"x", key=str(number), extensions=kind)
-            await until(lambda: sum(len(sink.arrived) for sink in sinks) == 60, "all of it, once")
-            assert all(sink.arrived for sink in sinks)
-
-    run(main())
+    async with connected(own_rabbitmq.url) as client:
+        kind: dict[str, Any] = {"exchangeType": "x-consistent-hash"}
+        sinks = [(await client.subscribe(exchange, key="1", **kind))[0] for _ in range(2)]
+        for number in range(60):
+            await client.publish(exchange, b"x", key=str(number), extensions=kind)
+        await until(lambda: sum(len(sink.arrived) for sink in sinks) == 60, "all of it, once")
+        assert all(sink.arrived for sink in sinks)
 
 
 @pytest.mark.parametrize("declare", ["passive", "none"])
-def test_without_declaring_a_missing_exchange_is_refused(rabbitmq: RabbitMQ, declare: str) -> None:
+async def test_without_declaring_a_missing_exchange_is_refused(client: Client, declare: str) -> None:
     exchange = unique("missing")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("sibling")
-            batch = [
-                client.message(exchange, key="k", extensions={"declare": declare}),
-                client.message("sibling", b"x"),
-            ]
-            await within(client.adapter.publish(batch))
-            assert await outcomes(batch) == ["PublishRefusedError", ""]
-            error = batch[0].error
-            assert isinstance(error, PublishRefusedError)
-            assert (error.code, error.detail) == (404, f"NOT_FOUND - no exchange '{exchange}' in vhost '/'")
-            await sink.count(1)
-            assert client.losses == []
-
-    run(main())
+    sink, _ = await client.subscribe("sibling")
+    batch = [
+        client.message(exchange, key="k", extensions={"declare": declare}),
+        client.message("sibling", b"x"),
+    ]
+    await within(client.adapter.publish(batch))
+    assert await outcomes(batch) == ["PublishRefusedError", ""]
+    error = batch[0].error
+    assert isinstance(error, PublishRefusedError)
+    assert (error.code, error.detail) == (404, f"NOT_FOUND - no exchange '{exchange}' in vhost '/'")
+    await sink.count(1)
+    assert client.losses == []
 
 
-def test_declare_none_asks_nothing(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_declare_none_asks_nothing(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
     """A user without the right to ask may still publish and consume."""
     queue, exchange = unique("given"), unique("given")
     foreign.exchange_declare(exchange, "fanout", auto_delete=True)
     foreign.queue_declare(queue)
     foreign.queue_bind(queue, exchange)
     sibling = unique("missing")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(exchange, key="", queue=queue, declare="none")
-            await client.publish(exchange, b"x", key="k", extensions={"declare": "none"})
-            [arrived] = await sink.count(1)
-            assert (arrived.channel, arrived.channel_extension) == (exchange, "k")
-            with pytest.raises(SubscriptionRefusedError) as caught:
-                await client.subscribe("a", queue=sibling, declare="none")
-            assert caught.value.code == 404
-            await client.publish(exchange, b"y", key="k", extensions={"declare": "none"})
-            await sink.count(2)
-            assert not exists(foreign, sibling)
-            assert client.losses == []
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        sink, _ = await client.subscribe(exchange, key="", queue=queue, declare="none")
+        await client.publish(exchange, b"x", key="k", extensions={"declare": "none"})
+        [arrived] = await sink.count(1)
+        assert (arrived.channel, arrived.channel_extension) == (exchange, "k")
+        with pytest.raises(SubscriptionRefusedError) as caught:
+            await client.subscribe("a", queue=sibling, declare="none")
+        assert caught.value.code == 404
+        await client.publish(exchange, b"y", key="k", extensions={"declare": "none"})
+        await sink.count(2)
+        assert not exists(foreign, sibling)
+        assert client.losses == []
     foreign.queue_delete(queue)

@@ -100,19 +100,19 @@ def test_values_that_are_taken(key: str, value: Any, checked: Any) -> None:
         ("streamSegmentBytes", 3_000_000_001, "3000000000"),
     ],
 )
-def test_values_that_are_refused_with_what_would_be_right(key: str, value: Any, right: str) -> None:
+def test_invalid_values_are_refused_with_the_valid_ones(key: str, value: Any, right: str) -> None:
     with pytest.raises(ValueError, match=right):
         EXTENSIONS[key].check(value)
 
 
 @given(st.sampled_from(sorted(EXTENSIONS)), ANYTHING)
-def test_whatever_is_given_is_taken_or_refused_by_name(key: str, value: Any) -> None:
+def test_any_value_is_accepted_or_refused_with_a_value_error(key: str, value: Any) -> None:
     with contextlib.suppress(ValueError):
         checked = EXTENSIONS[key].check(value)
         assert EXTENSIONS[key].check(checked) == checked
 
 
-def test_intervals_have_the_lengths_the_broker_gives_them() -> None:
+def test_intervals_have_the_same_lengths_as_at_the_broker() -> None:
     lengths = {"2s": 2, "2m": 120, "2h": 7200, "1D": 86_400, "1M": 2_592_000, "1Y": 31_536_000}
     assert {interval: extensions.seconds_of(interval) for interval in lengths} == lengths
 
@@ -154,9 +154,9 @@ QUORUM = {"queue": "q", "queueType": "quorum"}
         (NAMED | {"bindingArguments": {"a": "b"}}, "bindingArguments", "exchangeType 'headers'"),
         (NAMED | {"bindings": ["a/#/b"]}, "bindings", "#"),
         (NAMED | {"bindings": ["." * 100]}, "bindings", "300 bytes"),
-        (NAMED | {"bindings": ["d/+"], "deadLetterChannel": "d/x"}, "deadLetterChannel", "round in circles"),
+        (NAMED | {"bindings": ["d/+"], "deadLetterChannel": "d/x"}, "deadLetterChannel", "again and again"),
         (NAMED | {"autocreate": False, "maxLength": 1}, "maxLength", "autocreate=False"),
-        (NAMED | {"autocreate": False, "bindings": ["a"]}, "bindings", "nothing bound"),
+        (NAMED | {"autocreate": False, "bindings": ["a"]}, "bindings", "nothing is declared or bound"),
         (NAMED | {"autocreate": False, "declare": "create"}, "declare", "autocreate"),
         (NAMED | {"declare": "none", "durable": False}, "durable", "declare='none'"),
         ({"declare": "passive"}, "declare", "existing queue"),
@@ -172,7 +172,7 @@ QUORUM = {"queue": "q", "queueType": "quorum"}
         (NAMED | {"exchangeType": "fanout"}, "exchangeType", "channel\\(exchange, routing_key\\)"),
     ],
 )
-def test_contradictions_of_a_subscription_name_the_key_and_what_would_be_right(
+def test_contradictions_of_a_subscription_name_the_key_and_a_remedy(
     given: dict[str, Any], key: str, right: str
 ) -> None:
     with pytest.raises(InvalidExtensionError, match=right) as caught:
@@ -190,7 +190,7 @@ def test_contradictions_of_a_subscription_name_the_key_and_what_would_be_right(
         ("amq.default", "q", {"exchangeType": "direct"}, "exchangeType", "always there"),
     ],
 )
-def test_contradictions_of_a_publish_context_name_the_key_and_what_would_be_right(
+def test_contradictions_of_a_publish_context_name_the_key_and_a_remedy(
     channel: str, key: str | None, given: dict[str, Any], wrong: str, right: str
 ) -> None:
     with pytest.raises(InvalidExtensionError, match=right) as caught:
@@ -210,7 +210,7 @@ def test_the_default_exchange_takes_the_name_of_the_queue_only() -> None:
     assert (found.exchange.name, found.bindings) == ("", ())
 
 
-def test_what_is_off_or_the_default_contradicts_nothing() -> None:
+def test_values_that_are_off_or_default_contradict_nothing() -> None:
     subscribing(queue="q", queueType="quorum", exclusive=False, autoDelete=False, durable=True, maxPriority=0)
     subscribing(queue="q", queueType="stream", singleActiveConsumer=False, consumerPriority=0, exclusive=False)
     subscribing(queue="q", autocreate=False, queueType="stream", streamOffset="first")
@@ -252,7 +252,7 @@ def test_only_classic_queues_are_made_with_levels_of_priority(given: dict[str, A
     assert dict(source(subscribing(**given), "amq.topic", 9).queue.arguments) == {"x-queue-type": given["queueType"]}
 
 
-def test_an_exchange_is_made_as_asked_for() -> None:
+def test_an_exchange_is_declared_with_its_arguments() -> None:
     options = publishing("e", "k", exchangeType="direct", exchangeDurable=False, exchangeAutoDelete=True,
                          alternateExchange="other", mandatory=True)  # fmt: skip
     found = destination(MessageContext("e", "k"), options, "amq.topic")
@@ -337,7 +337,7 @@ def test_any_combination_compiles_or_is_refused_with_a_key_that_was_given(
             assert not found.queue.exclusive
 
 
-def test_a_subscription_without_extensions_is_what_it_was() -> None:
+def test_a_subscription_without_extensions_binds_the_topic_exchange() -> None:
     found = source(SubscriptionSpec("a/+", None, SubscribeOptions()), "amq.topic", 9)
     assert (found.exchange.name, found.exchange.kind, found.bindings) == ("amq.topic", "topic", ("a.*",))
     assert (found.stream_offset, found.delay, dict(found.consumer_arguments)) == (None, None, {})

@@ -18,7 +18,7 @@ from pamqp.commands import Basic
 
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
-from adapters.amqp.consumer import Consumer
+from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
 from adapters.amqp.protocol import FrameProtocol
 from messaging.adapter import SubscriptionSpec
@@ -169,7 +169,7 @@ class Stream:
         for piece in pieces:
             self.protocol.data_received(piece)
         if not self.ends:
-            self.protocol.reader.settled = False  # no good-bye
+            self.protocol.reader.ends_quietly = False
             self.protocol.reader.feed_eof()
         return await self.protocol.reader.read()
 
@@ -218,7 +218,7 @@ NO_FRAMES = [
 
 
 @pytest.mark.parametrize("stream", NO_FRAMES)
-def test_what_is_not_amqp_is_left_to_aiormq_as_it_is_until_the_handshake_is_over(stream: bytes) -> None:
+def test_bytes_that_are_not_amqp_are_passed_to_aiormq_during_the_handshake(stream: bytes) -> None:
     tap = Tap()
     rest, _ = split([stream[:3], stream[3:], b"more"], {5: tap}, settled=False)
     assert rest == stream + b"more"
@@ -237,9 +237,7 @@ def test_what_is_not_amqp_is_left_to_aiormq_as_it_is_until_the_handshake_is_over
         (frames.PREFIX.pack(1, 5, 5) + OTHERS[0][7:11] + b"\xff\xce", "a malformed frame on channel 5"),
     ],
 )
-def test_a_broker_that_does_not_keep_to_the_protocol_is_given_up_and_aiormq_hears_good_bye(
-    stream: bytes, what: str
-) -> None:
+def test_a_protocol_violation_ends_the_connection_and_aiormq_reads_a_good_bye(stream: bytes, what: str) -> None:
     tap = Tap()
     rest, end = split([OTHERS[0] + stream, DELIVERY[0], b"more"], {5: tap})
     assert rest == OTHERS[0] + CLOSE_OK
@@ -249,13 +247,13 @@ def test_a_broker_that_does_not_keep_to_the_protocol_is_given_up_and_aiormq_hear
 
 
 @given(st.binary(max_size=60), st.sampled_from([1, 2, 3, 8]), st.integers(0, 6))
-def test_whatever_a_frame_holds_nothing_is_raised(payload: bytes, kind: int, channel: int) -> None:
+def test_no_frame_makes_the_protocol_raise(payload: bytes, kind: int, channel: int) -> None:
     async def main() -> None:
         stream = Stream({})
         stream.protocol.lanes[5] = ConfirmChannel(5)
         spec = SubscriptionSpec("c", None, SubscribeOptions())
         wire: Any = SimpleNamespace(alive=True, write=lambda _: True)
-        stream.protocol.lanes[6] = Consumer(
+        stream.protocol.lanes[6] = QueueConsumer(
             wire,
             spec,
             Sink(),

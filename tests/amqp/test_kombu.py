@@ -82,7 +82,7 @@ def queue(foreign: BlockingChannel) -> Iterator[str]:
     ("body", "serializer", "encoding"),
     [({"x": [1, "ü"]}, "json", "utf-8"), ("text ü", None, "utf-8"), (b"\xff\x00", None, "binary")],
 )
-def test_what_kombu_publishes_is_received_as_the_same_value(
+def test_a_value_that_kombu_publishes_is_received_unchanged(
     rabbitmq: RabbitMQ, connection: kombu.Connection, body: Any, serializer: str | None, encoding: str,
     compression: str | None,
 ) -> None:  # fmt: skip

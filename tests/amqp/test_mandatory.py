@@ -14,7 +14,7 @@ from pamqp.commands import Basic
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
 from messaging.errors import PublishRefusedError, UnroutableError
-from tests.amqp.harness import connected, run, unique, until, within
+from tests.amqp.harness import Client, connected, unique, until, within
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
@@ -26,164 +26,119 @@ if TYPE_CHECKING:
 MANDATORY: dict[str, Any] = {"mandatory": True}
 
 
-def test_a_message_that_reaches_no_queue_fails_with_code_and_text(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            message = client.message("nobody/listens", b"x" * 300_000, extensions=MANDATORY)  # several frames
-            await within(client.adapter.publish([message]))
-            with pytest.raises(UnroutableError, match=r"312 NO_ROUTE: no queue takes 'nobody\.listens'") as caught:
-                await message.result()
-            assert (caught.value.code, caught.value.detail) == (312, "NO_ROUTE")
-            await client.publish("nobody/listens", b"", extensions={"mandatory": False})
-            await client.publish("nobody/listens", b"")
-            assert message.settlements == 1
-            assert client.losses == []
-
-    run(main())
+async def test_a_message_that_reaches_no_queue_fails_with_code_and_text(client: Client) -> None:
+    message = client.message("nobody/listens", b"x" * 300_000, extensions=MANDATORY)  # several frames
+    await within(client.adapter.publish([message]))
+    with pytest.raises(UnroutableError, match=r"312 NO_ROUTE: no queue takes 'nobody\.listens'") as caught:
+        await message.result()
+    assert (caught.value.code, caught.value.detail) == (312, "NO_ROUTE")
+    await client.publish("nobody/listens", b"", extensions={"mandatory": False})
+    await client.publish("nobody/listens", b"")
+    assert message.settlements == 1
+    assert client.losses == []
 
 
-def test_a_message_that_reaches_a_queue_is_confirmed(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, handle = await client.subscribe("somebody")
-            await client.publish("somebody", b"1", b"2", extensions=MANDATORY)
-            await sink.count(2)
-            await client.adapter.unsubscribe(handle)
-            with pytest.raises(UnroutableError):
-                await client.publish("somebody", b"3", extensions=MANDATORY)
-
-    run(main())
+async def test_a_message_that_reaches_a_queue_is_confirmed(client: Client) -> None:
+    sink, handle = await client.subscribe("somebody")
+    await client.publish("somebody", b"1", b"2", extensions=MANDATORY)
+    await sink.count(2)
+    await client.adapter.unsubscribe(handle)
+    with pytest.raises(UnroutableError):
+        await client.publish("somebody", b"3", extensions=MANDATORY)
 
 
 @pytest.mark.parametrize("payload", [b"", b"x"])
-def test_the_default_exchange_tells_of_a_queue_that_is_not_there(rabbitmq: RabbitMQ, payload: bytes) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            with pytest.raises(UnroutableError):
-                await client.publish("amq.default", payload, key=unique("missing"), extensions=MANDATORY)
-
-    run(main())
+async def test_a_mandatory_message_to_a_missing_queue_fails(client: Client, payload: bytes) -> None:
+    with pytest.raises(UnroutableError):
+        await client.publish("amq.default", payload, key=unique("missing"), extensions=MANDATORY)
 
 
-def test_an_alternate_exchange_is_somebody(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    exchange = unique("main")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("amq.fanout", key="")
-            await client.publish(exchange, b"x", key="k", extensions={"alternateExchange": "amq.fanout"} | MANDATORY)
-            await sink.count(1)
-
-    run(main())
-    foreign.exchange_delete(exchange)
+async def test_an_alternate_exchange_counts_as_a_route(client: Client, exchange: str) -> None:
+    sink, _ = await client.subscribe("amq.fanout", key="")
+    await client.publish(exchange, b"x", key="k", extensions={"alternateExchange": "amq.fanout"} | MANDATORY)
+    await sink.count(1)
 
 
-def test_thousands_in_flight_of_every_kind_each_get_their_own_answer(rabbitmq: RabbitMQ) -> None:
+async def test_thousands_in_flight_of_every_kind_each_get_their_own_answer(rabbitmq: RabbitMQ) -> None:
     """Two channels, a window smaller than the batches, multiple confirms, returns between them, retries."""
     dice = random.Random(7)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url, publish_window=700) as client:
-            sink, _ = await client.subscribe("there", qos="0")
-            kinds = [
-                ("there", MANDATORY, ""),
-                ("nowhere", MANDATORY, "UnroutableError"),
-                ("nowhere", {}, ""),
-                ("there", {}, ""),
-                ("nowhere", {"qos": "0"}, ""),
-            ]
-            chosen = [dice.choice(kinds) for _ in range(6000)]
-            batch = [
-                client.message(channel, b"x" * dice.choice((0, 10, 3000)), extensions=extensions)
-                for channel, extensions, _ in chosen
-            ]
-            for start in range(0, len(batch), 1000):
-                await within(client.adapter.publish(batch[start : start + 1000]))
-            assert await outcomes(batch) == [result for _, _, result in chosen]
-            assert {message.settlements for message in batch} == {1}
-            await sink.count(sum(channel == "there" for channel, _, _ in chosen))
-            link = client.adapter._link
-            assert link is not None
-            for channel in link.publisher._channels.values():
-                assert (channel.pending, channel.mandatory) == ({}, {})
-
-    run(main())
+    async with connected(rabbitmq.url, publish_window=700) as client:
+        sink, _ = await client.subscribe("there", qos="0")
+        kinds = [
+            ("there", MANDATORY, ""),
+            ("nowhere", MANDATORY, "UnroutableError"),
+            ("nowhere", {}, ""),
+            ("there", {}, ""),
+            ("nowhere", {"qos": "0"}, ""),
+        ]
+        chosen = [dice.choice(kinds) for _ in range(6000)]
+        batch = [
+            client.message(channel, b"x" * dice.choice((0, 10, 3000)), extensions=extensions)
+            for channel, extensions, _ in chosen
+        ]
+        for start in range(0, len(batch), 1000):
+            await within(client.adapter.publish(batch[start : start + 1000]))
+        assert await outcomes(batch) == [result for _, _, result in chosen]
+        assert {message.settlements for message in batch} == {1}
+        await sink.count(sum(channel == "there" for channel, _, _ in chosen))
+        link = client.link
+        for channel in link.publisher.channels.open.values():
+            assert (channel.pending, channel.mandatory) == ({}, {})
 
 
-def test_messages_that_share_their_ids_each_get_their_own_answer(rabbitmq: RabbitMQ) -> None:
+async def test_messages_that_share_their_ids_each_get_their_own_answer(rabbitmq: RabbitMQ) -> None:
     dice = random.Random(11)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url, publish_window=50) as client:
-            sink, _ = await client.subscribe("shared", qos="0")
-            chosen = [(dice.choice(("shared", "nowhere")), dice.choice(("a", "b", None))) for _ in range(400)]
-            batch = [
-                client.message(channel, b"%d" % number, extensions=MANDATORY | ({"messageId": own} if own else {}))
-                for number, (channel, own) in enumerate(chosen)
-            ]
-            for start in range(0, len(batch), 100):
-                await within(client.adapter.publish(batch[start : start + 100]))
-            assert await outcomes(batch) == ["" if channel == "shared" else "UnroutableError" for channel, _ in chosen]
-            assert {message.settlements for message in batch} == {1}
-            there = [number for number, (channel, _) in enumerate(chosen) if channel == "shared"]
-            await sink.count(len(there))
-            assert [int(payload) for payload in sink.payloads] == there
-            assert client.adapter._link is not None
-            for lane in client.adapter._link.publisher._channels.values():
-                assert (lane.pending, lane.mandatory) == ({}, {})
-
-    run(main())
+    async with connected(rabbitmq.url, publish_window=50) as client:
+        sink, _ = await client.subscribe("shared", qos="0")
+        chosen = [(dice.choice(("shared", "nowhere")), dice.choice(("a", "b", None))) for _ in range(400)]
+        batch = [
+            client.message(channel, b"%d" % number, extensions=MANDATORY | ({"messageId": own} if own else {}))
+            for number, (channel, own) in enumerate(chosen)
+        ]
+        for start in range(0, len(batch), 100):
+            await within(client.adapter.publish(batch[start : start + 100]))
+        assert await outcomes(batch) == ["" if channel == "shared" else "UnroutableError" for channel, _ in chosen]
+        assert {message.settlements for message in batch} == {1}
+        there = [number for number, (channel, _) in enumerate(chosen) if channel == "shared"]
+        await sink.count(len(there))
+        assert [int(payload) for payload in sink.payloads] == there
+        for lane in client.link.publisher.channels.open.values():
+            assert (lane.pending, lane.mandatory) == ({}, {})
 
 
-def test_a_full_queue_refuses_and_is_not_unroutable(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_a_full_queue_refuses_and_is_not_unroutable(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("full")
     foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     foreign.queue_bind(queue, "amq.topic", "full")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            batch = [
-                client.message("full", extensions=MANDATORY | {"queueOverflow": "reject-publish"}) for _ in range(3)
-            ]
-            await client.adapter.publish(batch)
-            assert await outcomes(batch) == ["", "PublishRefusedError", "PublishRefusedError"]
-
-    run(main())
+    batch = [client.message("full", extensions=MANDATORY | {"queueOverflow": "reject-publish"}) for _ in range(3)]
+    await client.adapter.publish(batch)
+    assert await outcomes(batch) == ["", "PublishRefusedError", "PublishRefusedError"]
 
 
-def test_what_is_sent_again_on_a_new_channel_is_still_mandatory(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_messages_sent_again_on_a_new_channel_stay_mandatory(client: Client, foreign: BlockingChannel) -> None:
     exchange = unique("vanishing")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("stays")
-            await client.publish(exchange, b"", key="k")
-            await client.publish("stays", b"")
-            foreign.exchange_delete(exchange)
-            batch = [
-                client.message(exchange, key="k", extensions={"autocreate": False}) if number == 3 else
-                client.message(("stays", "nowhere")[number % 2], b"%d" % number, extensions=MANDATORY)
-                for number in range(10)
-            ]  # fmt: skip
-            await within(client.adapter.publish(batch))
-            wanted = ["", "UnroutableError"] * 5
-            wanted[3] = "PublishRefusedError"
-            assert await outcomes(batch) == wanted
-            await until(lambda: {b"0", b"8"} <= set(sink.payloads), "the others")
-
-    run(main())
+    sink, _ = await client.subscribe("stays")
+    await client.publish(exchange, b"", key="k")
+    await client.publish("stays", b"")
+    foreign.exchange_delete(exchange)
+    batch = [
+        client.message(exchange, key="k", extensions={"autocreate": False}) if number == 3 else
+        client.message(("stays", "nowhere")[number % 2], b"%d" % number, extensions=MANDATORY)
+        for number in range(10)
+    ]  # fmt: skip
+    await within(client.adapter.publish(batch))
+    wanted = ["", "UnroutableError"] * 5
+    wanted[3] = "PublishRefusedError"
+    assert await outcomes(batch) == wanted
+    await until(lambda: {b"0", b"8"} <= set(sink.payloads), "the others")
 
 
-def test_a_late_return_or_confirm_of_a_message_given_up_harms_nobody(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            batch = [client.message("nowhere", extensions=MANDATORY) for _ in range(3)]
-            await client.adapter.publish(batch)
-            batch[1].fail(PublishRefusedError("its deadline passed"))
-            assert await outcomes(batch) == ["UnroutableError", "PublishRefusedError", "UnroutableError"]
-            await client.publish("nowhere", b"")
-
-    run(main())
+async def test_a_late_return_or_confirm_of_a_failed_message_is_ignored(client: Client) -> None:
+    batch = [client.message("nowhere", extensions=MANDATORY) for _ in range(3)]
+    await client.adapter.publish(batch)
+    batch[1].fail(PublishRefusedError("its deadline passed"))
+    assert await outcomes(batch) == ["UnroutableError", "PublishRefusedError", "UnroutableError"]
+    await client.publish("nowhere", b"")
 
 
 # --- the parser alone: hypothesis plays the broker
@@ -228,7 +183,7 @@ SHORT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
     st.lists(st.tuples(st.integers(0, 999), SHORT, SHORT, st.none() | SHORT.filter(bool), st.binary(max_size=90))),
     st.integers(12, 40),
 )
-def test_whatever_comes_back_is_read_with_its_key_and_id(
+def test_returned_messages_are_read_with_key_and_id(
     messages: list[tuple[int, str, str, str | None, bytes]], frame_max: int
 ) -> None:
     channel = Channel()

@@ -98,7 +98,7 @@ def test_any_key_can_be_read(key: str) -> None:
     assert isinstance(names.channel_name(key), str)
 
 
-def test_what_does_not_fit_into_a_short_string_is_refused() -> None:
+def test_names_longer_than_a_short_string_are_refused() -> None:
     assert names.check_length("x" * 255, "it") == "x" * 255
     with pytest.raises(InvalidChannelError, match="it is 256 bytes"):
         names.check_length("ä" * 128, "it")

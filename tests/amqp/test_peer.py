@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,16 +21,14 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
-from tests.amqp.harness import Client, make_adapter, run, until, within
-from tests.amqp.peer import FRAME_MAX, Peer, Session
+from tests.amqp.harness import Client, within
+from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from tests.amqp.harness import Out, Sink
-
-    Play = Callable[[Client, Peer], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -43,19 +42,10 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Any:
     assert not any(record.name.startswith(("aiormq", "asyncio")) for record in loud)
 
 
-def play(script: Play, **settings: Any) -> None:
-    """Run ``script`` with a client that is not connected yet."""
-
-    async def main() -> None:
-        async with Peer() as peer:
-            client = Client(make_adapter(peer.url, **{"connect_timeout": 5} | settings))
-            try:
-                async with asyncio.timeout(20):
-                    await script(client, peer)
-            finally:
-                await within(client.adapter.close())
-
-    run(main())
+@pytest.fixture
+def client(peer: Peer) -> AbstractAsyncContextManager[Client]:
+    """A client that is not connected yet. Tests name ``peer`` first, so that it listens by then."""
+    return client_of(peer)
 
 
 async def opened(client: Client, peer: Peer) -> Session:
@@ -87,40 +77,33 @@ async def published(client: Client, peer: Peer, count: int, **extensions: Any) -
 # --- while connecting
 
 
-def test_silence_after_accepting_ends_with_the_attempt() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await client.open()
-        assert await (await peer.session()).ended() == b"AMQP\x00\x00\x09\x01"
-
-    play(script)
+async def test_silence_after_accepting_ends_with_the_attempt(peer: Peer, client: Client) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await client.open()
+    assert await (await peer.session()).ended() == b"AMQP\x00\x00\x09\x01"
 
 
-def test_silence_in_the_middle_of_the_handshake_ends_with_the_attempt() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        opening = asyncio.create_task(client.open())
-        session = await peer.session()
-        await session.greet()
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        await session.ended()
-
-    play(script)
+async def test_silence_in_the_middle_of_the_handshake_ends_with_the_attempt(peer: Peer, client: Client) -> None:
+    opening = asyncio.create_task(client.open())
+    session = await peer.session()
+    await session.greet()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await session.ended()
 
 
-def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_words() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        opening = asyncio.create_task(client.open())
-        session = await peer.session()
-        await session.greet()
-        session.close_reason(530, "NOT_ALLOWED - too many connections")
-        with pytest.raises(ConnectFailedError, match="530 NOT_ALLOWED - too many connections") as caught:
-            await opening
-        assert (caught.value.code, caught.value.detail) == (530, "NOT_ALLOWED - too many connections")
-
-    play(script)
+async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_words(
+    peer: Peer, client: Client
+) -> None:
+    opening = asyncio.create_task(client.open())
+    session = await peer.session()
+    await session.greet()
+    session.close_reason(530, "NOT_ALLOWED - too many connections")
+    with pytest.raises(ConnectFailedError, match="530 NOT_ALLOWED - too many connections") as caught:
+        await opening
+    assert (caught.value.code, caught.value.detail) == (530, "NOT_ALLOWED - too many connections")
 
 
 @pytest.mark.parametrize(
@@ -132,73 +115,63 @@ def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_words(
         b"\x00" * 50,
     ],
 )
-def test_nonsense_in_the_handshake_is_a_failure_to_connect(says: bytes) -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        opening = asyncio.create_task(client.open())
-        session = await peer.session()
-        session.raw(says)
-        session.close()
-        with pytest.raises(ConnectFailedError):
-            await opening
-
-    play(script)
+async def test_nonsense_in_the_handshake_is_a_failure_to_connect(peer: Peer, client: Client, says: bytes) -> None:
+    opening = asyncio.create_task(client.open())
+    session = await peer.session()
+    session.raw(says)
+    session.close()
+    with pytest.raises(ConnectFailedError):
+        await opening
 
 
 @pytest.mark.parametrize(
     ("offered", "agreed"), [(0, 2**20), (2**31, 2**20), (2**20 + 1, 2**20), (2**20, 2**20), (8192, 8192)]
 )
-def test_frames_are_bounded_whatever_the_broker_offers(offered: int, agreed: int) -> None:
+async def test_frames_are_bounded_for_any_offer_of_the_broker(
+    peer: Peer, client: Client, offered: int, agreed: int
+) -> None:
     """0 stands for no limit."""
-
-    async def script(client: Client, peer: Peer) -> None:
-        opening = asyncio.create_task(client.open())
-        session = await peer.session()
-        assert await session.greet(offered) == agreed
-        session.send(commands.Connection.OpenOk())
-        await within(opening)
-        session.raw(frames.PREFIX.pack(frames.BODY, 1, agreed))
-        with pytest.raises(ConnectionLostError, match=f"a frame of {agreed} bytes; at most {agreed - 8}"):
-            raise await client.lost()
-
-    play(script)
+    opening = asyncio.create_task(client.open())
+    session = await peer.session()
+    assert await session.greet(offered) == agreed
+    session.send(commands.Connection.OpenOk())
+    await within(opening)
+    session.raw(frames.PREFIX.pack(frames.BODY, 1, agreed))
+    with pytest.raises(ConnectionLostError, match=f"a frame of {agreed} bytes; at most {agreed - 8}"):
+        raise await client.lost()
 
 
 @pytest.mark.parametrize("offered", [1, 8, 4095])
-def test_a_broker_that_takes_only_tiny_frames_is_refused(offered: int) -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        opening = asyncio.create_task(client.open())
-        await (await peer.session()).open(offered)
-        with pytest.raises(ConnectFailedError, match=f"it takes frames of {offered} bytes; AMQP 0-9-1 asks for 4096"):
-            await within(opening)
-
-    play(script)
+async def test_a_broker_that_takes_only_tiny_frames_is_refused(peer: Peer, client: Client, offered: int) -> None:
+    opening = asyncio.create_task(client.open())
+    await (await peer.session()).open(offered)
+    with pytest.raises(ConnectFailedError, match=f"it takes frames of {offered} bytes; AMQP 0-9-1 asks for 4096"):
+        await within(opening)
 
 
 # --- declarations
 
 
-def test_a_queue_that_is_another_one_is_refused_with_its_declaration_and_the_ways_out() -> None:
+async def test_a_queue_that_is_another_one_is_refused_with_its_declaration_and_the_ways_out(
+    peer: Peer, client: Client
+) -> None:
     """Declared by another program between the question whether it exists and the declaration."""
-
-    async def script(client: Client, peer: Peer) -> None:
-        await opened(client, peer)
-        subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=5))
-        session = await (await peer.session()).open()
-        for code, text in ((404, "NOT_FOUND"), (406, "PRECONDITION_FAILED - inequivalent arg 'x-max-length' for q")):
-            channel, _ = await session.expect(commands.Channel.Open)
-            session.send(commands.Channel.OpenOk(), channel)
-            await session.expect(commands.Queue.Declare)
-            session.send(commands.Channel.Close(code, text, 50, 10), channel)
-            await session.expect(commands.Channel.CloseOk)
-        with pytest.raises(
-            SubscriptionRefusedError, match="inequivalent arg 'x-max-length' for q; declared here"
-        ) as caught:
-            await within(subscribing)
-        assert (caught.value.code, caught.value.detail) == (406, text)
-        for words in ("durable=True", "{'x-max-length': 5}", "declare='passive'", "delete it"):
-            assert words in str(caught.value)
-
-    play(script)
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=5))
+    session = await (await peer.session()).open()
+    for code, text in ((404, "NOT_FOUND"), (406, "PRECONDITION_FAILED - inequivalent arg 'x-max-length' for q")):
+        channel, _ = await session.expect(commands.Channel.Open)
+        session.send(commands.Channel.OpenOk(), channel)
+        await session.expect(commands.Queue.Declare)
+        session.send(commands.Channel.Close(code, text, 50, 10), channel)
+        await session.expect(commands.Channel.CloseOk)
+    with pytest.raises(
+        SubscriptionRefusedError, match="inequivalent arg 'x-max-length' for q; declared here"
+    ) as caught:
+        await within(subscribing)
+    assert (caught.value.code, caught.value.detail) == (406, text)
+    for words in ("durable=True", "{'x-max-length': 5}", "declare='passive'", "delete it"):
+        assert words in str(caught.value)
 
 
 # --- deliveries
@@ -212,27 +185,21 @@ def nested(depth: int) -> bytes:
     return struct.pack(">H", 1 << 13) + struct.pack(">I", len(table)) + table
 
 
-def test_a_header_table_nested_ten_thousand_times_is_delivered() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        sink, session, channel = await subscribed(client, peer)
-        session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
-        session.content(channel, nested(10_000), b"x")
-        arrived = await sink.next()
-        assert "<nested too deeply>" in as_text(arrived.extensions["headers"]["n"])
-        assert client.losses == []
-
-    play(script)
+async def test_a_header_table_nested_ten_thousand_times_is_delivered(peer: Peer, client: Client) -> None:
+    sink, session, channel = await subscribed(client, peer)
+    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+    session.content(channel, nested(10_000), b"x")
+    arrived = await sink.next()
+    assert "<nested too deeply>" in as_text(arrived.extensions["headers"]["n"])
+    assert client.losses == []
 
 
-def test_properties_that_are_malformed_cost_the_properties_only() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        sink, session, channel = await subscribed(client, peer)
-        session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
-        session.content(channel, b"\xff\xfe\xff", b"x")
-        arrived = await sink.next()
-        assert (arrived.payload, dict(arrived.extensions)) == (b"x", {})
-
-    play(script)
+async def test_properties_that_are_malformed_cost_the_properties_only(peer: Peer, client: Client) -> None:
+    sink, session, channel = await subscribed(client, peer)
+    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+    session.content(channel, b"\xff\xfe\xff", b"x")
+    arrived = await sink.next()
+    assert (arrived.payload, dict(arrived.extensions)) == (b"x", {})
 
 
 DELIVER = Basic.Deliver("t", 1, False, "amq.topic", "c")
@@ -250,22 +217,19 @@ def announced(session: Session, channel: int, size: int) -> None:
     raw(frames.HEADER, struct.pack(">HHQH", 60, 0, size, 0))(session, channel)
 
 
-@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [5] * 64, [5] * 65, [5] * 128, [5] * 129, [2, 70_000]])
-def test_a_payload_in_many_frames_is_delivered_whole(sizes: list[int]) -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        sink, session, channel = await subscribed(client, peer)
-        payload = bytes(number % 251 for number in range(sum(sizes)))
-        for _ in range(2):
-            session.send(DELIVER, channel)
-            announced(session, channel, len(payload))
-            at = 0
-            for size in sizes:
-                raw(frames.BODY, payload[at : at + size])(session, channel)
-                at += size
-        await sink.count(2)
-        assert sink.payloads == [payload] * 2
-
-    play(script)
+@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [2, 70_000]])
+async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: Client, sizes: list[int]) -> None:
+    sink, session, channel = await subscribed(client, peer)
+    payload = bytes(number % 251 for number in range(sum(sizes)))
+    for _ in range(2):
+        session.send(DELIVER, channel)
+        announced(session, channel, len(payload))
+        at = 0
+        for size in sizes:
+            raw(frames.BODY, payload[at : at + size])(session, channel)
+            at += size
+    await sink.count(2)
+    assert sink.payloads == [payload] * 2
 
 
 @pytest.mark.parametrize(
@@ -301,59 +265,29 @@ def test_a_payload_in_many_frames_is_delivered_whole(sizes: list[int]) -> None:
          "malformed frame"),
     ],
 )  # fmt: skip
-def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
-    says: Callable[[Session, int], object], why: str
+async def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
+    peer: Peer, client: Client, says: Callable[[Session, int], object], why: str
 ) -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        sink, session, channel = await subscribed(client, peer)
-        says(session, channel)
-        lost = await client.lost()
-        assert isinstance(lost, ConnectionLostError)
-        with pytest.raises(ConnectionLostError, match=why):
-            raise lost
-        await session.ended()
-        assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
-
-    play(script)
-
-
-def test_a_channel_closed_under_a_subscription_ends_that_one_with_code_and_text() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        sink, session, channel = await subscribed(client, peer)
-        session.send(commands.Channel.Close(406, "PRECONDITION_FAILED - for a test", 60, 80), channel)
-        await until(lambda: sink.error, "the end")
-        assert isinstance(sink.error, SubscriptionRefusedError)
-        assert (sink.error.code, sink.error.detail) == (406, "PRECONDITION_FAILED - for a test")
-        assert client.losses == []
-
-    play(script)
+    sink, session, channel = await subscribed(client, peer)
+    says(session, channel)
+    lost = await client.lost()
+    assert isinstance(lost, ConnectionLostError)
+    with pytest.raises(ConnectionLostError, match=why):
+        raise lost
+    await session.ended()
+    assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
 
 
 # --- publishing
 
 
-def test_one_nack_for_several_refuses_each_of_them() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 5, queueOverflow="reject-publish")
-        session.send(Basic.Ack(1), channel)
-        session.send(Basic.Nack(4, multiple=True, requeue=False), channel)
-        session.send(Basic.Ack(5), channel)
-        assert await outcomes(batch) == ["", *["PublishRefusedError"] * 3, ""]
-        assert {message.settlements for message in batch} == {1}
-
-    play(script)
-
-
-def test_confirms_of_what_was_never_sent_or_twice_are_ignored() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 3)
-        for tag, multiple in ((99, False), (2, False), (2, False), (2, True), (0, False), (2**62, True)):
-            session.send(Basic.Ack(tag, multiple), channel)
-        assert await outcomes(batch) == [""] * 3
-        assert {message.settlements for message in batch} == {1}
-        assert client.losses == []
-
-    play(script)
+async def test_one_nack_for_several_refuses_each_of_them(peer: Peer, client: Client) -> None:
+    batch, session, channel = await published(client, peer, 5, queueOverflow="reject-publish")
+    session.send(Basic.Ack(1), channel)
+    session.send(Basic.Nack(4, multiple=True, requeue=False), channel)
+    session.send(Basic.Ack(5), channel)
+    assert await outcomes(batch) == ["", *["PublishRefusedError"] * 3, ""]
+    assert {message.settlements for message in batch} == {1}
 
 
 def returned(session: Session, channel: int, message_id: str, body: bytes = b"x") -> None:
@@ -361,31 +295,25 @@ def returned(session: Session, channel: int, message_id: str, body: bytes = b"x"
     session.content(channel, Basic.Properties(message_id=message_id).marshal(), body)
 
 
-def test_a_return_without_a_confirm_fails_its_message_and_hangs_nobody() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 3, mandatory=True)
-        returned(session, channel, batch[1].message_id, b"y" * 300_000)
-        session.send(Basic.Ack(1), channel)
-        session.send(Basic.Ack(3), channel)
-        assert await outcomes(batch) == ["", "UnroutableError", ""]
-        assert isinstance(batch[1].error, UnroutableError)
-
-    play(script)
+async def test_a_return_without_a_confirm_fails_its_message(peer: Peer, client: Client) -> None:
+    batch, session, channel = await published(client, peer, 3, mandatory=True)
+    returned(session, channel, batch[1].message_id, b"y" * 300_000)
+    session.send(Basic.Ack(1), channel)
+    session.send(Basic.Ack(3), channel)
+    assert await outcomes(batch) == ["", "UnroutableError", ""]
+    assert isinstance(batch[1].error, UnroutableError)
 
 
-def test_a_return_of_what_nobody_waits_for_is_ignored() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 2, mandatory=True)
-        returned(session, channel, "somebody else's")
-        session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
-        session.content(channel, struct.pack(">H", 0), b"")  # no id at all
-        returned(session, channel, batch[0].message_id)
-        returned(session, channel, batch[0].message_id)  # twice
-        session.send(Basic.Ack(2, multiple=True), channel)
-        assert await outcomes(batch) == ["UnroutableError", ""]
-        assert client.losses == []
-
-    play(script)
+async def test_a_return_of_an_unknown_message_is_ignored(peer: Peer, client: Client) -> None:
+    batch, session, channel = await published(client, peer, 2, mandatory=True)
+    returned(session, channel, "somebody else's")
+    session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
+    session.content(channel, struct.pack(">H", 0), b"")  # no id at all
+    returned(session, channel, batch[0].message_id)
+    returned(session, channel, batch[0].message_id)  # twice
+    session.send(Basic.Ack(2, multiple=True), channel)
+    assert await outcomes(batch) == ["UnroutableError", ""]
+    assert client.losses == []
 
 
 SAME: dict[str, Any] = {"mandatory": True, "messageId": "same", "queueOverflow": "reject-publish"}
@@ -402,123 +330,104 @@ async def is_silent(session: Session) -> bool:
 
 
 @pytest.mark.parametrize("answer", ["ack", "nack", "return"])
-def test_of_two_mandatory_messages_with_one_id_the_second_waits_for_the_first(answer: str) -> None:
+async def test_of_two_mandatory_messages_with_one_id_the_second_waits_for_the_first(
+    peer: Peer, client: Client, answer: str
+) -> None:
     """The id is all that a returned message is known by. What follows waits as well: it must not overtake."""
-
-    async def script(client: Client, peer: Peer) -> None:
-        session = await opened(client, peer)
-        batch = [client.message("c", b"x", extensions=each) for each in (SAME, SAME, {"messageId": "same"}, {})]
-        publishing = asyncio.create_task(client.adapter.publish(batch))
-        channel = await session.published(1)
-        assert await is_silent(session)
-        assert not publishing.done()
-        if answer == "return":
-            returned(session, channel, "same")
-        else:
-            session.send(Basic.Ack(1) if answer == "ack" else Basic.Nack(1, requeue=False), channel)
-        await session.published(3)
-        await publishing
-        if answer == "return":
-            session.send(Basic.Ack(1), channel)  # follows the return, and is not the second one's
-        assert not batch[1].settled
+    session = await opened(client, peer)
+    batch = [client.message("c", b"x", extensions=each) for each in (SAME, SAME, {"messageId": "same"}, {})]
+    publishing = asyncio.create_task(client.adapter.publish(batch))
+    channel = await session.published(1)
+    assert await is_silent(session)
+    assert not publishing.done()
+    if answer == "return":
         returned(session, channel, "same")
-        session.send(Basic.Ack(4, multiple=True), channel)
-        first = {"ack": "", "nack": "PublishRefusedError", "return": "UnroutableError"}[answer]
-        assert await outcomes(batch) == [first, "UnroutableError", "", ""]
+    else:
+        session.send(Basic.Ack(1) if answer == "ack" else Basic.Nack(1, requeue=False), channel)
+    await session.published(3)
+    await publishing
+    if answer == "return":
+        session.send(Basic.Ack(1), channel)  # follows the return, and is not the second one's
+    assert not batch[1].settled
+    returned(session, channel, "same")
+    session.send(Basic.Ack(4, multiple=True), channel)
+    first = {"ack": "", "nack": "PublishRefusedError", "return": "UnroutableError"}[answer]
+    assert await outcomes(batch) == [first, "UnroutableError", "", ""]
 
-    play(script)
 
-
-def test_an_id_stays_taken_when_its_message_is_given_up() -> None:
+async def test_an_id_stays_taken_when_its_message_fails(peer: Peer, client: Client) -> None:
     """It may come back all the same."""
-
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 1, **SAME)
-        batch[0].fail(PublishRefusedError("its deadline passed"))
-        second = client.message("c", b"x", extensions=SAME)
-        publishing = asyncio.create_task(client.adapter.publish([second]))
-        assert await is_silent(session)
-        returned(session, channel, "same")
-        await session.published(1)
-        await publishing
-        session.send(Basic.Ack(2, multiple=True), channel)
-        assert await outcomes([second]) == [""]
-
-    play(script)
+    batch, session, channel = await published(client, peer, 1, **SAME)
+    batch[0].fail(PublishRefusedError("its deadline passed"))
+    second = client.message("c", b"x", extensions=SAME)
+    publishing = asyncio.create_task(client.adapter.publish([second]))
+    assert await is_silent(session)
+    returned(session, channel, "same")
+    await session.published(1)
+    await publishing
+    session.send(Basic.Ack(2, multiple=True), channel)
+    assert await outcomes([second]) == [""]
 
 
-def test_what_waits_for_an_id_ends_with_the_connection() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        session = await opened(client, peer)
-        batch = [client.message("c", b"x", extensions=SAME) for _ in range(3)]
-        publishing = asyncio.create_task(client.adapter.publish(batch))
-        await session.published(1)
-        session.close()
-        await client.lost()
-        await publishing
-        assert await outcomes(batch) == ["ConnectionLostError"] * 3
-        assert [message.was_sent for message in batch] == [True, False, False]
-
-    play(script)
+async def test_messages_that_wait_for_an_id_fail_with_the_connection(peer: Peer, client: Client) -> None:
+    session = await opened(client, peer)
+    batch = [client.message("c", b"x", extensions=SAME) for _ in range(3)]
+    publishing = asyncio.create_task(client.adapter.publish(batch))
+    await session.published(1)
+    session.close()
+    await client.lost()
+    await publishing
+    assert await outcomes(batch) == ["ConnectionLostError"] * 3
+    assert [message.was_sent for message in batch] == [True, False, False]
 
 
 @pytest.mark.parametrize("multiple", [False, True])
-def test_a_confirm_before_the_return_counts(multiple: bool) -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 1, mandatory=True)
-        session.send(Basic.Ack(1, multiple), channel)
-        returned(session, channel, batch[0].message_id)
-        assert await outcomes(batch) == [""]
-
-    play(script)
+async def test_a_confirm_before_the_return_counts(peer: Peer, client: Client, multiple: bool) -> None:
+    batch, session, channel = await published(client, peer, 1, mandatory=True)
+    session.send(Basic.Ack(1, multiple), channel)
+    returned(session, channel, batch[0].message_id)
+    assert await outcomes(batch) == [""]
 
 
-def test_a_return_that_never_ends_is_cut_off_by_the_next_method() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, channel = await published(client, peer, 1, mandatory=True)
-        session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
-        session.send(Basic.Ack(1), channel)
-        assert await outcomes(batch) == [""]
-        raw(frames.METHOD, frames.BASIC_RETURN + b"\x01")(session, channel)
-        assert "malformed frame" in str(await client.lost())
-
-    play(script)
+async def test_a_return_that_never_ends_is_cut_off_by_the_next_method(peer: Peer, client: Client) -> None:
+    batch, session, channel = await published(client, peer, 1, mandatory=True)
+    session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
+    session.send(Basic.Ack(1), channel)
+    assert await outcomes(batch) == [""]
+    raw(frames.METHOD, frames.BASIC_RETURN + b"\x01")(session, channel)
+    assert "malformed frame" in str(await client.lost())
 
 
 @pytest.mark.parametrize("code", [320, 501, 541])
-def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_code_and_text(code: int) -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        batch, session, _ = await published(client, peer, 2)
-        session.close_reason(code, "for a test")
-        assert await outcomes(batch) == ["ConnectionLostError"] * 2
-        lost = await client.lost()
-        assert isinstance(lost, ConnectionLostError)
-        assert (lost.code, lost.detail) == (code, "for a test")
-        # it is answered
-        assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.ended()
-
-    play(script)
-
-
-def test_a_request_that_is_never_answered_ends_with_the_connection() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        session = await opened(client, peer)
-        message = client.message("c")
-        publishing = asyncio.create_task(client.adapter.publish([message]))
-        _, frame = await session.frame()
-        assert isinstance(frame, commands.Channel.Open)
-        session.close()
-        await within(publishing)
-        with pytest.raises(ConnectionLostError):
-            await message.result()
-
-    play(script)
+async def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_code_and_text(
+    peer: Peer, client: Client, code: int
+) -> None:
+    batch, session, _ = await published(client, peer, 2)
+    session.close_reason(code, "for a test")
+    assert await outcomes(batch) == ["ConnectionLostError"] * 2
+    lost = await client.lost()
+    assert isinstance(lost, ConnectionLostError)
+    assert (lost.code, lost.detail) == (code, "for a test")
+    # it is answered
+    assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.ended()
 
 
-def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does() -> None:
+async def test_a_request_that_is_never_answered_ends_with_the_connection(peer: Peer, client: Client) -> None:
+    session = await opened(client, peer)
+    message = client.message("c")
+    publishing = asyncio.create_task(client.adapter.publish([message]))
+    _, frame = await session.frame()
+    assert isinstance(frame, commands.Channel.Open)
+    session.close()
+    await within(publishing)
+    with pytest.raises(ConnectionLostError):
+        await message.result()
+
+
+async def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does(peer: Peer) -> None:
     """It reads nothing from the connection meanwhile, requests included."""
 
-    async def script(client: Client, peer: Peer) -> None:
+    async with client_of(peer, connect_timeout=0.2) as client:
         session = await opened(client, peer)
         message = client.message("c")
         publishing = asyncio.create_task(client.adapter.publish([message]))
@@ -534,27 +443,22 @@ def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does() -> N
         await publishing
         assert client.losses == []
 
-    play(script, connect_timeout=0.2)
 
+async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message(peer: Peer, client: Client) -> None:
+    session = await opened(client, peer)
+    batch = [client.message("c") for _ in range(3)]
+    publishing = asyncio.create_task(client.adapter.publish(batch))
 
-def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message() -> None:
-    async def script(client: Client, peer: Peer) -> None:
-        session = await opened(client, peer)
-        batch = [client.message("c") for _ in range(3)]
-        publishing = asyncio.create_task(client.adapter.publish(batch))
+    async def refuse() -> None:
+        while True:
+            channel, frame = await session.answer()
+            if isinstance(frame, Basic.Publish):
+                session.send(commands.Channel.Close(403, "ACCESS_REFUSED - for a test", 60, 40), channel)
 
-        async def refuse() -> None:
-            while True:
-                channel, frame = await session.answer()
-                if isinstance(frame, Basic.Publish):
-                    session.send(commands.Channel.Close(403, "ACCESS_REFUSED - for a test", 60, 40), channel)
-
-        refusing = asyncio.create_task(refuse())
-        await within(publishing)
-        assert await outcomes(batch) == ["PublishRefusedError"] * 3
-        for message in batch:
-            assert isinstance(message.error, PublishRefusedError)
-            assert (message.error.code, message.error.detail) == (403, "ACCESS_REFUSED - for a test")
-        refusing.cancel()
-
-    play(script)
+    refusing = asyncio.create_task(refuse())
+    await within(publishing)
+    assert await outcomes(batch) == ["PublishRefusedError"] * 3
+    for message in batch:
+        assert isinstance(message.error, PublishRefusedError)
+        assert (message.error.code, message.error.detail) == (403, "ACCESS_REFUSED - for a test")
+    refusing.cancel()

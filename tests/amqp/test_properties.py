@@ -39,7 +39,7 @@ def read(data: bytes, redelivered: bool = False) -> Properties:
     st.none() | st.integers(0, 9), st.none() | st.floats(0.001, 4_294_967), st.booleans(), st.none() | TEXT,
     st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_what_is_written_is_what_pamqp_and_we_read(
+def test_written_properties_are_read_alike_by_pamqp_and_here(
     content_type: str | None, encoding: str | None, correlation: str | None, reply: str | None,
     texts: dict[str, str], priority: int | None, ttl: float | None, persistent: bool, message_id: str | None,
     now: int,
@@ -114,7 +114,7 @@ def test_extensions_cannot_be_written_to() -> None:
         (MessageContext("c", correlation_id="\ud800"), "correlation id: .*surrogates"),
     ],
 )
-def test_what_does_not_fit_is_refused(context: MessageContext, what: str) -> None:
+def test_values_longer_than_a_short_string_are_refused(context: MessageContext, what: str) -> None:
     with pytest.raises(ArgumentError, match=what):
         Template(context, PublishOptions())
 
@@ -251,7 +251,7 @@ def test_zlib_is_written_as_kombu_writes_it(encoding: str, property_: str | None
         (b"S\0\0\0\x02\xc3\x28", "c328"),
     ],
 )  # fmt: skip
-def test_field_types_nobody_writes_here(field: bytes, value: Any) -> None:
+def test_field_types_of_other_programs_are_read(field: bytes, value: Any) -> None:
     table = b"\x01n" + field
     data = struct.pack(">I", len(table)) + table
     assert tables.read_table(data, 0, len(data)) == ({"n": value}, len(data))
@@ -292,7 +292,7 @@ def test_odd_values_do_no_harm(data: bytes, known: dict[str, Any]) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_whatever_the_bytes_reading_them_never_fails(data: bytes) -> None:
+def test_reading_properties_never_fails(data: bytes) -> None:
     assert isinstance(read(data), Properties)
 
 

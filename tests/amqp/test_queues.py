@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import PublishRefusedError, SubscriptionRefusedError
-from tests.amqp.harness import connected, run, unique, until
+from tests.amqp.harness import Client, connected, run, unique, until
 from tests.amqp.test_consumer import depth, exists
 from tests.amqp.test_publisher import outcomes, receive
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
                         "x-dead-letter-routing-key": "d", "x-single-active-consumer": True}}),
     ],
 )  # fmt: skip
-def test_a_queue_is_made_as_asked_for(
+def test_a_queue_is_declared_with_its_arguments(
     rabbitmq: RabbitMQ, foreign: BlockingChannel, given: dict[str, Any], declared: dict[str, Any]
 ) -> None:
     queue = unique("made")
@@ -54,53 +54,39 @@ def test_a_queue_is_made_as_asked_for(
     foreign.queue_delete(queue)
 
 
-def test_an_exclusive_queue_is_its_connections_alone_and_ends_with_it(
+async def test_an_exclusive_queue_is_for_one_connection_and_deleted_with_it(
     rabbitmq: RabbitMQ, foreign: BlockingChannel
 ) -> None:
     queue = unique("mine")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as one, connected(rabbitmq.url) as other:
-            await one.subscribe("a", queue=queue, exclusive=True)
-            with pytest.raises(SubscriptionRefusedError, match="405 RESOURCE_LOCKED") as caught:
-                await other.subscribe("a", queue=queue, exclusive=True)
-            assert caught.value.code == 405
-            await one.subscribe("a", queue=queue, exclusive=True)
-
-    run(main())
+    async with connected(rabbitmq.url) as one, connected(rabbitmq.url) as other:
+        await one.subscribe("a", queue=queue, exclusive=True)
+        with pytest.raises(SubscriptionRefusedError, match="405 RESOURCE_LOCKED") as caught:
+            await other.subscribe("a", queue=queue, exclusive=True)
+        assert caught.value.code == 405
+        await one.subscribe("a", queue=queue, exclusive=True)
     assert not exists(foreign, queue)
 
 
-def test_an_auto_delete_queue_goes_with_its_last_consumer(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_an_auto_delete_queue_is_deleted_with_its_last_consumer(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("shared")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            handles = [(await client.subscribe("a", queue=queue, autoDelete=True))[1] for _ in range(2)]
-            await client.adapter.unsubscribe(handles[0])
-            assert exists(foreign, queue)
-            await client.adapter.unsubscribe(handles[1])
-            await until(lambda: not exists(foreign, queue), "its end")
-
-    run(main())
+    handles = [(await client.subscribe("a", queue=queue, autoDelete=True))[1] for _ in range(2)]
+    await client.adapter.unsubscribe(handles[0])
+    assert exists(foreign, queue)
+    await client.adapter.unsubscribe(handles[1])
+    await until(lambda: not exists(foreign, queue), "its end")
 
 
-def test_an_unused_queue_expires(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_an_unused_queue_expires(rabbitmq: RabbitMQ, client: Client, foreign: BlockingChannel) -> None:
     queue = unique("expiring")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe("a", queue=queue, queueExpires=0.1)
-            await asyncio.sleep(0.3)
-            assert exists(foreign, queue)  # it is consumed
-            await client.adapter.unsubscribe(handle)
-            # not by asking for it, which is a use
-            await until(lambda: queue not in rabbitmq.ctl("list_queues", "name"), "its end")
-
-    run(main())
+    _, handle = await client.subscribe("a", queue=queue, queueExpires=0.1)
+    await asyncio.sleep(0.3)
+    assert exists(foreign, queue)  # it is consumed
+    await client.adapter.unsubscribe(handle)
+    # not by asking for it, which is a use
+    await until(lambda: queue not in rabbitmq.ctl("list_queues", "name"), "its end")
 
 
-def test_messages_stay_for_so_long_and_then_go_where_the_broker_sends_dead_letters(
+async def test_messages_stay_for_so_long_and_then_go_where_the_broker_sends_dead_letters(
     rabbitmq: RabbitMQ, foreign: BlockingChannel
 ) -> None:
     queue, graves = unique("short"), unique("graves")
@@ -108,17 +94,13 @@ def test_messages_stay_for_so_long_and_then_go_where_the_broker_sends_dead_lette
     given: dict[str, Any] = {
         "messageTimeToLive": 0.05, "deadLetterExchange": "amq.default", "deadLetterRoutingKey": graves,
     }  # fmt: skip
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe("short", queue=queue, **given)
-            await client.adapter.unsubscribe(handle)
-            await client.publish("short", b"x")
-            _, properties, body = receive(foreign, graves)
-            assert body == b"x"
-            assert properties.headers["x-first-death-reason"] == "expired"
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        _, handle = await client.subscribe("short", queue=queue, **given)
+        await client.adapter.unsubscribe(handle)
+        await client.publish("short", b"x")
+        _, properties, body = receive(foreign, graves)
+        assert body == b"x"
+        assert properties.headers["x-first-death-reason"] == "expired"
     foreign.queue_delete(queue)
 
 
@@ -126,63 +108,42 @@ def test_messages_stay_for_so_long_and_then_go_where_the_broker_sends_dead_lette
     ("overflow", "results", "kept"),
     [("drop-head", ["", "", ""], b"2"), ("reject-publish", ["", "PublishRefusedError", "PublishRefusedError"], b"0")],
 )
-def test_a_full_queue_loses_its_oldest_or_refuses_the_newest(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, overflow: str, results: list[str], kept: bytes
+async def test_a_full_queue_loses_its_oldest_or_refuses_the_newest(
+    client: Client, foreign: BlockingChannel, queue: str, overflow: str, results: list[str], kept: bytes
 ) -> None:
-    queue = unique("full")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe(queue, queue=queue, maxLength=1, queueOverflow=overflow)
-            await client.adapter.unsubscribe(handle)
-            batch = [client.message(queue, b"%d" % number) for number in range(3)]
-            await client.adapter.publish(batch)
-            assert await outcomes(batch) == results
-            for message in batch[1:]:
-                assert message.error is None or isinstance(message.error, PublishRefusedError)
-            assert receive(foreign, queue)[2] == kept
-
-    run(main())
-    foreign.queue_delete(queue)
+    _, handle = await client.subscribe(queue, queue=queue, maxLength=1, queueOverflow=overflow)
+    await client.adapter.unsubscribe(handle)
+    batch = [client.message(queue, b"%d" % number) for number in range(3)]
+    await client.adapter.publish(batch)
+    assert await outcomes(batch) == results
+    for message in batch[1:]:
+        assert message.error is None or isinstance(message.error, PublishRefusedError)
+    assert receive(foreign, queue)[2] == kept
 
 
-def test_one_active_consumer_gets_everything_until_it_is_gone(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("single")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            first, handle = await client.subscribe("single", queue=queue, singleActiveConsumer=True)
-            second, _ = await client.subscribe("single", queue=queue, singleActiveConsumer=True)
-            await client.publish("single", b"1", b"2")
-            await first.count(2)
-            assert second.arrived == []
-            client.acknowledge(first.arrived[0])
-            await client.adapter.unsubscribe(handle)
-            await client.publish("single", b"3")
-            await second.count(2)
-            assert second.payloads == [b"2", b"3"]
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_a_single_active_consumer_receives_all_messages_until_it_ends(client: Client, queue: str) -> None:
+    first, handle = await client.subscribe("single", queue=queue, singleActiveConsumer=True)
+    second, _ = await client.subscribe("single", queue=queue, singleActiveConsumer=True)
+    await client.publish("single", b"1", b"2")
+    await first.count(2)
+    assert second.arrived == []
+    client.acknowledge(first.arrived[0])
+    await client.adapter.unsubscribe(handle)
+    await client.publish("single", b"3")
+    await second.count(2)
+    assert second.payloads == [b"2", b"3"]
 
 
-def test_consumers_of_a_higher_priority_go_first(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("first")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            low, _ = await client.subscribe("first", queue=queue, prefetch=10, consumerPriority=-1)
-            high, _ = await client.subscribe("first", queue=queue, prefetch=3, consumerPriority=5)
-            await client.publish("first", *[b"%d" % number for number in range(5)])
-            await high.count(3)
-            await low.count(2)
-            assert (high.payloads, low.payloads) == ([b"0", b"1", b"2"], [b"3", b"4"])
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_consumers_of_a_higher_priority_go_first(client: Client, queue: str) -> None:
+    low, _ = await client.subscribe("first", queue=queue, prefetch=10, consumerPriority=-1)
+    high, _ = await client.subscribe("first", queue=queue, prefetch=3, consumerPriority=5)
+    await client.publish("first", *[b"%d" % number for number in range(5)])
+    await high.count(3)
+    await low.count(2)
+    assert (high.payloads, low.payloads) == ([b"0", b"1", b"2"], [b"3", b"4"])
 
 
-def test_a_quorum_queue_counts_and_the_broker_gives_up_at_its_limit(
+async def test_a_quorum_queue_counts_and_dead_letters_at_its_limit(
     rabbitmq: RabbitMQ, foreign: BlockingChannel
 ) -> None:
     queue, graves = unique("quorum"), unique("graves")
@@ -190,62 +151,46 @@ def test_a_quorum_queue_counts_and_the_broker_gives_up_at_its_limit(
     given: dict[str, Any] = {
         "queueType": "quorum", "deliveryLimit": 2, "deadLetterExchange": "amq.default", "deadLetterRoutingKey": graves,
     }  # fmt: skip
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("quorum", queue=queue, **given)
-            await client.publish("quorum", b"x")
-            counts = []
-            for _ in range(3):
-                arrived = await sink.next()
-                counts.append(arrived.delivery_count)
-                client.reject(arrived)
-            assert counts == [None, 2, 3]
-            await until(lambda: depth(foreign, graves), "the dead letter")
-            _, properties, body = receive(foreign, graves)
-            assert body == b"x"
-            assert properties.headers["x-first-death-reason"] == "delivery_limit"
-
-    run(main())
+    async with connected(rabbitmq.url) as client:
+        sink, _ = await client.subscribe("quorum", queue=queue, **given)
+        await client.publish("quorum", b"x")
+        counts = []
+        for _ in range(3):
+            arrived = await sink.next()
+            counts.append(arrived.delivery_count)
+            client.reject(arrived)
+        assert counts == [None, 2, 3]
+        await until(lambda: depth(foreign, graves), "the dead letter")
+        _, properties, body = receive(foreign, graves)
+        assert body == b"x"
+        assert properties.headers["x-first-death-reason"] == "delivery_limit"
     foreign.queue_delete(queue)
 
 
-def test_levels_of_priority_are_chosen_for_each_queue(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("two-levels")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            _, handle = await client.subscribe("levels", queue=queue, maxPriority=1)
-            await client.adapter.unsubscribe(handle)
-        async with connected(rabbitmq.url) as client:
-            for priority in (0, 1, 9):
-                await client.publish("levels", b"%d" % priority, extensions={"priority": priority})
-            sink, _ = await client.subscribe("levels", queue=queue)
-            await sink.count(3)
-            assert sink.payloads == [b"1", b"9", b"0"]  # what is above the highest level is on it
-
-    run(main())
-    foreign.queue_delete(queue)
+async def test_levels_of_priority_are_chosen_for_each_queue(client: Client, queue: str) -> None:
+    _, handle = await client.subscribe("levels", queue=queue, maxPriority=1)
+    await client.adapter.unsubscribe(handle)
+    for priority in (0, 1, 9):
+        await client.publish("levels", b"%d" % priority, extensions={"priority": priority})
+    sink, _ = await client.subscribe("levels", queue=queue)
+    await sink.count(3)
+    assert sink.payloads == [b"1", b"9", b"0"]  # what is above the highest level is on it
 
 
-def test_without_levels_a_priority_is_told_and_the_order_is_that_of_publishing(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe("no/levels", prefetch=1)
-            for priority in (0, 9, 5):
-                await client.publish("no/levels", b"%d" % priority, extensions={"priority": priority})
-            for number in range(1, 4):
-                client.acknowledge((await sink.count(number))[-1])
-            assert sink.payloads == [b"0", b"9", b"5"]
-            assert [arrived.extensions["priority"] for arrived in sink.arrived] == [0, 9, 5]
-
-    run(main())
+async def test_without_levels_a_priority_is_received_and_the_order_is_that_of_publishing(client: Client) -> None:
+    sink, _ = await client.subscribe("no/levels", prefetch=1)
+    for priority in (0, 9, 5):
+        await client.publish("no/levels", b"%d" % priority, extensions={"priority": priority})
+    for number in range(1, 4):
+        client.acknowledge((await sink.count(number))[-1])
+    assert sink.payloads == [b"0", b"9", b"5"]
+    assert [arrived.extensions["priority"] for arrived in sink.arrived] == [0, 9, 5]
 
 
 # --- errors of one subscription, and its siblings
 
 
-def test_refusals_are_typed_with_code_and_text_and_the_sibling_goes_on(
+async def test_refusals_are_typed_with_code_and_text_and_the_sibling_goes_on(
     rabbitmq: RabbitMQ, foreign: BlockingChannel
 ) -> None:
     locked, existing, stream = unique("locked"), unique("existing"), unique("mine")
@@ -254,24 +199,20 @@ def test_refusals_are_typed_with_code_and_text_and_the_sibling_goes_on(
     foreign.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
     rabbitmq.ctl("add_user", "limited", "limited")
     rabbitmq.ctl("set_permissions", "limited", ".*", ".*", "^(amq\\.topic|mine.*|amq\\.gen.*|locked.*|nowhere)$")
-
-    async def main() -> None:
-        async with connected(f"amqp://limited:limited@{rabbitmq.host}:{rabbitmq.port}") as client:
-            sibling, _ = await client.subscribe("sibling")
-            for code, text, given in (
-                (403, "ACCESS_REFUSED", {"queue": existing}),
-                (404, "NOT_FOUND", {"queue": "nowhere", "autocreate": False}),
-                (405, "RESOURCE_LOCKED", {"queue": locked}),
-                (406, "PRECONDITION_FAILED", {"queue": stream, "consumerPriority": 1}),
-            ):  # fmt: skip
-                with pytest.raises(SubscriptionRefusedError, match=f"{code} {text}") as caught:
-                    await client.subscribe("refused", **given)
-                assert caught.value.code == code
-                assert (caught.value.detail or "").startswith(text)
-                await client.publish("sibling", text.encode())
-            await sibling.count(4)
-            assert client.losses == []
-
-    run(main())
+    async with connected(f"amqp://limited:limited@{rabbitmq.host}:{rabbitmq.port}") as client:
+        sibling, _ = await client.subscribe("sibling")
+        for code, text, given in (
+            (403, "ACCESS_REFUSED", {"queue": existing}),
+            (404, "NOT_FOUND", {"queue": "nowhere", "autocreate": False}),
+            (405, "RESOURCE_LOCKED", {"queue": locked}),
+            (406, "PRECONDITION_FAILED", {"queue": stream, "consumerPriority": 1}),
+        ):  # fmt: skip
+            with pytest.raises(SubscriptionRefusedError, match=f"{code} {text}") as caught:
+                await client.subscribe("refused", **given)
+            assert caught.value.code == code
+            assert (caught.value.detail or "").startswith(text)
+            await client.publish("sibling", text.encode())
+        await sibling.count(4)
+        assert client.losses == []
     foreign.queue_delete(existing)
     foreign.queue_delete(stream)

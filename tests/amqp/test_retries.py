@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,14 +17,14 @@ from pamqp.commands import Basic
 import messaging
 from adapters.amqp.overflow import topic_pattern
 from messaging.errors import ConnectionLostError, DeadlineError, OutcomeUnknownError, PublishRefusedError
-from tests.amqp.harness import Client, connected, make_adapter, run, unique, until, within
-from tests.amqp.peer import Peer
+from tests.amqp.harness import connected, unique, until, within
+from tests.amqp.peer import Peer, client_of
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
 
-    from tests.amqp.harness import Out
+    from tests.amqp.harness import Client, Out
     from tests.amqp.peer import Session
     from tests.brokers import RabbitMQ
 
@@ -33,8 +35,9 @@ QUIET = 0.3
 class Broker:
     """Takes what is published, and answers as the test says."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, client: Client) -> None:
         self.session = session
+        self.client = client
         self.channel = 0
         #: routing key, payload and message id of what arrived, in its order; tags count from 1
         self.arrived: list[tuple[str, bytes, str]] = []
@@ -75,107 +78,104 @@ class Broker:
         self._reading.cancel()
 
 
-def play(script: Callable[[Client, Broker, Peer], Awaitable[None]], **settings: Any) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            client = Client(make_adapter(peer.url, **settings))
-            opening = asyncio.create_task(client.open())
-            broker = Broker(await (await peer.session()).open())
-            await within(opening)
-            try:
-                async with asyncio.timeout(20):
-                    await script(client, broker, peer)
-            finally:
-                broker.end()
-                await within(client.adapter.close())
+@contextlib.asynccontextmanager
+async def answering(peer: Peer, **settings: Any) -> AsyncIterator[Broker]:
+    """A broker, and its client, which is connected."""
+    async with client_of(peer, **settings) as client:
+        opening = asyncio.create_task(client.open())
+        broker = Broker(await (await peer.session()).open(), client)
+        await within(opening)
+        try:
+            yield broker
+        finally:
+            broker.end()
 
-    run(main())
+
+@pytest.fixture
+def broker(peer: Peer) -> AbstractAsyncContextManager[Broker]:
+    return answering(peer)
 
 
 def messages(client: Client, payloads: Iterable[int], channel: str = "c", **extensions: Any) -> list[Out]:
     return [client.message(channel, b"%d" % number, extensions=extensions) for number in payloads]
 
 
-def test_a_message_that_is_refused_is_sent_again_with_its_id_until_it_is_taken(
+async def test_a_message_that_is_refused_is_sent_again_with_its_id_until_it_is_taken(
+    peer: Peer,
+    broker: Broker,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        [message] = messages(client, [1])
-        await client.adapter.publish([message])
-        for tag in range(1, 5):
-            await broker.count(tag)
-            broker.nack(tag)
-        await broker.count(5)
-        assert not message.settled
-        broker.ack(5)
-        await message.result()
-        assert len({identity for _, _, identity in broker.arrived}) == 1
-        await broker.stays(5)
-
     caplog.set_level(logging.WARNING)
-    play(script)
+    client = broker.client
+    [message] = messages(client, [1])
+    await client.adapter.publish([message])
+    for tag in range(1, 5):
+        await broker.count(tag)
+        broker.nack(tag)
+    await broker.count(5)
+    assert not message.settled
+    broker.ack(5)
+    await message.result()
+    assert len({identity for _, _, identity in broker.arrived}) == 1
+    await broker.stays(5)
     [record] = caplog.records
     assert "exchange 'amq.topic' with routing key 'c' for now (basic.nack)" in record.getMessage()
 
 
-def test_messages_that_are_refused_are_sent_again_in_their_order_one_first() -> None:
+async def test_messages_that_are_refused_are_sent_again_in_their_order_one_first(peer: Peer, broker: Broker) -> None:
     """With the flag "multiple", and confirms of later messages in between."""
-
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        batch = messages(client, range(1, 8))
-        await client.adapter.publish(batch)
-        await broker.count(7)
-        broker.nack(6)
-        broker.ack(5)
-        broker.nack(3, multiple=True)
-        await broker.stays(7)  # two are not answered yet
-        broker.ack(7)
-        broker.ack(4)
-        assert (await broker.count(8))[7:] == [b"1"]
-        await broker.stays(8)
-        broker.nack(8)
-        assert (await broker.count(9))[8:] == [b"1"]
-        broker.ack(9)
-        assert (await broker.count(12))[9:] == [b"2", b"3", b"6"]
-        broker.ack(10)
-        broker.nack(12)
-        broker.nack(11)
-        assert (await broker.count(13))[12:] == [b"3"]
-        broker.ack(13)
-        assert (await broker.count(14))[13:] == [b"6"]
-        broker.ack(14)
-        assert await outcomes(batch) == [""] * 7
-        assert {message.settlements for message in batch} == {1}
-
-    play(script)
+    client = broker.client
+    batch = messages(client, range(1, 8))
+    await client.adapter.publish(batch)
+    await broker.count(7)
+    broker.nack(6)
+    broker.ack(5)
+    broker.nack(3, multiple=True)
+    await broker.stays(7)  # two are not answered yet
+    broker.ack(7)
+    broker.ack(4)
+    assert (await broker.count(8))[7:] == [b"1"]
+    await broker.stays(8)
+    broker.nack(8)
+    assert (await broker.count(9))[8:] == [b"1"]
+    broker.ack(9)
+    assert (await broker.count(12))[9:] == [b"2", b"3", b"6"]
+    broker.ack(10)
+    broker.nack(12)
+    broker.nack(11)
+    assert (await broker.count(13))[12:] == [b"3"]
+    broker.ack(13)
+    assert (await broker.count(14))[13:] == [b"6"]
+    broker.ack(14)
+    assert await outcomes(batch) == [""] * 7
+    assert {message.settlements for message in batch} == {1}
 
 
-def test_later_messages_to_the_same_destination_wait_and_others_pass() -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        first, later = messages(client, [1]), messages(client, [2, 3])
-        others, unconfirmed = messages(client, [4], "d"), messages(client, [5], "c", qos="0")
-        await client.adapter.publish(first)
-        await broker.count(1)
-        broker.nack(1)
-        assert (await broker.count(2))[1:] == [b"1"]
-        await client.adapter.publish([*later, *others, *unconfirmed])
-        assert sorted((await broker.count(4))[2:]) == [b"4", b"5"]
-        broker.ack(3)
-        broker.nack(2)
-        assert await outcomes(others) == [""]
-        assert (await broker.count(5))[4:] == [b"1"]
-        broker.ack(4)
-        assert (await broker.count(7))[5:] == [b"2", b"3"]
-        broker.ack(6, multiple=True)
-        assert await outcomes([*first, *later]) == [""] * 3
-        await client.adapter.publish(messages(client, [6]))  # nothing waits any more
-        assert (await broker.count(8))[7:] == [b"6"]
-
-    play(script)
+async def test_later_messages_to_the_same_destination_wait_and_others_pass(peer: Peer, broker: Broker) -> None:
+    client = broker.client
+    first, later = messages(client, [1]), messages(client, [2, 3])
+    others, unconfirmed = messages(client, [4], "d"), messages(client, [5], "c", qos="0")
+    await client.adapter.publish(first)
+    await broker.count(1)
+    broker.nack(1)
+    assert (await broker.count(2))[1:] == [b"1"]
+    await client.adapter.publish([*later, *others, *unconfirmed])
+    assert sorted((await broker.count(4))[2:]) == [b"4", b"5"]
+    broker.ack(3)
+    broker.nack(2)
+    assert await outcomes(others) == [""]
+    assert (await broker.count(5))[4:] == [b"1"]
+    broker.ack(4)
+    assert (await broker.count(7))[5:] == [b"2", b"3"]
+    broker.ack(6, multiple=True)
+    assert await outcomes([*first, *later]) == [""] * 3
+    await client.adapter.publish(messages(client, [6]))  # nothing waits any more
+    assert (await broker.count(8))[7:] == [b"6"]
 
 
-def test_what_waits_is_bounded_by_the_window() -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
+async def test_waiting_messages_are_bounded_by_the_window(peer: Peer) -> None:
+    async with answering(peer, publish_window=4) as broker:
+        client = broker.client
         batch = messages(client, range(10))
         publishing = asyncio.create_task(client.adapter.publish(batch))
         await broker.count(4)
@@ -191,85 +191,72 @@ def test_what_waits_is_bounded_by_the_window() -> None:
         assert [payload for _, payload, _ in broker.arrived[4:]] == [b"%d" % number for number in range(10)]
         await within(publishing)
 
-    play(script, publish_window=4)
 
-
-def test_an_answer_to_all_messages_names_none_of_them() -> None:
+async def test_an_answer_to_all_messages_names_none_of_them(peer: Peer, broker: Broker) -> None:
     """``multiple`` with tag 0."""
-
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        batch = messages(client, [1, 2, 3])
-        await client.adapter.publish(batch)
-        await broker.count(3)
-        broker.ack(0, multiple=True)
-        assert await outcomes(batch) == [""] * 3
-
-    play(script)
+    client = broker.client
+    batch = messages(client, [1, 2, 3])
+    await client.adapter.publish(batch)
+    await broker.count(3)
+    broker.ack(0, multiple=True)
+    assert await outcomes(batch) == [""] * 3
 
 
-def test_a_message_whose_deadline_has_passed_is_not_sent_again() -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        batch = messages(client, [1, 2, 3])
-        await client.adapter.publish(batch)
-        await broker.count(3)
-        broker.nack(3, multiple=True)
-        await broker.count(4)
-        for message in batch[:2]:  # the first is the one that is tried
-            message.fail(PublishRefusedError("its deadline passed"))
-        broker.nack(4)
-        assert (await broker.count(5))[4:] == [b"3"]
-        batch[2].fail(PublishRefusedError("its deadline passed"))
-        await broker.stays(5)
-        broker.ack(5)
-        await client.adapter.publish(messages(client, [4]))
-        assert (await broker.count(6))[5:] == [b"4"]
-
-    play(script)
+async def test_a_message_whose_deadline_has_passed_is_not_sent_again(peer: Peer, broker: Broker) -> None:
+    client = broker.client
+    batch = messages(client, [1, 2, 3])
+    await client.adapter.publish(batch)
+    await broker.count(3)
+    broker.nack(3, multiple=True)
+    await broker.count(4)
+    for message in batch[:2]:  # the first is the one that is tried
+        message.fail(PublishRefusedError("its deadline passed"))
+    broker.nack(4)
+    assert (await broker.count(5))[4:] == [b"3"]
+    batch[2].fail(PublishRefusedError("its deadline passed"))
+    await broker.stays(5)
+    broker.ack(5)
+    await client.adapter.publish(messages(client, [4]))
+    assert (await broker.count(6))[5:] == [b"4"]
 
 
-def test_a_loss_gives_back_what_waits() -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        first, later = messages(client, [1, 2]), messages(client, [3])
-        await client.adapter.publish(first)
-        await broker.count(2)
-        broker.nack(2, multiple=True)
-        await broker.count(3)
-        await client.adapter.publish(later)
-        broker.session.close()
-        assert await outcomes([*first, *later]) == ["ConnectionLostError"] * 3
-        assert isinstance(await client.lost(), ConnectionLostError)
-
-    play(script)
+async def test_a_loss_fails_waiting_messages(peer: Peer, broker: Broker) -> None:
+    client = broker.client
+    first, later = messages(client, [1, 2]), messages(client, [3])
+    await client.adapter.publish(first)
+    await broker.count(2)
+    broker.nack(2, multiple=True)
+    await broker.count(3)
+    await client.adapter.publish(later)
+    broker.session.close()
+    assert await outcomes([*first, *later]) == ["ConnectionLostError"] * 3
+    assert isinstance(await client.lost(), ConnectionLostError)
 
 
-def test_what_waits_survives_a_channel_that_the_broker_closes() -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        batch = messages(client, [1, 2])
-        await client.adapter.publish(batch)
-        await broker.count(2)
-        broker.nack(2, multiple=True)
-        await broker.count(3)
-        broker.session.send(commands.Channel.Close(404, "NOT_FOUND - for a test", 60, 40), broker.channel)
-        assert (await broker.count(4))[3:] == [b"1"]
-        broker.ack(1)
-        assert (await broker.count(5))[4:] == [b"2"]
-        broker.ack(2)
-        assert await outcomes(batch) == ["", ""]
-
-    play(script)
+async def test_waiting_messages_survive_a_closed_channel(peer: Peer, broker: Broker) -> None:
+    client = broker.client
+    batch = messages(client, [1, 2])
+    await client.adapter.publish(batch)
+    await broker.count(2)
+    broker.nack(2, multiple=True)
+    await broker.count(3)
+    broker.session.send(commands.Channel.Close(404, "NOT_FOUND - for a test", 60, 40), broker.channel)
+    assert (await broker.count(4))[3:] == [b"1"]
+    broker.ack(1)
+    assert (await broker.count(5))[4:] == [b"2"]
+    broker.ack(2)
+    assert await outcomes(batch) == ["", ""]
 
 
-def test_a_publisher_is_told_that_a_queue_of_another_program_refuses() -> None:
-    async def script(client: Client, broker: Broker, _: Peer) -> None:
-        batch = messages(client, [1, 2], queueOverflow="reject-publish")
-        await client.adapter.publish(batch)
-        await broker.count(2)
-        broker.nack(1)
-        broker.ack(2)
-        assert await outcomes(batch) == ["PublishRefusedError", ""]
-        await broker.stays(2)
-
-    play(script)
+async def test_the_extension_names_a_refusing_queue_of_another_program(peer: Peer, broker: Broker) -> None:
+    client = broker.client
+    batch = messages(client, [1, 2], queueOverflow="reject-publish")
+    await client.adapter.publish(batch)
+    await broker.count(2)
+    broker.nack(1)
+    broker.ack(2)
+    assert await outcomes(batch) == ["PublishRefusedError", ""]
+    await broker.stays(2)
 
 
 @pytest.mark.parametrize(
@@ -282,24 +269,24 @@ def test_a_publisher_is_told_that_a_queue_of_another_program_refuses() -> None:
         ({"queueOverflow": "reject-publish"}, "d", False),
     ],
 )
-def test_a_queue_declared_here_that_refuses_is_known(given: dict[str, Any], key: str, is_refused: bool) -> None:
-    async def script(client: Client, broker: Broker, peer: Peer) -> None:
-        subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=1, **given))
-        await (await (await peer.session()).open()).consumer()
-        await within(subscribing)
-        [message] = messages(client, [1], key)
-        await client.adapter.publish([message])
-        await broker.count(1)
-        broker.nack(1)
-        if is_refused:
-            assert await outcomes([message]) == ["PublishRefusedError"]
-            assert "the queue is full" in str(message.error)
-            await broker.stays(1)
-        else:
-            await broker.count(2)
-            assert not message.settled
-
-    play(script)
+async def test_a_queue_declared_here_that_refuses_is_known(
+    peer: Peer, broker: Broker, given: dict[str, Any], key: str, is_refused: bool
+) -> None:
+    client = broker.client
+    subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=1, **given))
+    await (await (await peer.session()).open()).consumer()
+    await within(subscribing)
+    [message] = messages(client, [1], key)
+    await client.adapter.publish([message])
+    await broker.count(1)
+    broker.nack(1)
+    if is_refused:
+        assert await outcomes([message]) == ["PublishRefusedError"]
+        assert "the queue is full" in str(message.error)
+        await broker.stays(1)
+    else:
+        await broker.count(2)
+        assert not message.settled
 
 
 WORD = st.sampled_from(["a", "b", "", "a.b", "*", "#"])
@@ -339,30 +326,26 @@ def test_a_publish_fails_at_its_deadline_if_the_broker_refuses_until_then(rabbit
         assert foreign.basic_get(queue, auto_ack=True)[2] == b"3"
 
 
-def test_order_is_kept_while_a_real_queue_refuses_now_and_then(rabbitmq: RabbitMQ) -> None:
+async def test_order_is_kept_while_a_real_queue_refuses_now_and_then(rabbitmq: RabbitMQ) -> None:
     """Each message is published when the one before is confirmed, or waits behind it."""
     queue = unique("narrow")
+    from tests.amqp.conftest import foreign_channel
 
-    async def main() -> None:
-        from tests.amqp.conftest import foreign_channel
-
-        with foreign_channel(rabbitmq) as foreign:
-            foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
-            foreign.queue_bind(queue, "amq.topic", queue)
-            async with connected(rabbitmq.url, publish_window=8) as client:
-                batch = [client.message(queue, b"%d" % number) for number in range(20)]
-                publishing = asyncio.create_task(client.adapter.publish(batch))
-                seen: list[int] = []
-                while len(seen) < 20:
-                    _, _, content = foreign.basic_get(queue, auto_ack=True)
-                    if content is None:
-                        await asyncio.sleep(0.01)
-                    else:
-                        seen.append(int(content))
-                await within(publishing)
-                assert await outcomes(batch) == [""] * 20
-                assert sorted(seen) == list(range(20))
-                # what was in flight when one was refused may come before it, and nothing else
-                assert max(at - number for at, number in enumerate(seen)) < 8
-
-    run(main())
+    with foreign_channel(rabbitmq) as foreign:
+        foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+        foreign.queue_bind(queue, "amq.topic", queue)
+        async with connected(rabbitmq.url, publish_window=8) as client:
+            batch = [client.message(queue, b"%d" % number) for number in range(20)]
+            publishing = asyncio.create_task(client.adapter.publish(batch))
+            seen: list[int] = []
+            while len(seen) < 20:
+                _, _, content = foreign.basic_get(queue, auto_ack=True)
+                if content is None:
+                    await asyncio.sleep(0.01)
+                else:
+                    seen.append(int(content))
+            await within(publishing)
+            assert await outcomes(batch) == [""] * 20
+            assert sorted(seen) == list(range(20))
+            # what was in flight when one was refused may come before it, and nothing else
+            assert max(at - number for at, number in enumerate(seen)) < 8

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import messaging
 from adapters.amqp.streams import StreamPosition
 from messaging.errors import SubscriptionRefusedError
-from messaging.model import publish_options
-from tests.amqp.harness import Client, Sink, connected, make_adapter, run, unique, until, within
+from messaging.model.extensions import publish_options
+from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
 from tests.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -42,140 +42,116 @@ def offsets(sink: Sink) -> list[int]:
     return [arrived.extensions["streamOffset"] for arrived in sink.arrived]
 
 
-def test_a_stream_is_read_from_any_place_by_anybody(rabbitmq: RabbitMQ, stream: str) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            await client.publish(stream, *[b"%d" % number for number in range(10)])
-            for where, first in (("first", 0), (4, 4), ("1h", 0), (datetime.now(UTC).timestamp() - 60, 0)):
-                sink, handle = await client.subscribe(stream, queue=stream, streamOffset=where, **STREAM)
-                await sink.count(10 - first)
-                assert offsets(sink) == list(range(first, 10))
-                assert sink.payloads == [b"%d" % number for number in range(first, 10)]
-                client.acknowledge(*sink.arrived)
-                await client.adapter.unsubscribe(handle)
-            last, _ = await client.subscribe(stream, queue=stream, streamOffset="last", **STREAM)
-            await last.count(1)
-            assert offsets(last)[-1] == 9
-
-    run(main())
+async def test_a_stream_is_read_from_any_position(client: Client, stream: str) -> None:
+    await client.publish(stream, *[b"%d" % number for number in range(10)])
+    for where, first in (("first", 0), (4, 4), ("1h", 0), (datetime.now(UTC).timestamp() - 60, 0)):
+        sink, handle = await client.subscribe(stream, queue=stream, streamOffset=where, **STREAM)
+        await sink.count(10 - first)
+        assert offsets(sink) == list(range(first, 10))
+        assert sink.payloads == [b"%d" % number for number in range(first, 10)]
+        client.acknowledge(*sink.arrived)
+        await client.adapter.unsubscribe(handle)
+    last, _ = await client.subscribe(stream, queue=stream, streamOffset="last", **STREAM)
+    await last.count(1)
+    assert offsets(last)[-1] == 9
 
 
-def test_by_default_reading_begins_with_what_comes_next(rabbitmq: RabbitMQ, stream: str) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            await client.publish(stream, b"before")
-            sinks = [(await client.subscribe(stream, queue=stream, **STREAM))[0] for _ in range(2)]
-            await client.publish(stream, b"after", b"later")
-            for sink in sinks:  # each gets everything
-                await sink.count(2)
-                assert sink.payloads == [b"after", b"later"]
-                assert offsets(sink) == [1, 2]
-
-    run(main())
+async def test_by_default_reading_begins_with_the_next_message(client: Client, stream: str) -> None:
+    await client.publish(stream, b"before")
+    sinks = [(await client.subscribe(stream, queue=stream, **STREAM))[0] for _ in range(2)]
+    await client.publish(stream, b"after", b"later")
+    for sink in sinks:  # each gets everything
+        await sink.count(2)
+        assert sink.payloads == [b"after", b"later"]
+        assert offsets(sink) == [1, 2]
 
 
-def test_a_message_of_a_stream_tells_its_offset_and_no_header_of_it(rabbitmq: RabbitMQ, stream: str) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            await client.publish(stream, b"1")
-            await client.publish(stream, b"2", extensions={"headers": {"a": "b"}})
-            sink, _ = await client.subscribe(stream, queue=stream, streamOffset="first", **STREAM)
-            first, second = await sink.count(2)
-            assert (first.extensions["streamOffset"], "headers" in first.extensions) == (0, False)
-            assert (second.extensions["streamOffset"], dict(second.extensions["headers"])) == (1, {"a": "b"})
-            # it can be passed on as it is: to publishing, an offset is nothing
-            assert publish_options(second.extensions, client.adapter).custom == {}
-
-    run(main())
+async def test_a_message_of_a_stream_has_its_offset_as_extension_and_not_as_header(client: Client, stream: str) -> None:
+    await client.publish(stream, b"1")
+    await client.publish(stream, b"2", extensions={"headers": {"a": "b"}})
+    sink, _ = await client.subscribe(stream, queue=stream, streamOffset="first", **STREAM)
+    first, second = await sink.count(2)
+    assert (first.extensions["streamOffset"], "headers" in first.extensions) == (0, False)
+    assert (second.extensions["streamOffset"], dict(second.extensions["headers"])) == (1, {"a": "b"})
+    # it can be passed on as it is: to publishing, an offset is nothing
+    assert publish_options(second.extensions, client.adapter).custom == {}
 
 
-def test_no_more_is_handed_over_than_prefetch_allows_though_more_is_sent(rabbitmq: RabbitMQ, stream: str) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            await client.publish(stream, *[b"x"] * 50)
-            sink, _ = await client.subscribe(stream, queue=stream, streamOffset="first", **STREAM | {"prefetch": 5})
-            for number in range(5, 51, 5):
-                await sink.count(number)
-                assert offsets(sink) == list(range(number))
-                client.acknowledge(*sink.arrived[-5:])
-
-    run(main())
+async def test_no_more_is_handed_over_than_prefetch_allows_though_more_is_sent(client: Client, stream: str) -> None:
+    await client.publish(stream, *[b"x"] * 50)
+    sink, _ = await client.subscribe(stream, queue=stream, streamOffset="first", **STREAM | {"prefetch": 5})
+    for number in range(5, 51, 5):
+        await sink.count(number)
+        assert offsets(sink) == list(range(number))
+        client.acknowledge(*sink.arrived[-5:])
 
 
-def test_a_rejected_message_comes_again_from_here_and_counts(rabbitmq: RabbitMQ, stream: str) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(stream, queue=stream, **STREAM | {"prefetch": 1})
-            await client.publish(stream, b"1", b"2")
-            for deliveries in (1, 2, 3):
-                arrived = await sink.next()
-                assert (arrived.payload, arrived.delivery_count) == (b"1", deliveries)
-                assert arrived.extensions.get("redelivered", False) == (deliveries > 1)
-                if deliveries < 3:
-                    client.reject(arrived)
-            client.acknowledge(arrived)
-            arrived = await sink.next()
-            assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
-
-    run(main())
+async def test_a_rejected_message_of_a_stream_is_redelivered_here_and_counted(client: Client, stream: str) -> None:
+    sink, _ = await client.subscribe(stream, queue=stream, **STREAM | {"prefetch": 1})
+    await client.publish(stream, b"1", b"2")
+    for deliveries in (1, 2, 3):
+        arrived = await sink.next()
+        assert (arrived.payload, arrived.delivery_count) == (b"1", deliveries)
+        assert arrived.extensions.get("redelivered", False) == (deliveries > 1)
+        if deliveries < 3:
+            client.reject(arrived)
+    client.acknowledge(arrived)
+    arrived = await sink.next()
+    assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
 
 
-def test_after_a_loss_reading_goes_on_behind_what_was_settled_without_a_gap(rabbitmq: RabbitMQ, stream: str) -> None:
-    async def main() -> None:
-        with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-            client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
-            await client.open()
-            sink, _ = await client.subscribe(stream, queue=stream, **STREAM)
-            await client.publish(stream, *[b"%d" % number for number in range(10)])
-            await sink.count(10)
-            client.acknowledge(*sink.arrived[:4], *sink.arrived[6:8])
-            await asyncio.sleep(0)
-            for again in (4, 4):
-                proxy.sever()
-                await client.lost()
-                client.losses.clear()
-                await client.open()
-                sink.arrived.clear()
-                await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
-                await sink.count(10 - again)
-                assert offsets(sink) == list(range(again, 10))
-            await client.publish(stream, b"10")
-            await sink.count(7)
-            client.acknowledge(*sink.arrived)
-            await asyncio.sleep(0)
+async def test_after_a_loss_reading_continues_after_the_last_message_settled_without_a_gap(
+    rabbitmq: RabbitMQ, stream: str
+) -> None:
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+        await client.open()
+        sink, _ = await client.subscribe(stream, queue=stream, **STREAM)
+        await client.publish(stream, *[b"%d" % number for number in range(10)])
+        await sink.count(10)
+        client.acknowledge(*sink.arrived[:4], *sink.arrived[6:8])
+        await asyncio.sleep(0)
+        for again in (4, 4):
             proxy.sever()
             await client.lost()
+            client.losses.clear()
             await client.open()
             sink.arrived.clear()
             await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
-            await client.publish(stream, b"11")
-            await sink.count(1)
-            assert offsets(sink) == [11]
-            await within(client.adapter.close())
-
-    run(main())
+            await sink.count(10 - again)
+            assert offsets(sink) == list(range(again, 10))
+        await client.publish(stream, b"10")
+        await sink.count(7)
+        client.acknowledge(*sink.arrived)
+        await asyncio.sleep(0)
+        proxy.sever()
+        await client.lost()
+        await client.open()
+        sink.arrived.clear()
+        await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
+        await client.publish(stream, b"11")
+        await sink.count(1)
+        assert offsets(sink) == [11]
+        await within(client.adapter.close())
 
 
 @pytest.mark.parametrize("begin", ["next", "last"])
-def test_what_is_published_before_anything_was_delivered_is_not_missed(
+async def test_messages_published_before_the_first_delivery_are_not_missed(
     rabbitmq: RabbitMQ, stream: str, begin: str
 ) -> None:
-    async def main() -> None:
-        with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-            client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
-            await client.open()
-            sink, _ = await client.subscribe(stream, queue=stream, streamOffset=begin, **STREAM)
-            proxy.sever()
-            await client.lost()
-            async with connected(rabbitmq.url) as other:
-                await other.publish(stream, b"meanwhile")
-            await client.open()
-            await client.subscribe(stream, queue=stream, sink=sink, streamOffset=begin, **STREAM)
-            await sink.count(1)
-            assert sink.payloads == [b"meanwhile"]
-            await within(client.adapter.close())
-
-    run(main())
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+        await client.open()
+        sink, _ = await client.subscribe(stream, queue=stream, streamOffset=begin, **STREAM)
+        proxy.sever()
+        await client.lost()
+        async with connected(rabbitmq.url) as other:
+            await other.publish(stream, b"meanwhile")
+        await client.open()
+        await client.subscribe(stream, queue=stream, sink=sink, streamOffset=begin, **STREAM)
+        await sink.count(1)
+        assert sink.payloads == [b"meanwhile"]
+        await within(client.adapter.close())
 
 
 def test_an_instance_reads_on_by_itself_after_a_loss(rabbitmq: RabbitMQ, stream: str) -> None:
@@ -201,35 +177,25 @@ def test_an_instance_reads_on_by_itself_after_a_loss(rabbitmq: RabbitMQ, stream:
     assert list(dict.fromkeys(seen)) == wanted  # in order and whole, once what came twice is left out
 
 
-def test_a_stream_of_the_wrong_kind_is_refused(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
+async def test_a_stream_of_the_wrong_kind_is_refused(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("classic")
     foreign.queue_declare(queue, exclusive=False, auto_delete=True)
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            with pytest.raises(SubscriptionRefusedError) as caught:
-                await client.subscribe("a", queue=queue, autocreate=False, streamOffset="first", **STREAM)
-            assert caught.value.code == 406
-            assert client.losses == []
-
-    run(main())
+    with pytest.raises(SubscriptionRefusedError) as caught:
+        await client.subscribe("a", queue=queue, autocreate=False, streamOffset="first", **STREAM)
+    assert caught.value.code == 406
+    assert client.losses == []
 
 
-def test_without_acknowledgement_an_existing_stream_refuses_and_the_next_connection_lives(
-    rabbitmq: RabbitMQ, stream: str
+async def test_without_acknowledgement_an_existing_stream_refuses_and_the_next_connection_lives(
+    client: Client, stream: str
 ) -> None:
     """Not called a stream: the broker finds out, and closes the connection over it."""
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            with pytest.raises(SubscriptionRefusedError) as caught:
-                await client.subscribe(stream, queue=stream, qos="0")
-            assert caught.value.code == 540
-            await until(lambda: client.losses, "the loss")
-            await client.open()
-            await client.publish(stream, b"x")
-
-    run(main())
+    with pytest.raises(SubscriptionRefusedError) as caught:
+        await client.subscribe(stream, queue=stream, qos="0")
+    assert caught.value.code == 540
+    await until(lambda: client.losses, "the loss")
+    await client.open()
+    await client.publish(stream, b"x")
 
 
 # --- the position alone

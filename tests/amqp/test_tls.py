@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError
-from tests.amqp.harness import Client, connected, make_adapter, run, within
+from messaging.errors import AuthenticationError, InvalidOptionError
+from tests.amqp.harness import Client, connected, make_adapter, open_fails
 from tests.brokers import RabbitMQ, require
 from tests.certificates import Authority, TlsRabbitMQ
 
@@ -41,20 +41,6 @@ def without_user(broker: TlsRabbitMQ) -> str:
     return f"amqps://{broker.host}:{broker.tls_port}"
 
 
-def fails(url: str, error: type[ConnectFailedError] = ConnectFailedError, **settings: object) -> ConnectFailedError:
-    """Open, see it fail in time and leave nothing behind."""
-
-    async def main() -> ConnectFailedError:
-        client = Client(make_adapter(url, **settings))
-        with pytest.raises(error) as caught:
-            await within(client.open(), 5)
-        await client.adapter.close()
-        assert client.losses == []
-        return caught.value
-
-    return run(main())
-
-
 # --- who the broker is
 
 
@@ -64,23 +50,15 @@ class TlsServer:
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
 
-    def refused(self, name: str, subject: str, *, expired: bool = False, **settings: object) -> ConnectFailedError:
-        """Why connecting to it fails."""
+    async def refused(self, name: str, subject: str, *, expired: bool = False, **settings: object) -> str:
+        """Return why connecting to it fails."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self._authority.issue(name, subject, expired=expired))
-
-        async def main() -> ConnectFailedError:
-            server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
-            async with server:
-                port = server.sockets[0].getsockname()[1]
-                client = Client(make_adapter(f"amqps://127.0.0.1:{port}", **settings))
-                with pytest.raises(ConnectFailedError) as caught:
-                    await within(client.open(), 5)
-                await client.adapter.close()
-                assert isinstance(caught.value.__cause__, Exception)
-                return caught.value
-
-        return run(main())
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+        async with server:
+            error = await open_fails(f"amqps://127.0.0.1:{server.sockets[0].getsockname()[1]}", **settings)
+        assert isinstance(error.__cause__, Exception)
+        return str(error)
 
 
 @pytest.fixture
@@ -88,74 +66,67 @@ def tls_server(authority: Authority) -> TlsServer:
     return TlsServer(authority)
 
 
-def test_an_expired_certificate_is_refused(tls_server: TlsServer, authority: Authority) -> None:
-    error = tls_server.refused("old", "IP:127.0.0.1", expired=True, cafile=authority.cafile)
-    assert "certificate verify failed: certificate has expired" in str(error)
+async def test_an_expired_certificate_is_refused(tls_server: TlsServer, authority: Authority) -> None:
+    error = await tls_server.refused("old", "IP:127.0.0.1", expired=True, cafile=authority.cafile)
+    assert "certificate verify failed: certificate has expired" in error
 
 
-def test_a_certificate_for_another_host_is_refused(tls_server: TlsServer, authority: Authority) -> None:
-    error = tls_server.refused("elsewhere", "DNS:broker.example", cafile=authority.cafile)
-    assert "certificate verify failed: IP address mismatch" in str(error)
-    assert "127.0.0.1" in str(error)
+async def test_a_certificate_for_another_host_is_refused(tls_server: TlsServer, authority: Authority) -> None:
+    error = await tls_server.refused("elsewhere", "DNS:broker.example", cafile=authority.cafile)
+    assert "certificate verify failed: IP address mismatch" in error
+    assert "127.0.0.1" in error
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(tls_server: TlsServer, tmp_path: Path) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_refused(tls_server: TlsServer, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other")
-    error = tls_server.refused("unknown", "IP:127.0.0.1", cafile=other.cafile)
-    assert "certificate verify failed: unable to get local issuer certificate" in str(error)
+    error = await tls_server.refused("unknown", "IP:127.0.0.1", cafile=other.cafile)
+    assert "certificate verify failed: unable to get local issuer certificate" in error
 
 
-def test_tls_to_a_plain_port_says_so(rabbitmq: RabbitMQ) -> None:
-    error = fails(f"amqps://{rabbitmq.host}:{rabbitmq.port}")
+async def test_tls_to_a_plain_port_says_so(rabbitmq: RabbitMQ) -> None:
+    error = await open_fails(f"amqps://{rabbitmq.host}:{rabbitmq.port}")
     assert "it does not speak TLS there" in str(error)
     assert "amqp:// instead of amqps://" in str(error)
 
 
-def test_plain_text_to_a_tls_port_says_so(certified: TlsRabbitMQ) -> None:
-    error = fails(f"amqp://{certified.host}:{certified.tls_port}")
+async def test_plain_text_to_a_tls_port_says_so(certified: TlsRabbitMQ) -> None:
+    error = await open_fails(f"amqp://{certified.host}:{certified.tls_port}")
     assert str(error).endswith("it speaks TLS there: use amqps:// instead of amqp://")
 
 
-def test_a_tls_handshake_that_never_ends_ends_with_the_attempt() -> None:
-    async def main() -> None:
-        writers: list[asyncio.StreamWriter] = []
-        server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
-        async with server:
-            client = Client(make_adapter(f"amqps://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.3):
-                    await client.open()
-            await client.adapter.close()
-            for writer in writers:
-                writer.close()
-
-    run(main())
+async def test_a_tls_handshake_that_never_ends_ends_with_the_attempt() -> None:
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+    async with server:
+        client = Client(make_adapter(f"amqps://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await client.open()
+        await client.adapter.close()
+        for writer in writers:
+            writer.close()
 
 
 # --- who the client is
 
 
-def test_a_client_certificate_stands_for_user_and_password(certified: TlsRabbitMQ) -> None:
+async def test_a_client_certificate_stands_for_user_and_password(certified: TlsRabbitMQ) -> None:
     certfile, keyfile = certified.authority.issue("gateway")
-
-    async def main() -> None:
-        files = {"cafile": certified.authority.cafile, "certfile": certfile, "keyfile": keyfile}
-        async with connected(without_user(certified), sasl="external", **files) as client:
-            sink, _ = await client.subscribe("certified")
-            await client.publish("certified", b"x")
-            await sink.count(1)
-            users = await asyncio.to_thread(certified.ctl, "list_connections", "user", "auth_mechanism")
-            assert {tuple(line.split()) for line in users.splitlines()[-2:]} == {("gateway", "EXTERNAL")}
-
-    run(main())
+    files = {"cafile": certified.authority.cafile, "certfile": certfile, "keyfile": keyfile}
+    async with connected(without_user(certified), sasl="external", **files) as client:
+        sink, _ = await client.subscribe("certified")
+        await client.publish("certified", b"x")
+        await sink.count(1)
+        users = await asyncio.to_thread(certified.ctl, "list_connections", "user", "auth_mechanism")
+        assert {tuple(line.split()) for line in users.splitlines()[-2:]} == {("gateway", "EXTERNAL")}
 
 
-def test_a_certificate_of_nobody_the_broker_knows_is_refused(
+async def test_a_certificate_of_an_unknown_user_is_refused(
     certified: TlsRabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     certfile, keyfile = certified.authority.issue("stranger")
-    error = fails(
+    error = await open_fails(
         without_user(certified), AuthenticationError,
         sasl="external", cafile=certified.authority.cafile, certfile=certfile, keyfile=keyfile,
     )  # fmt: skip
@@ -164,17 +135,19 @@ def test_a_certificate_of_nobody_the_broker_knows_is_refused(
     assert (error.detail or "").startswith("ACCESS_REFUSED")
 
 
-def test_no_certificate_where_one_is_asked_for_is_a_failure_with_the_brokers_reason(
+async def test_no_certificate_where_one_is_asked_for_is_a_failure_with_the_brokers_reason(
     certified: TlsRabbitMQ,
 ) -> None:
     # with TLS 1.3 the reason comes when this side is writing already: now and then a reset overtakes it
-    reasons = (str(fails(certified.tls_url, cafile=certified.authority.cafile)) for _ in range(20))
-    assert any("certificate required" in reason for reason in reasons)
+    for _ in range(20):
+        if "certificate required" in str(await open_fails(certified.tls_url, cafile=certified.authority.cafile)):
+            return
+    pytest.fail("the reason did not arrive")
 
 
-def test_a_broker_without_the_mechanism_says_so(own_rabbitmq: TlsRabbitMQ) -> None:
+async def test_a_broker_without_the_mechanism_says_so(own_rabbitmq: TlsRabbitMQ) -> None:
     certfile, keyfile = own_rabbitmq.authority.issue("gateway")
-    error = fails(
+    error = await open_fails(
         without_user(own_rabbitmq), AuthenticationError,
         sasl="external", cafile=own_rabbitmq.authority.cafile, certfile=certfile, keyfile=keyfile,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.amqp.transport import cut
 from messaging.errors import ConnectFailedError, ConnectionLostError
-from tests.amqp.harness import Client, make_adapter, run, within
+from tests.amqp.harness import Client, make_adapter, within
 from tests.amqp.peer import Peer
 
 if TYPE_CHECKING:
@@ -52,42 +52,36 @@ def transports(monkeypatch: pytest.MonkeyPatch) -> list[LetsGo]:
     return made
 
 
-def test_a_handshake_that_the_broker_ends_over_such_a_transport_is_a_failure_to_connect(
+async def test_a_handshake_that_the_broker_ends_over_such_a_transport_is_a_failure_to_connect(
     transports: list[LetsGo],
 ) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            client = Client(make_adapter(peer.url))
-            opening = asyncio.create_task(client.open())
-            (await peer.session()).close()
-            with pytest.raises(ConnectFailedError, match="the peer closed it"):
-                await within(opening)
-
-    run(main())
+    async with Peer() as peer:
+        client = Client(make_adapter(peer.url))
+        opening = asyncio.create_task(client.open())
+        (await peer.session()).close()
+        with pytest.raises(ConnectFailedError, match="the peer closed it"):
+            await within(opening)
     assert [transport.aborted for transport in transports] == [1]
 
 
 @pytest.mark.parametrize("is_subscribed", [False, True])
-def test_a_connection_whose_broker_is_gone_is_lost_once_and_closed_over_such_a_transport(
+async def test_a_connection_without_broker_is_lost_once_and_closed_over_such_a_transport(
     transports: list[LetsGo], is_subscribed: bool
 ) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            client = Client(make_adapter(peer.url))
-            opening = asyncio.create_task(client.open())
+    async with Peer() as peer:
+        client = Client(make_adapter(peer.url))
+        opening = asyncio.create_task(client.open())
+        session = await (await peer.session()).open()
+        await within(opening)
+        if is_subscribed:
+            subscribing = asyncio.create_task(client.subscribe("c"))
             session = await (await peer.session()).open()
-            await within(opening)
-            if is_subscribed:
-                subscribing = asyncio.create_task(client.subscribe("c"))
-                session = await (await peer.session()).open()
-                await session.consumer()
-                await within(subscribing)
-            session.close()
-            assert isinstance(await client.lost(), ConnectionLostError)
-            await within(client.adapter.close())
-            assert len(client.losses) == 1
-
-    run(main())
+            await session.consumer()
+            await within(subscribing)
+        session.close()
+        assert isinstance(await client.lost(), ConnectionLostError)
+        await within(client.adapter.close())
+        assert len(client.losses) == 1
     assert [transport.aborted > 0 for transport in transports] == [True] * (1 + is_subscribed)
 
 

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 ROOT = Path(__file__).parents[2]
 #: how long to wait for anything, seconds
@@ -21,8 +21,24 @@ PATIENCE = 20.0
 COMMAND = (sys.executable, "-m", "messaging.cli")
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until ``condition`` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain"
+        time.sleep(0.005)
+
+
+def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``command`` to its end with these environment variables."""
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(**variables), capture_output=True, encoding="utf-8", check=False,
+        timeout=PATIENCE,
+    )  # fmt: skip
+
+
 def environment(**more: str) -> dict[str, str]:
-    """That of this process, without what configures the program."""
+    """The environment of this process, without the variables that configure the program."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MESSAGING_")}
     return kept | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "COLUMNS": "100"} | more
 
@@ -43,7 +59,7 @@ class Lines:
         self._arrived.put(None)
 
     def until(self, wanted: Callable[[bytes], bool]) -> bytes:
-        """The next line that is wanted."""
+        """Return the next line that is ``wanted``."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -56,7 +72,7 @@ class Lines:
                 return line
 
     def rest(self) -> bytes:
-        """Everything there was, once the pipe has ended."""
+        """Wait for the end of the pipe; return all its lines."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the pipe has not ended"
         while (line := self._arrived.get()) is not None:
@@ -70,8 +86,8 @@ class Program:
 
     Args:
         arguments: its command line.
-        stdout: where that goes; by default to ``out``.
-        variables: of the environment.
+        stdout: where its stdout goes; by default to ``out``.
+        variables: environment variables.
     """
 
     def __init__(
@@ -91,7 +107,7 @@ class Program:
 
     @property
     def out(self) -> Lines:
-        """Its stdout. Nothing is read from it before this is asked for."""
+        """Its stdout, which is not read before this is called."""
         if self._out is None:
             assert self.process.stdout is not None
             self._out = Lines(self.process.stdout)
@@ -124,7 +140,7 @@ class Program:
         self.process.stdin.close()
 
     def signal(self, number: signal.Signals, *, elsewhere: bool = False) -> None:
-        """Send it a signal. ``elsewhere`` one of its other threads takes it, as any may that is starting a process."""
+        """Send it a signal; with ``elsewhere`` to another thread than the main one."""
         if not elsewhere:
             self.process.send_signal(number)
             return
@@ -134,20 +150,21 @@ class Program:
         assert ctypes.CDLL(None, use_errno=True).tgkill(main, other, number) == 0, os.strerror(ctypes.get_errno())
 
     def ended(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for its end; return its exit code."""
         return self.process.wait(PATIENCE)
 
 
-def subscriber(*arguments: str, stdout: int | IO[bytes] = subprocess.PIPE) -> Program:
-    """``messaging sub``, once it has subscribed."""
-    program = Program("sub", *arguments, stdout=stdout)
+def ready(text: str, *arguments: str, **options: Any) -> Program:
+    """Run the program and wait until it writes ``text`` to stderr."""
+    program = Program(*arguments, **options)
     try:
-        program.says("subscribed to")
+        program.says(text)
     except BaseException:
         program.__exit__()
         raise
     return program
 
 
-def lines(data: bytes) -> Iterator[bytes]:
-    yield from data.splitlines()
+def subscriber(*arguments: str, **options: Any) -> Program:
+    """Run ``messaging sub`` and wait until it has subscribed."""
+    return ready("subscribed to", "sub", *arguments, **options)

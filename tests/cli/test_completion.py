@@ -1,4 +1,4 @@
-"""Shell completion: what it offers, that it does so in bash itself, and how it is installed."""
+"""Shell completion: its candidates, its behaviour in bash, and its installation."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.program import COMMAND, PATIENCE, ROOT, environment
+from tests.cli.program import COMMAND, PATIENCE, ROOT, environment, process, until
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 def values(output: str) -> list[str]:
-    """The candidates, without what explains them."""
+    """Return the candidates without their explanations."""
     return [line.partition("\t")[0] for line in output.splitlines()]
 
 
@@ -56,7 +55,7 @@ SCHEMES = ["amqp://", "amqps://", "memory://", "mqtt://", "mqtts://", "ws://", "
         (("pub", "-m", "it's"), []),
     ],
 )
-def test_what_may_follow_is_offered(
+def test_candidates_fit_the_words_before_them(
     run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: list[str]
 ) -> None:
     monkeypatch.setenv("_MESSAGING_COMPLETE", "zsh")
@@ -65,19 +64,16 @@ def test_what_may_follow_is_offered(
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_is_offered_the_commands(shell: str) -> None:
-    done = subprocess.run(
-        [*COMMAND, "messaging " if shell == "bash" else ""], cwd=ROOT, env=environment(_MESSAGING_COMPLETE=shell),
-        capture_output=True, text=True, timeout=PATIENCE, check=True,
-    )  # fmt: skip
+def test_every_shell_gets_the_commands_as_candidates(shell: str) -> None:
+    done = process(*COMMAND, "messaging " if shell == "bash" else "", _MESSAGING_COMPLETE=shell)
     assert done.stderr == ""
     found = values(done.stdout)
     assert [*found[:2], found[-1]] == ["pub", "sub", "pipeline"]
 
 
-def test_candidates_are_explained_where_the_shell_shows_that(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_explained_where_the_shell_shows_explanations(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_MESSAGING_COMPLETE", "fish")
-    assert run("info", "--feat")[1] == "--features\tEvery known feature, and whether it is announced here.\n"
+    assert run("info", "--feat")[1] == "--features\tList every known feature, and whether it is announced.\n"
 
 
 def test_commands_are_completed_without_importing_any() -> None:
@@ -86,10 +82,7 @@ def test_commands_are_completed_without_importing_any() -> None:
         "print(sorted(set(sys.modules) & {'messaging.cli.sub', 'messaging.cli.demo', 'rich.console', "
         "'typer.rich_utils', 'adapters.spark.telemetry.command'}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment(_MESSAGING_COMPLETE="zsh"),
-        capture_output=True, text=True, timeout=PATIENCE, check=True,
-    )  # fmt: skip
+    done = process(COMMAND[0], "-c", code, _MESSAGING_COMPLETE="zsh")
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -113,10 +106,7 @@ class Bash:
             env=environment(PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="/dev/null"), cwd=ROOT,
         )  # fmt: skip
         os.close(slave)
-        script = subprocess.run(
-            [*COMMAND, "--show-completion", "bash"], env=environment(), cwd=ROOT, capture_output=True, check=True
-        ).stdout
-        (folder / "script").write_bytes(script)
+        (folder / "script").write_text(process(*COMMAND, "--show-completion", "bash").stdout)
         self._write(f". {folder}/script; echo loa''ded\n")
         self._until(b"loaded")
 
@@ -133,10 +123,7 @@ class Bash:
     def run(self, typed: str) -> list[str]:
         """Type ``typed``, where a tab completes; the arguments that the command then has."""
         self._write(typed + " | cat\n")
-        deadline = time.monotonic() + PATIENCE
-        while not self._notes.exists() or not self._notes.read_text().endswith("END\n"):
-            assert time.monotonic() < deadline, "the command was not run"
-            time.sleep(0.01)
+        until(lambda: self._notes.exists() and self._notes.read_text().endswith("END\n"))
         return self._notes.read_text().splitlines()[:-1]
 
     def close(self) -> None:
@@ -209,9 +196,6 @@ def test_installing_twice_loads_it_once_and_keeps_the_start_up_file(
 
 
 def test_the_shell_that_runs_it_is_recognised(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["bash", "--norc", "-c", f"{' '.join(COMMAND)} --show-completion; :"],
-        cwd=ROOT, env=environment(SHELL="/bin/false"), capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+    done = process("bash", "--norc", "-c", f"{' '.join(COMMAND)} --show-completion; :", SHELL="/bin/false")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("_messaging_completion() {")

@@ -1,4 +1,4 @@
-"""What stderr says of a connection: who is connected to what, when it is lost and when it is back."""
+"""Reports on stderr: the broker and the client id, the loss and the return of the connection."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
 import messaging
-from tests.brokers import Mosquitto, RabbitMQ, require
+from tests.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Lines, Program, environment
 from tests.proxy import Proxy
@@ -20,23 +18,11 @@ from tests.proxy import Proxy
 SECONDS = r"\d+\.\d s"
 
 
-@pytest.fixture
-def topic() -> str:
-    return f"cli/{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def own() -> Iterator[Mosquitto]:
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
-
-
 LISTENERS = pytest.mark.parametrize("listener", [("sub",), ("reply", "--exec", "cat")], ids=["sub", "reply"])
 
 
 @LISTENERS
-def test_a_listener_says_when_its_connection_is_lost_and_when_it_is_back(
+def test_a_listener_reports_the_loss_and_the_return_of_its_connection(
     own: Mosquitto, topic: str, listener: tuple[str, ...]
 ) -> None:
     with Program(*listener, own.url, "-t", topic) as program:
@@ -54,7 +40,7 @@ def test_a_listener_says_when_its_connection_is_lost_and_when_it_is_back(
         assert program.err.rest().count(b"\n") == 5, "nothing else is said"
 
 
-def test_debug_says_once_that_a_connection_is_back(own: Mosquitto, topic: str) -> None:
+def test_debug_reports_the_return_of_a_connection_once(own: Mosquitto, topic: str) -> None:
     with Program("sub", own.url, "-t", topic, "--debug") as program:
         program.says("subscribed to")
         own.kill()
@@ -66,7 +52,7 @@ def test_debug_says_once_that_a_connection_is_back(own: Mosquitto, topic: str) -
         assert program.err.rest().count(b"connected again") == 1
 
 
-def test_quiet_says_nothing_of_a_lost_connection(own: Mosquitto, topic: str) -> None:
+def test_quiet_does_not_report_a_lost_connection(own: Mosquitto, topic: str) -> None:
     with messaging.connect(own.url) as m:
         m.publish(topic, "one", retain=True, qos=1).result(PATIENCE)
     with Program("sub", own.url, "-t", topic, "-C", "2", "--quiet") as program:
@@ -80,7 +66,7 @@ def test_quiet_says_nothing_of_a_lost_connection(own: Mosquitto, topic: str) -> 
         assert program.err.rest() == b""
 
 
-def test_a_loss_is_said_on_amqp_too(rabbitmq: RabbitMQ, topic: str) -> None:
+def test_a_lost_amqp_connection_is_reported(rabbitmq: RabbitMQ, topic: str) -> None:
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
         url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
         with Program("sub", url, "-t", topic, "-C", "1") as program:
@@ -126,7 +112,7 @@ def test_a_listener_works_as_a_service_whose_stdin_has_ended(
 # --- who is connected
 
 
-def test_the_broker_and_stderr_call_a_run_by_the_same_client_id(mosquitto: Mosquitto, topic: str) -> None:
+def test_stderr_has_the_client_id_that_the_broker_logs(mosquitto: Mosquitto, topic: str) -> None:
     with (
         Program("sub", mosquitto.url, "-t", topic, "-W", "20", "-C", "1") as one,
         Program("sub", mosquitto.url, "-t", topic) as two,
@@ -139,7 +125,7 @@ def test_the_broker_and_stderr_call_a_run_by_the_same_client_id(mosquitto: Mosqu
         assert all(f" as {name} (p" in mosquitto.log() for name in found)
 
 
-def test_a_name_that_was_given_is_kept(
+def test_a_given_name_of_the_instance_is_kept(
     run: Run, mosquitto: Mosquitto, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments in (("--option", "name=given"), ("--url", f"{mosquitto.url}?name=given")):
@@ -168,7 +154,7 @@ def test_on_amqp_stderr_names_the_connection_as_the_broker_lists_it(rabbitmq: Ra
         (("request", "-t", "a", "-m", "x", "-W", "0.05"), 1),
     ],
 )
-def test_memory_is_said_to_reach_no_other_process(run: Run, arguments: tuple[str, ...], code: int) -> None:
+def test_a_warning_says_that_memory_reaches_no_other_process(run: Run, arguments: tuple[str, ...], code: int) -> None:
     found, out, err = run(*arguments, "memory://alone")
     assert (found, out) == (code, "")
     hint = "messaging: warning: memory://alone is a broker inside this process: no other process reaches it; "
@@ -176,7 +162,7 @@ def test_memory_is_said_to_reach_no_other_process(run: Run, arguments: tuple[str
     assert hint not in run(*arguments, "memory://alone", "--quiet")[2]
 
 
-def test_a_responder_at_memory_is_told_so_too() -> None:
+def test_a_responder_at_memory_warns_too() -> None:
     with Program("reply", "memory://alone", "-t", "a", "--exec", "cat") as program:
         program.says("memory://alone is a broker inside this process")
         program.signal(signal.SIGTERM)

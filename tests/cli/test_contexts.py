@@ -1,8 +1,10 @@
-"""Saved contexts: what is saved, who may read it, and what becomes of it in the other commands."""
+"""Saved contexts: their file, its permissions, and their use in the other commands."""
 
 from __future__ import annotations
 
+import io
 import json
+import operator
 import stat
 import subprocess
 import sys
@@ -12,18 +14,17 @@ from typing import Any
 
 import pytest
 
-from messaging.cli import contexts
-from messaging.cli.contexts import SavedContext
+from messaging.cli import context_file
+from messaging.cli.context_file import SavedContext
 from messaging.errors import ConfigurationError
 from tests.brokers import Mosquitto
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, refused
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, environment
-from tests.cli.test_usage import refused
 
 
 @pytest.fixture(autouse=True)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the contexts of this test are saved."""
+    """The file of the contexts of this test."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "messaging" / "contexts.json"
 
@@ -57,7 +58,7 @@ def test_a_context_stands_for_url_and_settings(run: Run, mosquitto: Mosquitto, m
         assert found["instance_id"].startswith("plant-info-")
 
 
-def test_what_the_command_line_gives_wins_over_what_is_saved(run: Run, mosquitto: Mosquitto) -> None:
+def test_options_of_the_command_line_win_over_saved_settings(run: Run, mosquitto: Mosquitto) -> None:
     add(run, "plant", mosquitto.url, "--option", "version=3.1.1", "--id", "saved")
     found = json.loads(run("info", "@plant", "--json", "--option", "version=5", "-i", "given")[1])
     assert found["protocols"] == ["mqtt", "mqtt5"]
@@ -73,7 +74,7 @@ def test_pub_and_sub_meet_at_a_context(run: Run, mosquitto: Mosquitto, file: Pat
         assert sub.out.rest() == b"x\n"
 
 
-def test_a_name_without_its_mark_is_not_taken_for_a_context(run: Run) -> None:
+def test_the_name_of_a_context_needs_its_mark(run: Run) -> None:
     add(run, "plant", "mqtt://broker")
     assert "did you mean the saved context @plant?" in refused(run, "pub", "plant", "-t", "a", "-m", "x")
     assert "has no '://'" in refused(run, "pub", "other", "-t", "a", "-m", "x")
@@ -132,13 +133,11 @@ def test_files_are_saved_with_absolute_names(run: Run, monkeypatch: pytest.Monke
         (("plant",), "Missing argument"),
     ],
 )  # fmt: skip
-def test_what_could_not_be_used_is_not_saved(run: Run, file: Path, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_broker_with_wrong_settings_is_not_saved(
+    run: Run, file: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     assert expected in refused(run, "context", "add", *arguments)
     assert not file.exists()
-
-
-def test_the_group_needs_a_command(run: Run) -> None:
-    assert "Missing command" in refused(run, "context")
 
 
 # --- secrets
@@ -170,7 +169,7 @@ def test_the_saved_password_is_used(run: Run) -> None:
     assert (code, out) == (1, "")
     assert "127.0.0.1:1" in err
     assert "hunter2" not in err
-    assert contexts.get("one").url == "mqtt://joe:hunter2@127.0.0.1:1"
+    assert context_file.get("one").url == "mqtt://joe:hunter2@127.0.0.1:1"
 
 
 def test_a_file_that_others_may_read_is_warned_of(run: Run, file: Path) -> None:
@@ -187,8 +186,6 @@ def test_a_file_that_others_may_read_is_warned_of(run: Run, file: Path) -> None:
 def test_a_password_that_is_not_there_or_there_twice_is_refused(
     run: Run, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("\n" if not text else "hunter2\n"))
     url = "mqtt://joe:hunter2@x" if text else "mqtt://joe@x"
     found = refused(run, "context", "add", "plant", url, "--password-stdin")
@@ -229,7 +226,7 @@ def test_a_bad_file_is_an_error_that_names_it_and_is_left_alone(run: Run, file: 
     assert file.read_text() == text
 
 
-def test_a_bad_file_hinders_no_command_that_does_not_need_it(run: Run, file: Path) -> None:
+def test_a_bad_file_affects_no_command_that_does_not_need_it(run: Run, file: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("{")
     assert run("info", "memory://contexts")[0] == 0
@@ -243,7 +240,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(run: Run, file: Path) -> No
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contexts.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
+    context_file.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
     before = file.read_bytes()
 
     def full(*_: object) -> None:
@@ -251,7 +248,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(file: Path, monkeyp
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ConfigurationError, match="No space left on device"):
-        contexts.change(lambda known: known.update(b=SavedContext("mqtt://b", {})))
+        context_file.change(lambda known: known.update(b=SavedContext("mqtt://b", {})))
     assert file.read_bytes() == before
     assert sorted(each.name for each in file.parent.iterdir()) == ["contexts.json", "contexts.lock"]
 
@@ -260,7 +257,7 @@ def test_a_link_to_the_file_stays_a_link(file: Path, tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     elsewhere = tmp_path / "dotfiles.json"
     file.symlink_to(elsewhere)
-    contexts.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
+    context_file.change(lambda known: known.update(a=SavedContext("mqtt://a", {})))
     assert file.is_symlink()
     assert [*json.loads(elsewhere.read_text())["contexts"]] == ["a"]
 
@@ -268,9 +265,9 @@ def test_a_link_to_the_file_stays_a_link(file: Path, tmp_path: Path) -> None:
 def test_concurrent_changes_lose_none(file: Path) -> None:
     """From threads of this process, and from other processes."""
     script = (
-        "from messaging.cli import contexts\n"
+        "from messaging.cli.context_file import SavedContext, change\n"
         "for number in range(20):\n"
-        "    contexts.change(lambda known: known.update({f'{NAME}-{number}': contexts.SavedContext('mqtt://x', {})}))\n"
+        "    change(lambda known: known.update({f'{NAME}-{number}': SavedContext('mqtt://x', {})}))\n"
     )
     others = [
         subprocess.Popen(
@@ -283,7 +280,7 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
     def save(name: str) -> None:
         for number in range(20):
             entry = {f"{name}-{number}": SavedContext("mqtt://x", {})}
-            contexts.change(lambda known, entry=entry: known.update(entry))  # type: ignore[misc]
+            context_file.change(operator.methodcaller("update", entry))
 
     threads = [threading.Thread(target=save, args=(f"thread{each}",)) for each in range(4)]
     for thread in threads:
@@ -291,13 +288,13 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert [other.wait(PATIENCE) for other in others] == [0, 0]
-    assert len(contexts.load()) == 120
+    assert len(context_file.load()) == 120
 
 
 def test_a_relative_configuration_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", "config")
-    assert contexts.path() == tmp_path / ".config" / "messaging" / "contexts.json"
+    assert context_file.path() == tmp_path / ".config" / "messaging" / "contexts.json"
 
 
 # --- completion

@@ -1,10 +1,11 @@
-"""``messaging demo``: it runs by itself, anywhere, and tells when a sum is wrong."""
+"""``messaging demo``: it runs at any broker, and reports wrong results."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
+import messaging
 from adapters.memory import MemoryAdapter
 from messaging import ClosedError, Features
 from messaging.cli import demo
@@ -23,7 +24,7 @@ def is_right(out: str, skipped: str = "") -> bool:
 
 def test_it_runs_by_itself_on_a_broker_of_its_own() -> None:
     started = time.monotonic()
-    # a broker that was not named is left alone
+    # the broker of the environment is not used
     with Program("demo", variables={"MESSAGING_URL": "mqtt://127.0.0.1:1"}) as program:
         assert program.ended() == 0
         out = program.out.rest().decode()
@@ -44,7 +45,7 @@ def test_it_runs_again_and_again_at_one_broker(run: Run, mosquitto: Mosquitto) -
         assert err == ""
 
 
-def test_it_runs_where_less_is_announced_and_says_what_is_skipped(
+def test_acts_without_their_features_are_reported_as_skipped(
     run: Run, mosquitto: Mosquitto, rabbitmq: RabbitMQ
 ) -> None:
     code, out, _ = run("demo", f"{mosquitto.url}?version=3.1.1")
@@ -57,15 +58,15 @@ def test_it_runs_where_less_is_announced_and_says_what_is_skipped(
 
 
 def test_an_act_is_skipped_for_each_feature_it_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = MemoryAdapter.features.fget(None)  # type: ignore[attr-defined]
-    less = everything - {Features.POINT_TO_POINT, Features.EXTENSION_MAX_DELIVERIES}
+    with messaging.connect("memory://demo") as m:
+        less = m.features - {Features.POINT_TO_POINT, Features.EXTENSION_MAX_DELIVERIES}
     monkeypatch.setattr(MemoryAdapter, "features", property(lambda _: less))
     code, out, _ = run("demo")
     assert code == 0
     assert is_right(out, skipped="Point to point: a work queue, Redelivery and dead letters")
 
 
-def test_a_wrong_sum_is_shown_and_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_shown_and_is_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def act(stage: demo.Stage) -> None:
         """Adds up."""
         stage.check("two and two", 4, 5)

@@ -1,4 +1,4 @@
-"""Commands of other packages: found by their entry points, and no harm if they do not load."""
+"""Commands of other packages, by their entry points; one that does not load affects no other command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_package_outside_the_project_adds_a_command(run: Run) -> None:
     assert run("parties", "fails") == (2, "", "messaging: error: not like this\n")
 
 
-def test_a_command_of_our_own_is_not_replaced(run: Run) -> None:
+def test_a_command_of_this_project_is_not_replaced(run: Run) -> None:
     assert "Publish a message" in run("pub", "--help")[1]
 
 
@@ -61,5 +61,5 @@ def test_a_command_that_does_not_load_says_so_when_it_is_run(run: Run) -> None:
     assert "does not load: RuntimeError: not today" in err
 
 
-def test_other_commands_do_not_look_for_it(run: Run) -> None:
+def test_other_commands_do_not_load_it(run: Run) -> None:
     assert run("info", "memory://plugins")[2] == ""

@@ -1,4 +1,4 @@
-"""What ``messaging sub`` writes, and what it leaves out: formats and filters, as ``mosquitto_sub`` has them."""
+"""``messaging sub``: the formats and filters of ``mosquitto_sub``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -18,30 +17,13 @@ from messaging import Message, MessageContext
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.errors import ArgumentError
 from tests.brokers import Mosquitto, RabbitMQ, require
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, refused
 from tests.cli.program import PATIENCE, subscriber
-from tests.cli.test_usage import refused
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"formats/{uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def url(mosquitto: Mosquitto) -> str:
-    return mosquitto.url
-
-
-@pytest.fixture
-def m(url: str) -> Iterator[messaging.Messaging]:
-    with messaging.connect(url) as m:
-        yield m
 
 
 @pytest.fixture
 def retained(m: messaging.Messaging, topic: str) -> Iterator[Callable[..., None]]:
-    """Publish retained messages to channels below the topic; they are removed again."""
+    """Publish retained messages to channels below the topic, and remove them after the test."""
     names: set[str] = set()
 
     def retained(**texts: str) -> None:
@@ -84,7 +66,7 @@ def test_a_format_writes_the_parts_of_a_message(message: Message, text: str, exp
     assert compiled(text)[0](message) == expected
 
 
-def test_what_a_message_does_not_have_is_empty() -> None:
+def test_a_missing_property_is_empty() -> None:
     assert compiled("[%C%D%E%R%P] %m %q %r")[0](PLAIN) == b"[] 0 0 0"
 
 
@@ -100,7 +82,7 @@ def test_a_format_writes_the_time(message: Message) -> None:
     assert parts == time.strftime("%Y-%m-%dT%H:%M:%S", local)
 
 
-def test_json_has_bytes_that_are_no_text_in_base_64(message: Message) -> None:
+def test_json_has_bytes_that_are_not_text_in_base_64(message: Message) -> None:
     found = json.loads(compiled("%j")[0](message))
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}[+-]\d{4}", found.pop("tst"))
     assert found.pop("properties") == {
@@ -137,7 +119,7 @@ def test_json_as_value_keeps_the_digits_of_the_payload(message: Message) -> None
         ("%99999t", "incomplete sequence"),
     ],
 )
-def test_what_a_format_does_not_know_is_an_error(run: Run, text: str, expected: str) -> None:
+def test_an_unknown_or_incomplete_sequence_is_an_error(run: Run, text: str, expected: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         compiled(text)
     assert expected in str(caught.value)
@@ -182,7 +164,7 @@ def test_formats_write_what_mosquitto_sub_writes(
     assert objects[0] == objects[1]
 
 
-def test_a_message_without_a_form_is_warned_of_and_left_out(m: messaging.Messaging, url: str, topic: str) -> None:
+def test_a_message_without_a_form_is_skipped_with_a_warning(m: messaging.Messaging, url: str, topic: str) -> None:
     with subscriber(url, "-t", topic, "-C", "1", "-F", "%J") as sub:
         m.publish(topic, "no JSON").result(PATIENCE)
         m.publish(topic, "17").result(PATIENCE)
@@ -208,7 +190,7 @@ def test_formats_work_on_amqp(rabbitmq: RabbitMQ, topic: str) -> None:
 
 
 @pytest.mark.parametrize("other", [("--format", "%p"), ("--verbose",)])
-def test_json_goes_with_no_other_form(run: Run, other: tuple[str, ...]) -> None:
+def test_json_excludes_other_formats(run: Run, other: tuple[str, ...]) -> None:
     assert f"--json and {other[0]}" in refused(run, "sub", "memory://formats", "-t", "a", "--json", *other)
 
 
@@ -259,7 +241,7 @@ def test_retained_only_ends_at_the_first_other_message(
         assert sub.ended() == 0
 
 
-def test_remove_retained_removes_all_but_what_is_filtered_out(
+def test_remove_retained_spares_filtered_channels(
     run: Run, url: str, topic: str, retained: Callable[..., None]
 ) -> None:
     retained(a="1", b="2", kept="3")
@@ -271,7 +253,7 @@ def test_remove_retained_removes_all_but_what_is_filtered_out(
     assert seen(run, url, "-t", f"{topic}/#") == ["3"]
 
 
-def test_what_several_patterns_have_is_removed(
+def test_retained_messages_of_several_patterns_are_removed(
     m: messaging.Messaging, run: Run, url: str, topic: str, retained: Callable[..., None]
 ) -> None:
     retained(a="1", b="2", c="3")
@@ -322,5 +304,5 @@ def test_options_about_retained_messages_are_refused_where_there_are_none(
         (("-T", ""), "is empty"),
     ],
 )
-def test_filters_that_cannot_be_are_refused(run: Run, arguments: tuple[str, ...], expected: str) -> None:
+def test_wrong_filters_are_refused(run: Run, arguments: tuple[str, ...], expected: str) -> None:
     assert expected in refused(run, "sub", "memory://formats", "-t", "a", *arguments)

@@ -1,4 +1,4 @@
-"""A signal handler that raises while an event service is closed leaves nothing open, and nobody waiting."""
+"""A signal handler that raises while an event service is closed leaves nothing open, and no thread waiting."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import copy
 import itertools
 import logging
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from messaging.dispatch.permission import TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError, PermissionDeniedError
+from tests.threads import in_background, in_threads
 
 BOTH = "publish,subscribe"
 NAMES = ["*", "x", "x/y", "x/y/z", "x/*", "x/y/*", "x/+", "+/y/*", "a"]
@@ -45,7 +45,7 @@ def actions_of(permission: TopicPermission) -> list[TopicPermission]:
     ],
 )
 def test_actions_are_normalised(text: str, expected: str) -> None:
-    """Scenario 86; 157.9.2.5."""
+    """Scenario 86; 157.9.2.5; RFC 97 6.7.3, 6.7.5."""
     assert TopicPermission("a/b", text).actions == expected
 
 
@@ -82,6 +82,11 @@ def test_a_permission_needs_a_name() -> None:
         ("*", "subscribe", "x/y", "subscribe", True),
         ("*", "publish", "x/y", "subscribe", False),
         ("x/y", "publish", "x/y/z", "publish", False),
+        ("x/y", "publish", "x/Y", "publish", False),
+        ("a/b/*", "publish", "a/b/c/d", "publish", True),
+        ("a/b/*", "publish", "a/b/c/*", "publish", True),
+        ("a/b/*", "publish", "a/bc", "publish", False),
+        ("a/b/*", "publish", "a/*", "publish", False),
         ("x/y/*", "publish", "x/y", "publish", False),
         ("a/b/*", BOTH, "a/b/c", "publish", True),
         ("a/b/*", BOTH, "a/b/c", "subscribe", True),
@@ -95,7 +100,7 @@ def test_a_permission_needs_a_name() -> None:
     ],
 )
 def test_what_a_permission_implies(mine: str, my_actions: str, theirs: str, their_actions: str, expected: bool) -> None:
-    """Scenarios 85 and 87, 50 of Event Admin; 157.9.2.7, RFC 97 6.7.4."""
+    """Scenarios 85 and 87, 50 of Event Admin; 157.9.2.7, RFC 97 5.4.1, 6.7.4."""
     permission, other = TopicPermission(mine, my_actions), TopicPermission(theirs, their_actions)
     assert permission.implies(other) is expected
     assert permission.implies(permission)
@@ -111,7 +116,7 @@ def test_nothing_but_permissions_is_implied(other: Any) -> None:
 
 
 def test_permissions_are_equal_if_name_and_actions_are() -> None:
-    """157.9.2.4, 157.9.2.6."""
+    """157.9.2.4, 157.9.2.6; RFC 97 6.7.7, 6.7.8."""
     permission = TopicPermission("a/*", "subscribe, PUBLISH")
     assert permission == TopicPermission("a/*", BOTH)
     assert hash(permission) == hash(TopicPermission("a/*", BOTH))
@@ -133,20 +138,11 @@ def test_permissions_are_immutable_and_can_be_copied() -> None:
 # --- collections
 
 
-def test_each_action_may_come_from_another_permission() -> None:
-    collection = TopicPermissionCollection()
-    collection.add(TopicPermission("x/*", "publish"))
-    assert not collection.implies(TopicPermission("x/y", BOTH))
-    collection.add(TopicPermission("x/+", "subscribe"))
-    assert collection.implies(TopicPermission("x/y", BOTH))
-    assert not collection.implies(TopicPermission("x/y/z", BOTH))
-    assert len(collection) == 2
-
-
 @given(st.lists(PERMISSIONS, max_size=5), PERMISSIONS)
 def test_a_collection_implies_what_its_permissions_imply_action_by_action(
     permissions: list[TopicPermission], other: TopicPermission
 ) -> None:
+    """Scenario 50 of Event Admin; RFC 97 6.7.6: the actions may come from several permissions."""
     expected = all(any(each.implies(one) for each in permissions) for one in actions_of(other))
     assert TopicPermissionCollection(permissions).implies(other) is expected
 
@@ -165,7 +161,7 @@ def test_a_permission_makes_an_empty_collection_for_its_kind() -> None:
 @pytest.mark.parametrize("odd", [None, "a", object(), TopicPermissionCollection()])
 def test_a_collection_takes_nothing_but_permissions(odd: Any) -> None:
     collection = TopicPermissionCollection()
-    with pytest.raises(ArgumentError, match="TopicPermission is needed"):
+    with pytest.raises(ArgumentError, match="permission must be a TopicPermission"):
         collection.add(odd)
     with pytest.raises(ArgumentError):
         TopicPermissionCollection([TopicPermission("a", "publish"), odd])
@@ -174,20 +170,14 @@ def test_a_collection_takes_nothing_but_permissions(odd: Any) -> None:
 
 def test_a_collection_may_grow_while_others_look_through_it() -> None:
     collection = TopicPermissionCollection()
-    barrier = threading.Barrier(4)
 
     def add(number: int) -> None:
-        barrier.wait()
         for each in range(100):
             collection.add(TopicPermission(f"t/{number}/{each}", "publish"))
             assert collection.implies(TopicPermission(f"t/{number}/{each}", "publish"))
             assert len([*collection]) <= 400
 
-    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, add)
     assert len(collection) == 400
 
 
@@ -208,7 +198,7 @@ def test_what_is_not_permitted_is_refused_by_name() -> None:
     policy = TopicPolicy()
     with pytest.raises(PermissionDeniedError, match=r"^the principal 'meter' may not publish 'meters/1'$"):
         policy.check("meter", TopicPermission("meters/1", "publish"))
-    with pytest.raises(PermissionDeniedError, match=r"^whoever gives no principal may not subscribe 'a/\*'$"):
+    with pytest.raises(PermissionDeniedError, match=r"^a caller without a principal may not subscribe 'a/\*'$"):
         policy.check(None, TopicPermission("a/*", "subscribe"))
     policy.grant(None, TopicPermission("a/*", "subscribe"))
     policy.check(None, TopicPermission("a/*", "subscribe"))
@@ -223,17 +213,10 @@ def test_grants_add_up_until_they_are_revoked() -> None:
         policy.check("p", TopicPermission(name, actions))
     policy.revoke("p")
     policy.revoke("p")
-    policy.revoke("nobody")
+    policy.revoke("unknown")
     for name, action in itertools.product("ab", ("publish", "subscribe")):
         assert not policy.permits("p", TopicPermission(name, action))
     assert policy.permits("q", TopicPermission("a", "publish"))
-
-
-@pytest.mark.parametrize("principal", [5, b"p", ("p",), ["p"]])
-def test_a_principal_is_a_name(principal: Any) -> None:
-    policy = TopicPolicy()
-    with pytest.raises(ArgumentError, match="a principal is a str or None"):
-        policy.grant(principal, TopicPermission("a", "publish"))
 
 
 def test_a_grant_that_is_refused_grants_nothing() -> None:
@@ -280,9 +263,7 @@ def test_listeners_are_called_without_the_lock() -> None:
     def listen() -> None:
         if not rounds:
             rounds.append(True)
-            thread = threading.Thread(target=change)
-            thread.start()
-            thread.join(10)
+            in_background(change)()
             rounds.append(policy.permits("q", permission))
 
     policy.on_change(listen)
@@ -316,7 +297,7 @@ def test_a_listener_that_fails_keeps_nothing_from_the_others(caplog: pytest.LogC
         policy.grant("p", TopicPermission("a", "publish"))
     assert told == ["second"]
     assert policy.permits("p", TopicPermission("a", "publish"))
-    assert "a listener of a topic policy failed" in caplog.text
+    assert "topic policy: a listener failed" in caplog.text
 
 
 def test_a_listener_must_be_callable() -> None:
@@ -328,20 +309,14 @@ def test_threads_change_a_policy_without_losing_grants() -> None:
     policy = TopicPolicy()
     count: list[int] = []
     policy.on_change(lambda: count.append(1))
-    barrier = threading.Barrier(8)
 
     def grant(number: int) -> None:
-        barrier.wait()
         for each in range(50):
             policy.grant(f"p{each % 3}", TopicPermission(f"t/{number}/{each}", "publish"))
             policy.on_change(lambda: None)()
             policy.revoke(f"none{number}")
 
-    threads = [threading.Thread(target=grant, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, grant)
     assert all(
         policy.permits(f"p{each % 3}", TopicPermission(f"t/{number}/{each}", "publish"))
         for number in range(8)
@@ -350,7 +325,7 @@ def test_threads_change_a_policy_without_losing_grants() -> None:
     assert len(count) == 800
 
 
-@pytest.mark.parametrize("principal", [5, [], b"meter"])
+@pytest.mark.parametrize("principal", [5, [], ("p",), b"meter"])
 def test_a_principal_that_is_no_name_is_refused_everywhere(principal: Any) -> None:
     policy = TopicPolicy()
     for call in (
@@ -359,5 +334,5 @@ def test_a_principal_that_is_no_name_is_refused_everywhere(principal: Any) -> No
         lambda: policy.permits(principal, TopicPermission("a", "publish")),
         lambda: policy.check(principal, TopicPermission("a", "publish")),
     ):
-        with pytest.raises(ArgumentError, match="principal"):
+        with pytest.raises(ArgumentError, match="a principal is a str or None"):
             call()

@@ -1,4 +1,4 @@
-"""An EventAdmin with a registry of its own, handlers that keep what they get, and waiting with deadlines."""
+"""An EventAdmin with a registry of its own, handlers that record their events, and waits with deadlines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -23,7 +24,7 @@ SOON: Final = 0.25
 #: and how long a test waits for what must not happen
 MOMENT: Final = 0.05
 
-#: what is logged when something is wrong that no handler can be blamed for
+#: beginnings of log lines about a defect of this project
 _DEFECTS: Final = ("worker job failed", "the receiver of", "nobody looks after", "was to be called after an event")
 
 
@@ -34,7 +35,7 @@ def services() -> ServiceRegistry:
 
 @pytest.fixture
 def admin(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[EventAdmin]:
-    """With defaults."""
+    """An EventAdmin with the default settings."""
     admin = EventAdmin(services)
     try:
         yield admin
@@ -45,7 +46,7 @@ def admin(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterat
 
 @pytest.fixture
 def admins(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., EventAdmin]]:
-    """Makes them; they are closed at the end, without waiting for handlers that are stuck."""
+    """Make EventAdmins that are closed at the end, without waiting for stalled handlers."""
     made: list[EventAdmin] = []
 
     def make(**options: Any) -> EventAdmin:
@@ -75,7 +76,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def end_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Stop it as ``asyncio.run`` does: what runs there is cancelled."""
+    """Stop a loop as ``asyncio.run`` does: cancel its tasks."""
 
     async def cancel_all() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -88,7 +89,7 @@ def end_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def kill_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Close it at once, whatever runs there."""
+    """Close a loop at once, in spite of its tasks."""
     if loop.is_running():
         loop.call_soon_threadsafe(loop.stop)
         eventually(lambda: not loop.is_running(), "the loop has stopped")
@@ -96,7 +97,7 @@ def kill_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def on(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:
-    """Call a function on an event loop, as what runs there."""
+    """Call a function on an event loop and return its result."""
 
     async def run() -> T:
         return call()
@@ -110,7 +111,7 @@ def no_defects(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Recorder:
-    """A handler that keeps what it gets."""
+    """A handler that records its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -129,12 +130,12 @@ class Recorder:
         return self.of("n")
 
     def of(self, name: str) -> list[Any]:
-        """What the events have under that name."""
+        """Return the values of a property of the events."""
         return [event.get_property(name) for event in self.events]
 
 
 class Gate(Recorder):
-    """A handler that returns when it is told to: from each event if ``let`` is called, from all once it is open."""
+    """A handler that returns from its events once it is opened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,17 +150,17 @@ class Gate(Recorder):
         self.returned.release()
 
     def wait(self) -> None:
-        """Until it has got another event."""
+        """Wait until it has another event."""
         assert self.entered.acquire(timeout=PATIENCE)
 
     def leave(self) -> None:
-        """Let it return, and wait until it has, once."""
+        """Open it, and wait until it has returned once."""
         self.opened.set()
         assert self.returned.acquire(timeout=PATIENCE)
 
 
 class Failing(Recorder):
-    """A handler that raises whatever it is told to."""
+    """A handler that raises ``error``."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -172,7 +173,7 @@ class Failing(Recorder):
 
 
 class AsyncRecorder(Recorder):
-    """A handler that is a coroutine function; it keeps the loops it ran on, too."""
+    """A handler that is a coroutine function; it records its event loops, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +186,7 @@ class AsyncRecorder(Recorder):
 
 
 class AsyncGate(AsyncRecorder):
-    """One that returns when it is told to."""
+    """A coroutine function that returns once it is opened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +207,7 @@ class AsyncGate(AsyncRecorder):
         self.returned.set()
 
     def wait(self) -> None:
-        """Until it has got another event."""
+        """Wait until it has another event."""
         assert self.entered.acquire(timeout=PATIENCE)
 
     def open(self) -> None:
@@ -231,26 +232,38 @@ def handle(
 
 
 def record(services: ServiceRegistry, topics: Any = "*", **properties: Any) -> Recorder:
-    """Register a handler that keeps what it gets."""
+    """Register a handler that records its events."""
     recorder = Recorder()
     handle(services, recorder, topics, **properties)
     return recorder
 
 
+def post(admin: EventAdmin, *numbers: Any, topic: str = "a") -> None:
+    """Post an event with each number as property ``n``."""
+    for number in numbers:
+        admin.post_event(Event(topic, {"n": number}))
+
+
+def send(admin: EventAdmin, *topics: str, **properties: Any) -> None:
+    """Send an event to each topic."""
+    for topic in topics:
+        admin.send_event(Event(topic, properties))
+
+
 def flush(admin: EventAdmin) -> None:
-    """Wait until all handlers are through with what was posted."""
+    """Wait until all handlers have processed the posted events."""
     admin.flush().result(PATIENCE)
 
 
 def dto(admin: EventAdmin, registration: ServiceRegistration) -> HandlerDTO | None:
-    """What the admin says of a handler; ``None`` if it ignores it."""
+    """Return the snapshot of a handler; ``None`` if the admin ignores it."""
     found = [each for each in admin.get_dto().handlers if each.service_id == registration.reference.id]
     assert len(found) <= 1
     return found[0] if found else None
 
 
 def blocked(admin: EventAdmin, registration: ServiceRegistration) -> str | None:
-    """Why a handler is blocked."""
+    """Return why a handler is blocked."""
     found = dto(admin, registration)
     assert found is not None
     return found.blocked
@@ -267,7 +280,7 @@ def eventually(condition: Callable[[], T], what: str = "condition") -> T:
 
 
 def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.WARNING) -> list[str]:
-    """What this project logged, from ``level`` on, with all these parts in it."""
+    """Return the log lines of this project from ``level`` on that have all these parts."""
     return [
         text
         for each in [*caplog.records]
@@ -277,45 +290,39 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.W
     ]
 
 
-def in_threads(count: int, run: Callable[[int], object]) -> None:
-    """Call ``run`` with 0, 1, ... on as many threads at once, and raise what it raises."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(count)
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """An EventAdmin with its registry and its log."""
 
-    def work(number: int) -> None:
-        try:
-            barrier.wait(PATIENCE)
-            run(number)
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            errors.append(error)
+    admin: EventAdmin
+    services: ServiceRegistry
+    caplog: pytest.LogCaptureFixture
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(6 * PATIENCE)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    def handle(self, handler: Any, topics: Any = "*", **properties: Any) -> ServiceRegistration:
+        return handle(self.services, handler, topics, **properties)
+
+    def record(self, topics: Any = "*", **properties: Any) -> Recorder:
+        return record(self.services, topics, **properties)
+
+    def post(self, *numbers: Any, topic: str = "a") -> None:
+        post(self.admin, *numbers, topic=topic)
+
+    def send(self, *topics: str, **properties: Any) -> None:
+        send(self.admin, *topics, **properties)
+
+    def flush(self) -> None:
+        flush(self.admin)
+
+    def dto(self, registration: ServiceRegistration) -> HandlerDTO | None:
+        return dto(self.admin, registration)
+
+    def blocked(self, registration: ServiceRegistration) -> str | None:
+        return blocked(self.admin, registration)
+
+    def logged(self, *parts: str, level: int = logging.WARNING) -> list[str]:
+        return logged(self.caplog, *parts, level=level)
 
 
-def in_background(call: Callable[[], object]) -> Callable[[], None]:
-    """Call it on another thread; returns what waits for it, and raises what it raised."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def join() -> None:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-        if errors:
-            raise errors[0]
-
-    return join
+@pytest.fixture
+def hub(admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Hub:
+    return Hub(admin, services, caplog)

@@ -28,16 +28,8 @@ from messaging.typedevent import (
     UnhandledEventHandler,
     UntypedEventHandler,
 )
-from tests.eventadmin.conftest import (
-    PATIENCE,
-    Gate,
-    eventually,
-    flush,
-    handle,
-    in_background,
-    logged,
-    record,
-)
+from tests.eventadmin.conftest import PATIENCE, Gate, Hub, eventually, flush, logged, record
+from tests.threads import in_background
 
 Admins = Callable[..., EventAdmin]
 Buses = Callable[..., TypedEventBus]
@@ -56,7 +48,7 @@ class Order:
 
 
 class BusRecorder:
-    """A handler of a bus that keeps what it gets."""
+    """A handler of a bus that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
@@ -109,7 +101,7 @@ def bridge(admin: EventAdmin, bus: TypedEventBus) -> Iterator[EventBridge]:
 
 
 def settle(*several: Any, rounds: int = 4) -> None:
-    """Until nothing is on its way anywhere."""
+    """Wait until no event is on its way."""
     for _ in range(rounds):
         for each in several:
             each.flush().result(PATIENCE)
@@ -118,15 +110,13 @@ def settle(*several: Any, rounds: int = 4) -> None:
 # --- there
 
 
-def test_events_cross_to_the_bus(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    """RFC 97 5.5: topic and properties, of what is posted and what is sent."""
-    recorder = listen(services)
-    admin.post_event(Event("a/b", {"x": 1}))
-    flush(admin)
-    admin.send_event(Event("c", {"y": "z"}))
-    settle(admin, bus)
+def test_events_cross_to_the_bus(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    """RFC 97 5.5: topic and properties, of posted and of sent events."""
+    recorder = listen(hub.services)
+    hub.admin.post_event(Event("a/b", {"x": 1}))
+    hub.flush()
+    hub.admin.send_event(Event("c", {"y": "z"}))
+    settle(hub.admin, bus)
     assert recorder.events == [("a/b", {"x": 1}), ("c", {"y": "z"})]
 
 
@@ -140,12 +130,10 @@ def test_events_cross_to_the_bus(
     ],
     ids=repr,
 )  # fmt: skip
-def test_values_of_these_types_must_be_supported(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge, value: Any
-) -> None:
+def test_values_of_these_types_must_be_supported(hub: Hub, bus: TypedEventBus, bridge: EventBridge, value: Any) -> None:
     """Scenario 44; RFC 97 5.5: text, the eight scalar kinds, flat lists of them; and more, nested ones among it."""
-    recorder = listen(services)
-    admin.send_event(Event("a", {"value": value, "other": 1}))
+    recorder = listen(hub.services)
+    hub.admin.send_event(Event("a", {"value": value, "other": 1}))
     settle(bus)
     ((_, event),) = recorder.events
     expected = [*value] if isinstance(value, (tuple, array.array)) else value
@@ -155,7 +143,7 @@ def test_values_of_these_types_must_be_supported(
 
 
 class Evil:
-    """A value that cannot even be looked at."""
+    """A value that raises when it is inspected."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("boom")
@@ -190,54 +178,43 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
 def test_values_of_other_types_must_be_silently_discarded(
-    admin: EventAdmin,
-    bus: TypedEventBus,
-    services: ServiceRegistry,
-    bridge: EventBridge,
-    kind: str,
-    caplog: pytest.LogCaptureFixture,
+    hub: Hub, bus: TypedEventBus, bridge: EventBridge, kind: str
 ) -> None:
     """Scenario 44; RFC 97 5.5: and the event still passes."""
-    recorder = listen(services)
-    admin.send_event(Event("a", {"before": 1, "value": UNSUPPORTED[kind](), "after": 2}))
+    recorder = listen(hub.services)
+    hub.admin.send_event(Event("a", {"before": 1, "value": UNSUPPORTED[kind](), "after": 2}))
     settle(bus)
     assert recorder.events == [("a", {"before": 1, "after": 2})]
-    assert not logged(caplog)
+    assert not hub.logged()
 
 
-def test_what_a_mapping_raises_stays_there(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    recorder = listen(services)
-    admin.send_event(Event("a", {"value": EvilMapping(), "after": 2}))
+def test_what_a_mapping_raises_stays_there(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    recorder = listen(hub.services)
+    hub.admin.send_event(Event("a", {"value": EvilMapping(), "after": 2}))
     settle(bus)
     ((_, event),) = recorder.events
     assert event["after"] == 2
 
 
-def test_what_crossed_is_not_shared(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    """RFC 97 5.1.1.2: what handlers on one side do to a list is nothing to those on the other."""
-    recorder = listen(services)
+def test_what_crossed_is_not_shared(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    """RFC 97 5.1.1.2: a list that handlers on one side change stays the same on the other."""
+    recorder = listen(hub.services)
     values = [1]
-    admin.send_event(Event("a", {"values": values, "nested": {"values": values}}))
+    hub.admin.send_event(Event("a", {"values": values, "nested": {"values": values}}))
     values.append(2)
     settle(bus)
     assert recorder.of("values") == [[1]]
     assert recorder.of("nested") == [{"values": [1]}]
 
 
-def test_typed_handlers_get_what_they_ask_for(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
+def test_typed_handlers_get_what_they_ask_for(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     orders: list[Order] = []
 
     @bus.on("orders/*")
     def handle_order(event: Order) -> None:
         orders.append(event)
 
-    admin.send_event(Event("orders/new", {"id": "7", "items": [{"name": "a", "price": 2}], "more": 1}))
+    hub.admin.send_event(Event("orders/new", {"id": "7", "items": [{"name": "a", "price": 2}], "more": 1}))
     settle(bus)
     assert orders == [Order(7, [Item("a", 2.0)])]
 
@@ -245,13 +222,11 @@ def test_typed_handlers_get_what_they_ask_for(
 # --- and back
 
 
-def test_typed_events_cross_as_maps(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    recorder = record(services)
+def test_typed_events_cross_as_maps(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    recorder = hub.record()
     bus.deliver(Order(7, [Item("a")]), "orders/new")
     bus.deliver_untyped("plain", {"x": {"y": [1]}})
-    settle(bus, admin)
+    settle(bus, hub.admin)
     assert recorder.topics == ["orders/new", "plain"]
     assert recorder.of("id") == [7, None]
     assert recorder.of("items") == [[{"name": "a", "price": 1.0}], None]
@@ -262,23 +237,19 @@ def test_typed_events_cross_as_maps(
     assert threading.get_ident() not in recorder.threads
 
 
-def test_filters_of_the_admin_see_what_crossed(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    recorder = record(services, "orders/*", filter="(&(id>=5)(topic=orders/new))")
+def test_filters_of_the_admin_see_what_crossed(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    recorder = hub.record("orders/*", filter="(&(id>=5)(topic=orders/new))")
     for number in (4, 5):
         bus.deliver(Order(number), "orders/new")
-    settle(bus, admin)
+    settle(bus, hub.admin)
     assert recorder.of("id") == [5]
 
 
-def test_the_real_topic_wins_over_fields_of_its_name(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
+def test_the_real_topic_wins_over_fields_of_its_name(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     """Scenario 4."""
-    recorder = record(services)
+    recorder = hub.record()
     bus.deliver_untyped("a", {"topic": "b", "event.topics": "c", "x": 1})
-    settle(bus, admin)
+    settle(bus, hub.admin)
     assert dict(recorder.events[0].properties) == {"event.topics": "a", "x": 1}
 
 
@@ -287,33 +258,25 @@ class Looping:
     x: list[Any]
 
 
-def test_what_is_no_tree_does_not_cross(
-    admin: EventAdmin,
-    bus: TypedEventBus,
-    services: ServiceRegistry,
-    bridge: EventBridge,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    recorder = record(services)
+def test_what_is_no_tree_does_not_cross(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    recorder = hub.record()
     bus.deliver(Looping(circle), "a")
     bus.deliver(Order(1), "b")
-    settle(bus, admin)
+    settle(bus, hub.admin)
     assert recorder.topics == ["b"]
-    assert len(logged(caplog, "an event on 'a' does not cross the bridge", level=logging.ERROR)) == 1
+    assert len(hub.logged("an event on 'a' does not cross the bridge", level=logging.ERROR)) == 1
 
 
 # --- order
 
 
-def test_order_is_kept_both_ways(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
+def test_order_is_kept_both_ways(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     """RFC 97 5.2.2."""
-    there, back = listen(services), record(services)
+    there, back = listen(hub.services), hub.record()
     for number in range(200):
-        admin.post_event(Event("to/bus", {"n": number}))
+        hub.admin.post_event(Event("to/bus", {"n": number}))
         bus.deliver_untyped("to/admin", {"n": number})
-    settle(admin, bus)
+    settle(hub.admin, bus)
     for topic in ("to/bus", "to/admin"):
         assert [event["n"] for each, event in there.events if each == topic] == [*range(200)]
         assert [event.get_property("n") for event in back.events if event.topic == topic] == [*range(200)]
@@ -322,25 +285,21 @@ def test_order_is_kept_both_ways(
 # --- round and round
 
 
-def test_an_event_does_not_come_back(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    there, back = listen(services), record(services)
-    admin.post_event(Event("from/admin"))
+def test_an_event_does_not_come_back(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    there, back = listen(hub.services), hub.record()
+    hub.admin.post_event(Event("from/admin"))
     bus.deliver_untyped("from/bus", {})
-    settle(admin, bus)
+    settle(hub.admin, bus)
     assert sorted(there.topics) == sorted(back.topics) == ["from/admin", "from/bus"]
 
 
-def test_several_bridges_between_the_same_two_are_no_loop(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry
-) -> None:
+def test_several_bridges_between_the_same_two_are_no_loop(hub: Hub, bus: TypedEventBus) -> None:
     """Each takes it there, since each is a way; wildcards that overlap within one are not two."""
-    there, back = listen(services), record(services)
-    with EventBridge(admin, bus, ["a/*", "*", "a/b"]), EventBridge(admin, bus, "a/b"):
-        admin.send_event(Event("a/b"))
+    there, back = listen(hub.services), hub.record()
+    with EventBridge(hub.admin, bus, ["a/*", "*", "a/b"]), EventBridge(hub.admin, bus, "a/b"):
+        hub.admin.send_event(Event("a/b"))
         bus.deliver_untyped("a/b", {"x": 1})
-        settle(admin, bus)
+        settle(hub.admin, bus)
     assert sorted(map(str, there.of("x"))) == ["1", "None", "None"]
     assert sorted(map(str, back.of("x"))) == ["1", "1", "None"]
 
@@ -381,16 +340,14 @@ def test_a_chain_is_passed_from_end_to_end(admins: Admins, buses: Buses) -> None
     assert recorder.of("x") == [[1]]
 
 
-def test_what_is_logged_crosses_and_does_not_come_back(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
+def test_what_is_logged_crosses_and_does_not_come_back(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     """Scenario 51."""
     log = logging.Logger("test")  # noqa: LOG001  # its records go nowhere else
-    there, back = listen(services, "org/osgi/service/log/*"), record(services, "org/osgi/service/log/*")
-    handle(services, lambda event: log.error("again"), "*")
-    with LogEvents(admin, log):
+    there, back = listen(hub.services, "org/osgi/service/log/*"), hub.record("org/osgi/service/log/*")
+    hub.handle(lambda event: log.error("again"), "*")
+    with LogEvents(hub.admin, log):
         log.error("once", exc_info=ValueError("boom"))
-        settle(admin, bus)
+        settle(hub.admin, bus)
     assert there.of("message") == back.of("message") == ["once"]
     assert there.of("exception.class") == ["builtins.ValueError"]
     assert there.of("exception") == [None]  # of no type that can cross
@@ -399,15 +356,16 @@ def test_what_is_logged_crosses_and_does_not_come_back(
 # --- what crosses
 
 
-def test_only_the_topics_and_directions_asked_for_cross(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry
-) -> None:
-    there, back = listen(services), record(services)
-    with EventBridge(admin, bus, ["in/*", "both"], to_bus=False), EventBridge(admin, bus, ["out/*"], to_admin=False):
+def test_only_the_topics_and_directions_asked_for_cross(hub: Hub, bus: TypedEventBus) -> None:
+    there, back = listen(hub.services), hub.record()
+    with (
+        EventBridge(hub.admin, bus, ["in/*", "both"], to_bus=False),
+        EventBridge(hub.admin, bus, ["out/*"], to_admin=False),
+    ):
         for topic in ("in/x", "out/x", "both", "neither"):
-            admin.send_event(Event(topic, {"from": "admin"}))
+            hub.admin.send_event(Event(topic, {"from": "admin"}))
             bus.deliver_untyped(topic, {"from": "bus"})
-        settle(admin, bus)
+        settle(hub.admin, bus)
     assert [topic for topic, event in there.events if event["from"] == "admin"] == ["out/x"]
     assert [event.topic for event in back.events if event.get_property("from") == "bus"] == ["in/x", "both"]
 
@@ -423,15 +381,15 @@ def test_only_the_topics_and_directions_asked_for_cross(
     ],
 )
 def test_filters_may_have_single_level_wildcards(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, topics: Any, expected: list[str]
+    hub: Hub, bus: TypedEventBus, topics: Any, expected: list[str]
 ) -> None:
     """Which only the bus knows; both ways."""
-    there, back = listen(services), record(services)
-    with EventBridge(admin, bus, topics):
+    there, back = listen(hub.services), hub.record()
+    with EventBridge(hub.admin, bus, topics):
         for topic in ("a", "a/b", "a/b/c", "a/x/c", "a/b/c/d", "b"):
-            admin.send_event(Event(topic, {"from": "admin"}))
+            hub.admin.send_event(Event(topic, {"from": "admin"}))
             bus.deliver_untyped(topic, {"from": "bus"})
-        settle(admin, bus)
+        settle(hub.admin, bus)
     assert [topic for topic, event in there.events if event["from"] == "admin"] == expected
     assert [event.topic for event in back.events if event.get_property("from") == "bus"] == expected
 
@@ -448,34 +406,30 @@ def test_filters_may_have_single_level_wildcards(
     ],
 )
 def test_a_bridge_that_cannot_be_is_refused(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, arguments: Any, error: type[Exception]
+    hub: Hub, bus: TypedEventBus, arguments: Any, error: type[Exception]
 ) -> None:
-    before = services.find()
+    before = hub.services.find()
     with pytest.raises(error):
-        EventBridge(admin, bus, **arguments)
-    assert services.find() == before
+        EventBridge(hub.admin, bus, **arguments)
+    assert hub.services.find() == before
 
 
 # --- it is no handler
 
 
-def test_what_nobody_else_gets_is_unhandled(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
-    unhandled, back = listen(services, "*", UnhandledEventHandler), record(services)
-    handled = listen(services, "handled/*")
+def test_what_nobody_else_gets_is_unhandled(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+    unhandled, back = listen(hub.services, "*", UnhandledEventHandler), hub.record()
+    handled = listen(hub.services, "handled/*")
     bus.deliver_untyped("handled/x", {})
     bus.deliver_untyped("other", {})
-    admin.send_event(Event("from/admin"))
-    settle(admin, bus)
+    hub.admin.send_event(Event("from/admin"))
+    settle(hub.admin, bus)
     assert sorted(unhandled.topics) == ["from/admin", "other"]
     assert handled.topics == ["handled/x"]
     assert sorted(back.topics) == ["from/admin", "handled/x", "other"]
 
 
-def test_typed_handlers_of_the_bus_may_be_services_of_both(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry, bridge: EventBridge
-) -> None:
+def test_typed_handlers_of_the_bus_may_be_services_of_both(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     """One service with the interfaces of both gets what crosses from both."""
 
     class Both(BusRecorder):
@@ -487,26 +441,26 @@ def test_typed_handlers_of_the_bus_may_be_services_of_both(
             self.of_admin.append(event.topic)
 
     both = Both()
-    services.register([EventHandler, UntypedEventHandler], both, {"event.topics": "*"})
-    admin.send_event(Event("a"))
+    hub.services.register([EventHandler, UntypedEventHandler], both, {"event.topics": "*"})
+    hub.admin.send_event(Event("a"))
     bus.deliver_untyped("b", {})
-    settle(admin, bus)
+    settle(hub.admin, bus)
     assert sorted(both.of_admin) == sorted(both.topics) == ["a", "b"]
 
 
 # --- ends
 
 
-def test_a_closed_bridge_lets_nothing_cross(admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry) -> None:
-    there, back = listen(services), record(services)
-    bridge = EventBridge(admin, bus)
+def test_a_closed_bridge_lets_nothing_cross(hub: Hub, bus: TypedEventBus) -> None:
+    there, back = listen(hub.services), hub.record()
+    bridge = EventBridge(hub.admin, bus)
     bridge.close()
     bridge.close()
-    admin.send_event(Event("a"))
+    hub.admin.send_event(Event("a"))
     bus.deliver_untyped("b", {})
-    settle(admin, bus)
+    settle(hub.admin, bus)
     assert (there.topics, back.topics) == (["b"], ["a"])
-    assert len(services.find(EventHandler)) == 1
+    assert len(hub.services.find(EventHandler)) == 1
 
 
 @pytest.mark.parametrize("first", ["admin", "bus"])
@@ -563,9 +517,7 @@ def test_permissions_count_on_both_sides(
 # --- flooding
 
 
-def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(
-    admin: EventAdmin, bus: TypedEventBus, services: ServiceRegistry
-) -> None:
+def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(hub: Hub, bus: TypedEventBus) -> None:
     """Scenario 42: across the bridge, too."""
     gate = Gate()
     reached = threading.Event()
@@ -574,17 +526,17 @@ def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(
         reached.set()
         assert gate.opened.wait(PATIENCE)
 
-    services.register(UntypedEventHandler, slow, {"event.topics": "*"})
-    for lane in bus._lanes():
-        lane._limit = 5
+    hub.services.register(UntypedEventHandler, slow, {"event.topics": "*"})
+    for lane in bus.lifecycle.lanes():
+        lane._room.limit = 5
     sent: list[int] = []
 
     def send() -> None:
         for number in range(20):
-            admin.send_event(Event("a", {"n": number}))
+            hub.admin.send_event(Event("a", {"n": number}))
             sent.append(number)
 
-    with EventBridge(admin, bus):
+    with EventBridge(hub.admin, bus):
         join = in_background(send)
         assert reached.wait(PATIENCE)
         eventually(lambda: len(sent) >= 5, "there is room for some")
@@ -592,4 +544,4 @@ def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(
         assert len(sent) <= 7
         gate.opened.set()
         join()
-        settle(admin, bus)
+        settle(hub.admin, bus)

@@ -164,7 +164,7 @@ def test_the_caller_may_change_the_mapping_afterwards() -> None:
 
 
 def test_the_caller_may_change_the_mapping_meanwhile() -> None:
-    """Scenario 7: it is copied in one step, so an event has what was there at one time."""
+    """Scenario 7: the copy is atomic, so an event has the properties of one moment."""
     given: dict[str, int] = {f"k{number}": 0 for number in range(50)}
     done = threading.Event()
 
@@ -201,7 +201,7 @@ def test_what_an_event_gives_out_cannot_change_it() -> None:
 
 
 class Shouting(Mapping[str, int]):
-    """A mapping of somebody else, without any of the shortcuts."""
+    """A mapping of an application, without any of the shortcuts."""
 
     def __getitem__(self, key: str) -> int:
         return {"x": 1, "y": 2}[key]
@@ -229,7 +229,7 @@ class Shouting(Mapping[str, int]):
     ids=lambda each: type(each).__name__,
 )
 def test_any_mapping_will_do(properties: Mapping[str, Any]) -> None:
-    """Scenario 5: what was used to make it makes no difference."""
+    """Scenario 5: the kind of the mapping makes no difference."""
     event, other = Event("a", properties), Event("a", {"x": 1, "y": 2})
     assert event == other
     assert hash(event) == hash(other)
@@ -345,7 +345,7 @@ def test_values_that_cannot_be_compared_do_not_match() -> None:
 
 
 def test_an_event_may_have_more_than_the_class_says() -> None:
-    """RFC 97 7.2: so that handlers of an event that is sent can say something to whoever sends it."""
+    """RFC 97 7.2: handlers of a sent event can answer its sender."""
 
     class Question(Event):
         def __init__(self, topic: str) -> None:

@@ -25,24 +25,19 @@ from tests.eventadmin.conftest import (
     AsyncGate,
     AsyncRecorder,
     Gate,
+    Hub,
     Recorder,
-    dto,
     eventually,
     flush,
     handle,
-    in_background,
-    in_threads,
     logged,
     on,
+    post,
     record,
 )
+from tests.threads import in_background, in_threads
 
 Admins = Callable[..., EventAdmin]
-
-
-def post(admin: EventAdmin, *numbers: Any, topic: str = "a") -> None:
-    for number in numbers:
-        admin.post_event(Event(topic, {"n": number}))
 
 
 # --- opening
@@ -117,7 +112,7 @@ def test_what_closing_gives_up_must_be_logged_with_a_count(
     assert len(logged(caplog, admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
     gate.opened.set()
     unordered.opened.set()
-    eventually(lambda: gate.returned.acquire(blocking=False), "what was begun ends")
+    eventually(lambda: gate.returned.acquire(blocking=False), "the handler returns")
     assert (gate.numbers, other.numbers) == ([1], [])
 
 
@@ -142,7 +137,7 @@ def test_a_closed_admin_takes_no_events(services: ServiceRegistry, admins: Admin
     recorder = record(services)
     admin.close()
     call = getattr(admin, publish)
-    with pytest.raises(ClosedError, match="the event admin 'mine' is closed"):
+    with pytest.raises(ClosedError, match="event admin 'mine' is closed"):
         asyncio.run(call(Event("a"))) if publish == "asend_event" else call(Event("a"))
     assert recorder.events == []
     assert admin.get_dto().handlers == ()
@@ -164,7 +159,7 @@ def test_what_is_registered_with_a_closed_admin_is_nothing_to_it(services: Servi
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
 def test_a_handler_may_close_the_admin(services: ServiceRegistry, admins: Admins, publish: str, delivery: str) -> None:
-    """Scenarios 36 and 41: it does not wait for itself, and what was posted is delivered."""
+    """Scenarios 36 and 41: it does not wait for itself, and the posted events are delivered."""
     admin = admins()
     posted, returned = threading.Event(), threading.Event()
     numbers: list[int] = []
@@ -295,7 +290,7 @@ def test_an_admin_inside_a_handler_of_another_one_is_waited_for(services: Servic
 def test_what_is_posted_while_it_is_closed_is_delivered_or_refused(
     services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Scenario 36: nothing is lost without a word."""
+    """Scenario 36: no event is lost silently."""
     for _ in range(20):
         caplog.clear()
         recorder = Recorder()
@@ -343,7 +338,7 @@ def test_whoever_posts_what_makes_a_handler_close_the_admin_is_not_refused(
 def test_who_waits_for_room_is_told_that_it_is_closed(services: ServiceRegistry, admins: Admins) -> None:
     """Scenarios 36 and 42."""
     admin = admins()
-    admin._queue._limit = 2
+    admin._queue._room.limit = 2
     gate = Gate()
     handle(services, gate)
     post(admin, 1)
@@ -471,7 +466,7 @@ def test_a_forked_child_can_use_the_admin() -> None:
 
 
 class Made(Recorder):
-    """Counts what is made of it."""
+    """Counts its instances."""
 
     instances: int
 
@@ -485,18 +480,16 @@ def factory() -> type[Made]:
     return type("Factory", (Made,), {"instances": 0})
 
 
-def test_a_prototype_is_made_with_its_first_event(
-    admin: EventAdmin, services: ServiceRegistry, factory: type[Made]
-) -> None:
+def test_a_prototype_is_made_with_its_first_event(hub: Hub, factory: type[Made]) -> None:
     """Scenario 52: not when it is registered, nor with an event that is not for it."""
-    handle(services, factory, "a", scope="prototype", filter="(n>=2)")
-    post(admin, 1)
-    post(admin, 5, topic="b")
-    flush(admin)
+    hub.handle(factory, "a", scope="prototype", filter="(n>=2)")
+    hub.post(1)
+    hub.post(5, topic="b")
+    hub.flush()
     assert factory.instances == 0
-    post(admin, 2, 3)
-    admin.send_event(Event("a", {"n": 4}))
-    flush(admin)
+    hub.post(2, 3)
+    hub.admin.send_event(Event("a", {"n": 4}))
+    hub.flush()
     assert factory.instances == 1
 
 
@@ -519,9 +512,7 @@ def test_a_prototype_is_made_once_for_each_admin(
     assert factory.instances == 2
 
 
-def test_a_prototype_is_made_once_even_if_many_have_its_first_event(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_a_prototype_is_made_once_even_if_many_have_its_first_event(hub: Hub) -> None:
     """Scenario 52: the others wait for it, without a lock."""
     made: list[Recorder] = []
     entered = threading.Event()
@@ -533,23 +524,21 @@ def test_a_prototype_is_made_once_even_if_many_have_its_first_event(
         made.append(Recorder())
         return made[-1]
 
-    handle(services, factory, scope="prototype")
-    joins = [in_background(lambda n=number: admin.send_event(Event("a", {"n": n}))) for number in range(4)]  # type: ignore[misc]
-    post(admin, 4)
+    hub.handle(factory, scope="prototype")
+    joins = [in_background(lambda n=number: hub.admin.send_event(Event("a", {"n": n}))) for number in range(4)]  # type: ignore[misc]
+    hub.post(4)
     assert entered.wait(PATIENCE)
-    handle(services, Recorder())  # nothing is locked meanwhile
+    hub.handle(Recorder())  # nothing is locked meanwhile
     threading.Event().wait(MOMENT)
     leave.set()
     for join in joins:
         join()
-    flush(admin)
+    hub.flush()
     (recorder,) = made
     assert sorted(recorder.numbers) == [0, 1, 2, 3, 4]
 
 
-def test_a_factory_that_raises_is_asked_again_with_the_next_event(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_factory_that_raises_is_asked_again_with_the_next_event(hub: Hub) -> None:
     """RFC 97 5.3.1: it is no different from a handler that raises."""
     calls: list[Any] = []
     recorder = Recorder()
@@ -560,24 +549,22 @@ def test_a_factory_that_raises_is_asked_again_with_the_next_event(
             raise ValueError("not yet")
         return recorder
 
-    registration = handle(services, factory, scope="prototype")
-    other = record(services, ranking=-1)
-    post(admin, 1)
-    flush(admin)
-    admin.send_event(Event("a", {"n": 2}))
-    asyncio.run(admin.asend_event(Event("a", {"n": 3})))
+    registration = hub.handle(factory, scope="prototype")
+    other = hub.record(ranking=-1)
+    hub.post(1)
+    hub.flush()
+    hub.admin.send_event(Event("a", {"n": 2}))
+    asyncio.run(hub.admin.asend_event(Event("a", {"n": 3})))
     assert len(calls) == 3
-    post(admin, 4)
-    flush(admin)
-    admin.send_event(Event("a", {"n": 5}))
+    hub.post(4)
+    hub.flush()
+    hub.admin.send_event(Event("a", {"n": 5}))
     assert (len(calls), recorder.numbers, other.numbers) == (4, [4, 5], [1, 2, 3, 4, 5])
-    assert len(logged(caplog, "failed on the event 'a'", "ValueError: not yet")) == 3
-    assert dto(admin, registration).failures == 3  # type: ignore[union-attr]
+    assert len(hub.logged("failed on the event 'a'", "ValueError: not yet")) == 3
+    assert hub.dto(registration).failures == 3  # type: ignore[union-attr]
 
 
-def test_a_factory_that_raises_is_asked_once_when_it_is_sent_to_on_an_event_loop(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_factory_that_raises_is_asked_once_when_it_is_sent_to_on_an_event_loop(hub: Hub) -> None:
     """Where it has to be looked at before, to see whether it can be waited for."""
     calls: list[Any] = []
 
@@ -585,74 +572,66 @@ def test_a_factory_that_raises_is_asked_once_when_it_is_sent_to_on_an_event_loop
         calls.append(None)
         raise ValueError("boom")
 
-    handle(services, factory, scope="prototype")
-    other = record(services, ranking=-1)
+    hub.handle(factory, scope="prototype")
+    other = hub.record(ranking=-1)
 
     async def main() -> None:
-        admin.send_event(Event("a"))
+        hub.admin.send_event(Event("a"))
 
     asyncio.run(main())
     assert (len(calls), other.topics) == (1, ["a"])
-    assert len(logged(caplog, "failed on the event 'a'")) == 1
+    assert len(hub.logged("failed on the event 'a'")) == 1
 
 
-def test_a_prototype_that_is_a_coroutine_function_is_refused_on_its_own_loop_too(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_a_prototype_that_is_a_coroutine_function_is_refused_on_its_own_loop_too(hub: Hub) -> None:
     async def main() -> None:
-        handle(services, AsyncRecorder, scope="prototype")
+        hub.handle(AsyncRecorder, scope="prototype")
         with pytest.raises(ArgumentError, match="asend_event"):
-            admin.send_event(Event("a"))
-        await admin.asend_event(Event("a"))
+            hub.admin.send_event(Event("a"))
+        await hub.admin.asend_event(Event("a"))
 
     asyncio.run(main())
 
 
-def test_a_factory_that_makes_no_handler_is_logged_with_each_event(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    handle(services, lambda: 5, scope="prototype")
-    handle(services, lambda: None, scope="prototype")
-    post(admin, 1, 2)
-    flush(admin)
-    assert len(logged(caplog, "failed on the event 'a'", "neither a function nor has handle_event")) == 2
+def test_a_factory_that_makes_no_handler_is_logged_with_each_event(hub: Hub) -> None:
+    hub.handle(lambda: 5, scope="prototype")
+    hub.handle(lambda: None, scope="prototype")
+    hub.post(1, 2)
+    hub.flush()
+    assert len(hub.logged("failed on the event 'a'", "neither a function nor has handle_event")) == 2
 
 
-def test_a_factory_that_causes_an_event_for_what_it_makes_does_not_wait_for_itself(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_factory_that_causes_an_event_for_what_it_makes_does_not_wait_for_itself(hub: Hub) -> None:
     recorder = Recorder()
 
     def factory() -> Recorder:
-        admin.send_event(Event("inner"))
-        admin.post_event(Event("later"))
+        hub.admin.send_event(Event("inner"))
+        hub.admin.post_event(Event("later"))
         return recorder
 
-    handle(services, factory, scope="prototype")
-    post(admin, 1)
-    flush(admin)
-    flush(admin)
+    hub.handle(factory, scope="prototype")
+    hub.post(1)
+    hub.flush()
+    hub.flush()
     assert recorder.topics == ["a", "later"]
-    assert len(logged(caplog, "failed on the event 'inner'", "its own factory caused an event")) == 1
+    assert len(hub.logged("failed on the event 'inner'", "its own factory caused an event")) == 1
 
 
 def test_a_prototype_that_is_a_coroutine_function_runs_on_the_loop_it_was_registered_on(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
+    hub: Hub, loop: asyncio.AbstractEventLoop
 ) -> None:
     recorder = AsyncRecorder()
-    on(loop, lambda: handle(services, lambda: recorder, scope="prototype"))
-    asyncio.run_coroutine_threadsafe(admin.asend_event(Event("a")), loop).result(PATIENCE)
-    asyncio.run_coroutine_threadsafe(admin.asend_event(Event("a")), loop).result(PATIENCE)
-    post(admin, 1)
-    flush(admin)
+    on(loop, lambda: hub.handle(lambda: recorder, scope="prototype"))
+    asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a")), loop).result(PATIENCE)
+    asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a")), loop).result(PATIENCE)
+    hub.post(1)
+    hub.flush()
     assert recorder.loops == [loop] * 3
 
 
 @pytest.mark.parametrize("scope", ["singleton", "prototype"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_a_service_is_let_go_of_when_it_is_unregistered(
-    admin: EventAdmin, services: ServiceRegistry, scope: Any, delivery: str
-) -> None:
+def test_a_service_is_let_go_of_when_it_is_unregistered(hub: Hub, scope: Any, delivery: str) -> None:
     """Scenario 52; RFC 97 4.1.1 [3]: at once, not when the collector comes."""
     made: list[weakref.ref[Any]] = []
 
@@ -661,22 +640,20 @@ def test_a_service_is_let_go_of_when_it_is_unregistered(
         made.append(weakref.ref(recorder))
         return recorder
 
-    registration = services.register(
+    registration = hub.services.register(
         EventHandler,
         make if scope == "prototype" else make(),
         {"event.topics": "*", "event.delivery": delivery},
         scope=scope,
     )
-    admin.send_event(Event("a"))
+    hub.admin.send_event(Event("a"))
     assert made[0]() is not None
     registration.unregister()
     del registration  # which has it, too
     assert made[0]() is None
 
 
-def test_a_service_that_was_unregistered_while_it_was_made_gets_nothing(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_a_service_that_was_unregistered_while_it_was_made_gets_nothing(hub: Hub) -> None:
     """Scenarios 31 and 52."""
     recorder = Recorder()
     registrations: list[Any] = []
@@ -685,9 +662,9 @@ def test_a_service_that_was_unregistered_while_it_was_made_gets_nothing(
         registrations[0].unregister()
         return recorder
 
-    registrations.append(handle(services, factory, scope="prototype"))
-    post(admin, 1, 2)
-    flush(admin)
+    registrations.append(hub.handle(factory, scope="prototype"))
+    hub.post(1, 2)
+    hub.flush()
     assert recorder.events == []
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous delivery: when, in which order, to whom, and how much of it (RFC 97 5.2.2, 5.2.3, 8.1.2)."""
+"""Asynchronous delivery: its time, order, receivers and limits (RFC 97 5.2.2, 5.2.3, 8.1.2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from messaging.dispatch import lanes
 from messaging.errors import DeadlineError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
+from messaging.execution import lanes
 from messaging.services import ServiceRegistry
 from tests.eventadmin.conftest import (
     MOMENT,
@@ -25,66 +26,60 @@ from tests.eventadmin.conftest import (
     AsyncRecorder,
     Failing,
     Gate,
+    Hub,
     Recorder,
-    dto,
     eventually,
     flush,
     handle,
-    in_background,
-    in_threads,
-    logged,
     on,
+    post,
     record,
 )
+from tests.threads import in_background, in_threads
 
 Admins = Callable[..., EventAdmin]
-
-
-def post(admin: EventAdmin, *numbers: Any, topic: str = "a") -> None:
-    for number in numbers:
-        admin.post_event(Event(topic, {"n": number}))
 
 
 # --- when
 
 
-def test_posting_returns_before_delivery_is_complete(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_posting_returns_before_delivery_is_complete(hub: Hub) -> None:
     """Scenario 27; RFC 97 4.1.2 [8], 5.2.2, 6.4.1."""
     gate = Gate()
-    handle(services, gate)
-    post(admin, 1)
+    hub.handle(gate)
+    hub.post(1)
     gate.wait()
     assert gate.returned.acquire(blocking=False) is False
     gate.leave()
 
 
-def test_posted_events_are_delivered_on_a_different_thread(admin: EventAdmin, services: ServiceRegistry) -> None:
-    """RFC 97 5.2.2; also those that a handler posts, when its turn is over."""
+def test_posted_events_are_delivered_on_a_different_thread(hub: Hub) -> None:
+    """RFC 97 5.2.2; also events that a handler posts, after it has returned."""
     order: list[Any] = []
 
     def handler(event: Event) -> None:
         order.append((event.get_property("n"), threading.get_ident()))
         if event.get_property("n") == 1:
-            post(admin, 2)
+            hub.post(2)
             order.append("returned")
 
-    handle(services, handler)
-    post(admin, 1)
-    flush(admin)
+    hub.handle(handler)
+    hub.post(1)
+    hub.flush()
     eventually(lambda: len(order) == 3, "both")
     assert [each[0] if isinstance(each, tuple) else each for each in order] == [1, "returned", 2]
     assert threading.get_ident() not in {each[1] for each in order if isinstance(each, tuple)}
 
 
-def test_flushing_waits_for_what_was_posted_before(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_flushing_waits_for_what_was_posted_before(hub: Hub) -> None:
     gate, unordered = Gate(), Gate()
-    handle(services, gate)
-    handle(services, unordered, delivery="async.unordered")
-    assert admin.flush().done()
-    post(admin, 1)
+    hub.handle(gate)
+    hub.handle(unordered, delivery="async.unordered")
+    assert hub.admin.flush().done()
+    hub.post(1)
     gate.wait()
     unordered.wait()
-    promise = admin.flush()
+    promise = hub.admin.flush()
     gate.opened.set()
     with pytest.raises(DeadlineError):
         promise.result(MOMENT)
@@ -95,19 +90,17 @@ def test_flushing_waits_for_what_was_posted_before(admin: EventAdmin, services: 
 # --- order
 
 
-def test_events_of_one_thread_must_be_delivered_in_their_order(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_events_of_one_thread_must_be_delivered_in_their_order(hub: Hub) -> None:
     """Scenario 28; RFC 97 5.2.2, 5.2.3: whatever their topics."""
-    all_of_them, some = record(services), record(services, ["even/*"])
+    all_of_them, some = hub.record(), hub.record(["even/*"])
     for number in range(1000):
-        post(admin, number, topic="odd/x" if number % 2 else f"even/t{number % 7}")
-    flush(admin)
+        hub.post(number, topic="odd/x" if number % 2 else f"even/t{number % 7}")
+    hub.flush()
     assert all_of_them.numbers == list(range(1000))
     assert some.numbers == list(range(0, 1000, 2))
 
 
-def test_all_handlers_must_have_returned_from_one_event_before_any_gets_the_next(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_all_handlers_must_have_returned_from_one_event_before_any_gets_the_next(hub: Hub) -> None:
     """Scenario 29; RFC 97 4.1.2 [15]: also of events that different threads posted, and whatever handlers are."""
     steps: list[tuple[Any, str]] = []
     tick = itertools.count()
@@ -124,14 +117,14 @@ def test_all_handlers_must_have_returned_from_one_event_before_any_gets_the_next
         steps.append((event.get_property("n"), "end"))
 
     for handler in (slow, slow, slow_async, slow):
-        handle(services, handler, ["a", "b"])
+        hub.handle(handler, ["a", "b"])
 
     def run(thread: int) -> None:
         for each in range(25):
-            post(admin, (thread, each), topic="ab"[each % 2])
+            hub.post((thread, each), topic="ab"[each % 2])
 
     in_threads(4, run)
-    flush(admin)
+    hub.flush()
     events = [number for number, _ in itertools.groupby(steps, key=lambda each: each[0])]
     assert len(events) == len(set(events)) == 100
     assert [what for _, what in steps] == ["begin", "end"] * 400
@@ -156,31 +149,31 @@ def test_a_handler_sees_events_in_order_however_many_threads_deliver(admins: Adm
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_ten_threads_post_a_thousand_events_each(admin: EventAdmin, services: ServiceRegistry, delivery: str) -> None:
+def test_ten_threads_post_a_thousand_events_each(hub: Hub, delivery: str) -> None:
     """Scenario 34: all arrive, and those of each thread in order."""
-    recorders = [record(services, delivery=delivery), record(services, "t3/*", delivery=delivery)]
+    recorders = [hub.record(delivery=delivery), hub.record("t3/*", delivery=delivery)]
 
     def run(thread: int) -> None:
         for number in range(1000):
-            post(admin, (thread, number), topic=f"t{thread}/x")
+            hub.post((thread, number), topic=f"t{thread}/x")
 
     in_threads(10, run)
-    flush(admin)
+    hub.flush()
     assert [len(each.events) for each in recorders] == [10_000, 1000]
     for thread in range(10):
         assert [each for each in recorders[0].numbers if each[0] == thread] == [(thread, n) for n in range(1000)]
     assert recorders[1].numbers == [(3, number) for number in range(1000)]
 
 
-def test_order_may_be_dropped_for_one_handler_only(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_order_may_be_dropped_for_one_handler_only(hub: Hub) -> None:
     """Scenario 35: it does not wait for others, nor they for it."""
     gate, unordered_gate = Gate(), Gate()
-    handle(services, gate, "gated", ranking=5)
-    handle(services, unordered_gate, "gated/unordered", delivery=["async.unordered"])
-    unordered, ordered = record(services, delivery="async.unordered"), record(services)
-    post(admin, 1, topic="gated")
+    hub.handle(gate, "gated", ranking=5)
+    hub.handle(unordered_gate, "gated/unordered", delivery=["async.unordered"])
+    unordered, ordered = hub.record(delivery="async.unordered"), hub.record()
+    hub.post(1, topic="gated")
     gate.wait()
-    post(admin, 2, topic="gated/unordered")
+    hub.post(2, topic="gated/unordered")
     unordered_gate.wait()
     eventually(lambda: unordered.numbers == [1, 2], "no waiting without order")
     assert ordered.numbers == []
@@ -200,14 +193,12 @@ def test_order_may_be_dropped_for_one_handler_only(admin: EventAdmin, services: 
         (("async.unordered",), False),
     ],
 )
-def test_order_wins_if_both_are_given(
-    admin: EventAdmin, services: ServiceRegistry, delivery: Any, is_ordered: bool
-) -> None:
+def test_order_wins_if_both_are_given(hub: Hub, delivery: Any, is_ordered: bool) -> None:
     """Scenario 35."""
     gate = Gate()
-    handle(services, gate, ranking=1)
-    recorder = record(services, delivery=delivery)
-    post(admin, 1)
+    hub.handle(gate, ranking=1)
+    recorder = hub.record(delivery=delivery)
+    hub.post(1)
     gate.wait()
     if is_ordered:
         assert recorder.numbers == []
@@ -217,57 +208,51 @@ def test_order_wins_if_both_are_given(
 
 
 @pytest.mark.parametrize("delivery", ["ordered", 5, ["async.unordered", "fast"], [None], {"async.unordered": 1}])
-def test_a_handler_with_another_delivery_is_ignored(
-    admin: EventAdmin, services: ServiceRegistry, delivery: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    registration = handle(services, Recorder(), delivery=delivery)
-    assert dto(admin, registration) is None
-    assert logged(caplog, "is ignored: event.delivery must be", level=logging.ERROR)
+def test_a_handler_with_another_delivery_is_ignored(hub: Hub, delivery: Any) -> None:
+    registration = hub.handle(Recorder(), delivery=delivery)
+    assert hub.dto(registration) is None
+    assert hub.logged("is ignored: event.delivery must be", level=logging.ERROR)
 
 
 # --- who: the snapshot
 
 
-def test_handlers_registered_after_the_post_must_not_get_the_event(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_handlers_registered_after_the_post_must_not_get_the_event(hub: Hub) -> None:
     """Scenario 30; RFC 97 4.1.2 [11], 5.2.2."""
     gate = Gate()
-    handle(services, gate)
-    post(admin, 1, 2)
+    hub.handle(gate)
+    hub.post(1, 2)
     gate.wait()
-    late = record(services)
-    late_unordered = record(services, delivery="async.unordered")
-    post(admin, 3)
+    late = hub.record()
+    late_unordered = hub.record(delivery="async.unordered")
+    hub.post(3)
     gate.opened.set()
-    flush(admin)
+    hub.flush()
     assert gate.numbers == [1, 2, 3]
     assert late.numbers == late_unordered.numbers == [3]
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_handlers_unregistered_before_their_turn_must_not_be_called(
-    admin: EventAdmin, services: ServiceRegistry, delivery: str
-) -> None:
+def test_handlers_unregistered_before_their_turn_must_not_be_called(hub: Hub, delivery: str) -> None:
     """Scenario 31; RFC 97 4.1.2 [12], 5.2.2."""
     gate, other = Gate(), Recorder()
-    registration = handle(services, gate, delivery=delivery, ranking=1)
-    another = handle(services, other)
-    post(admin, 1, 2)
+    registration = hub.handle(gate, delivery=delivery, ranking=1)
+    another = hub.handle(other)
+    hub.post(1, 2)
     gate.wait()
     registration.unregister()
     another.unregister()
     gate.opened.set()
-    flush(admin)
+    hub.flush()
     assert (gate.numbers, other.numbers) == ([1], [])
 
 
-def test_the_registry_says_who_is_registered(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_the_registry_says_who_is_registered(hub: Hub) -> None:
     """Scenario 31: and not what it has told about it, which may take its time."""
     slow = threading.Event()
     gate, recorder = Gate(), Recorder()
-    handle(services, gate, ranking=1)
-    registration = handle(services, recorder)
+    hub.handle(gate, ranking=1)
+    registration = hub.handle(recorder)
     # told of updates while another listener is, the registry tells of the unregistration when that is done
     entered = threading.Event()
 
@@ -275,65 +260,61 @@ def test_the_registry_says_who_is_registered(admin: EventAdmin, services: Servic
         entered.set()
         assert slow.wait(PATIENCE)
 
-    with services.add_listener(listener, EventHandler):
-        post(admin, 1)
+    with hub.services.add_listener(listener, EventHandler):
+        hub.post(1)
         gate.wait()
         join = in_background(lambda: registration.update({"event.topics": "*", "x": 1}))
         assert entered.wait(PATIENCE)
-        assert registration.unregister()  # returns before anybody was told
+        assert registration.unregister()  # returns before any listener is called
         gate.opened.set()
-        flush(admin)
-        admin.send_event(Event("a"))
+        hub.flush()
+        hub.admin.send_event(Event("a"))
         slow.set()
         join()
     assert recorder.numbers == []
 
 
-def test_the_filter_is_applied_when_the_event_is_posted(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_the_filter_is_applied_when_the_event_is_posted(hub: Hub) -> None:
     """Scenario 32: unspecified; this is how it is here. The same goes for topics and order."""
     gate = Gate()
     recorder, other = Recorder(), Recorder()
-    handle(services, gate, ranking=1)
-    registration, another = handle(services, recorder, filter="(n<=2)"), handle(services, other, "a", filter="(n>=3)")
-    post(admin, 1, 2, 3)
+    hub.handle(gate, ranking=1)
+    registration, another = hub.handle(recorder, filter="(n<=2)"), hub.handle(other, "a", filter="(n>=3)")
+    hub.post(1, 2, 3)
     gate.wait()
     registration.update({"event.topics": "b", "event.filter": "(n=0)"})
     another.update({"event.topics": "*"})
-    post(admin, 4)
+    hub.post(4)
     gate.opened.set()
-    flush(admin)
+    hub.flush()
     assert recorder.numbers == [1, 2]
     assert other.numbers == [3, 4]
 
 
-def test_what_waits_is_delivered_whatever_a_handler_says_about_order_meanwhile(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_what_waits_is_delivered_whatever_a_handler_says_about_order_meanwhile(hub: Hub) -> None:
     """Scenario 35: it may change its mind, and back; nothing is lost, or delivered twice."""
     gate = Gate()
-    registration = handle(services, gate, delivery="async.ordered")
-    post(admin, 1, 2)
+    registration = hub.handle(gate, delivery="async.ordered")
+    hub.post(1, 2)
     gate.wait()
     for delivery, numbers in (("async.unordered", (3, 4)), ("async.ordered", (5, 6)), ("async.unordered", (7, 8))):
         registration.update({"event.topics": "*", "event.delivery": delivery})
-        post(admin, *numbers)
-    assert admin.get_dto().waiting >= 5
-    promise = admin.flush()
+        hub.post(*numbers)
+    assert hub.admin.get_dto().waiting >= 5
+    promise = hub.admin.flush()
     with pytest.raises(DeadlineError):
         promise.result(MOMENT)
     gate.opened.set()
     promise.result(PATIENCE)
     assert sorted(gate.numbers) == [*range(1, 9)]
     assert [each for each in gate.numbers if each in (1, 2, 5, 6)] == [1, 2, 5, 6]
-    assert admin.get_dto().waiting == 0
+    assert hub.admin.get_dto().waiting == 0
 
 
-def test_handlers_change_their_mind_about_order_while_events_are_posted(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
-    """Scenario 35: whoever posts sees one or the other."""
+def test_handlers_change_their_mind_about_order_while_events_are_posted(hub: Hub) -> None:
+    """Scenario 35: each event is delivered in one of the two orders."""
     recorder = Recorder()
-    registration = handle(services, recorder)
+    registration = hub.handle(recorder)
     done = threading.Event()
 
     def change() -> None:
@@ -343,32 +324,30 @@ def test_handlers_change_their_mind_about_order_while_events_are_posted(
                 return
 
     join = in_background(change)
-    in_threads(3, lambda thread: post(admin, *((thread, each) for each in range(500))))
+    in_threads(3, lambda thread: hub.post(*((thread, each) for each in range(500))))
     done.set()
     join()
-    flush(admin)
+    hub.flush()
     assert sorted(recorder.numbers) == [(thread, each) for thread in range(3) for each in range(500)]
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_events_are_posted_while_handlers_come_and_go(
-    admin: EventAdmin, services: ServiceRegistry, delivery: str
-) -> None:
-    """Scenarios 30, 31 and 34: whoever stays gets all; whoever comes and goes gets a part of it, without a gap."""
-    stays = record(services, delivery=delivery)
+def test_events_are_posted_while_handlers_come_and_go(hub: Hub, delivery: str) -> None:
+    """Scenarios 30, 31 and 34: a handler that stays gets all; one that comes and goes gets a part, without a gap."""
+    stays = hub.record(delivery=delivery)
     visitors: list[Recorder] = []
     done = threading.Event()
 
     def come_and_go() -> None:
         while not done.is_set():
             visitors.append(Recorder())
-            handle(services, visitors[-1], delivery=delivery).unregister()
+            hub.handle(visitors[-1], delivery=delivery).unregister()
 
     join = in_background(come_and_go)
-    in_threads(2, lambda thread: post(admin, *((thread, each) for each in range(700))))
+    in_threads(2, lambda thread: hub.post(*((thread, each) for each in range(700))))
     done.set()
     join()
-    flush(admin)
+    hub.flush()
     assert len(stays.events) == 1400
     for each in visitors:
         for thread in range(2):
@@ -379,21 +358,15 @@ def test_events_are_posted_while_handlers_come_and_go(
 # --- handlers of all kinds
 
 
-class Callable_:  # noqa: N801
+class Appending:
+    """Appends events to ``events``, with methods of all kinds."""
+
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
 
-
-class AsyncCallable(Callable_):
-    async def __call__(self, event: Event) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.events.append(event)
-
-
-class Method(Callable_):
     def with_prefix(self, prefix: str, event: Event) -> None:
         assert prefix == "p"
         self(event)
@@ -406,42 +379,39 @@ class Method(Callable_):
         return self.later(event)
 
 
-def kinds() -> Iterator[tuple[str, Callable[[Method], Any]]]:
-    yield "handle_event", lambda method: recorder_of(method, Recorder())
-    yield "async handle_event", lambda method: recorder_of(method, AsyncRecorder())
-    yield "function", lambda method: lambda event: method(event)
-    yield "bound method", lambda method: method.__call__
-    yield "object", lambda method: method
-    yield "partial", lambda method: functools.partial(method.with_prefix, "p")
-    yield "coroutine method", lambda method: method.later
-    yield "coroutine partial", lambda method: functools.partial(Method.later, method)
-    yield "coroutine object", lambda method: shared(AsyncCallable(), method)
-    yield "function that returns an awaitable", lambda method: method.awaitable
-    yield "lambda that returns an awaitable", lambda method: lambda event: method.later(event)
+class AsyncCallable:
+    def __init__(self, to: Appending) -> None:
+        self._to = to
+
+    async def __call__(self, event: Event) -> None:
+        await self._to.later(event)
 
 
-def recorder_of(method: Method, recorder: Recorder) -> Any:
-    return shared(recorder, method)
-
-
-def shared(one: Any, other: Any) -> Any:
-    one.events = other.events
-    return one
-
-
-KINDS = dict(kinds())
+KINDS: dict[str, Callable[[Appending], Any]] = {
+    "handle_event": lambda to: SimpleNamespace(handle_event=to),
+    "async handle_event": lambda to: SimpleNamespace(handle_event=to.later),
+    "function": lambda to: lambda event: to(event),
+    "bound method": lambda to: to.__call__,
+    "object": lambda to: to,
+    "partial": lambda to: functools.partial(to.with_prefix, "p"),
+    "coroutine method": lambda to: to.later,
+    "coroutine partial": lambda to: functools.partial(Appending.later, to),
+    "coroutine object": AsyncCallable,
+    "function that returns an awaitable": lambda to: to.awaitable,
+    "lambda that returns an awaitable": lambda to: lambda event: to.later(event),
+}
 
 
 @pytest.mark.parametrize("publish", ["post", "send", "asend"])
 @pytest.mark.parametrize("where", ["on a loop", "without a loop"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_handlers_may_be_anything_that_can_be_called(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop, kind: str, where: str, publish: str
+    hub: Hub, loop: asyncio.AbstractEventLoop, kind: str, where: str, publish: str
 ) -> None:
     """RFC 97 4.1.1 [2]: programming them is simple. They are called with one event after the other."""
-    method = Method()
-    handler = KINDS[kind](method)
-    register = functools.partial(handle, services, handler)
+    target = Appending()
+    handler = KINDS[kind](target)
+    register = functools.partial(handle, hub.services, handler)
     if where == "on a loop":
         on(loop, register)
     else:
@@ -449,24 +419,22 @@ def test_handlers_may_be_anything_that_can_be_called(
     events = [Event("a", {"n": number}) for number in range(5)]
     for event in events:
         if publish == "post":
-            admin.post_event(event)
+            hub.admin.post_event(event)
         elif publish == "send":
-            admin.send_event(event)
+            hub.admin.send_event(event)
         else:
-            asyncio.run_coroutine_threadsafe(admin.asend_event(event), loop).result(PATIENCE)
-    flush(admin)
-    assert method.events == events
+            asyncio.run_coroutine_threadsafe(hub.admin.asend_event(event), loop).result(PATIENCE)
+    hub.flush()
+    assert target.events == events
 
 
-def test_coroutine_functions_run_on_the_loop_they_were_registered_on(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_coroutine_functions_run_on_the_loop_they_were_registered_on(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
     there, elsewhere = AsyncRecorder(), AsyncRecorder()
-    on(loop, lambda: handle(services, there))
-    handle(services, elsewhere)
-    post(admin, 1)
-    admin.send_event(Event("a"))
-    flush(admin)
+    on(loop, lambda: hub.handle(there))
+    hub.handle(elsewhere)
+    hub.post(1)
+    hub.admin.send_event(Event("a"))
+    hub.flush()
     assert there.loops == [loop, loop]
     assert loop not in elsewhere.loops
     assert len(set(elsewhere.loops)) == 1
@@ -487,16 +455,14 @@ class HandlesNothing:
 @pytest.mark.parametrize(
     "service", [5, "handler", object(), HandlesNothing(), generator, async_generator], ids=lambda each: repr(each)[:20]
 )
-def test_a_service_that_is_no_handler_is_ignored(
-    admin: EventAdmin, services: ServiceRegistry, service: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_service_that_is_no_handler_is_ignored(hub: Hub, service: Any) -> None:
     """Found out when it is registered, not with the first event."""
-    registration = handle(services, service)
-    other = record(services)
-    assert dto(admin, registration) is None
-    assert logged(caplog, "is ignored", level=logging.ERROR)
-    post(admin, 1)
-    flush(admin)
+    registration = hub.handle(service)
+    other = hub.record()
+    assert hub.dto(registration) is None
+    assert hub.logged("is ignored", level=logging.ERROR)
+    hub.post(1)
+    hub.flush()
     assert other.numbers == [1]
 
 
@@ -506,18 +472,16 @@ class HasTrouble:
         raise RuntimeError("boom")
 
 
-def test_a_service_that_cannot_be_looked_at_is_ignored(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    registration = handle(services, HasTrouble())
-    assert dto(admin, registration) is None
-    assert logged(caplog, "is ignored: boom", level=logging.ERROR)
+def test_a_service_that_cannot_be_looked_at_is_ignored(hub: Hub) -> None:
+    registration = hub.handle(HasTrouble())
+    assert hub.dto(registration) is None
+    assert hub.logged("is ignored: boom", level=logging.ERROR)
 
 
 # --- what handlers do
 
 
-def test_handlers_may_do_anything(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_may_do_anything(hub: Hub) -> None:
     """Scenario 41; RFC 97 4.1.3 [18]: register, unregister, update, post, send, flush; no lock is held."""
     seen: list[str] = []
     own: list[Any] = []
@@ -526,82 +490,76 @@ def test_handlers_may_do_anything(admin: EventAdmin, services: ServiceRegistry) 
         seen.append(event.topic)
         if event.topic == "a":
             own[0].update({"event.topics": ["a", "b"]})
-            added = handle(services, lambda event: seen.append(f"{event.topic} added"), "b", ranking=-1)
-            admin.send_event(Event("b"))
+            added = hub.handle(lambda event: seen.append(f"{event.topic} added"), "b", ranking=-1)
+            hub.admin.send_event(Event("b"))
             added.unregister()
-            admin.post_event(Event("b"))
+            hub.admin.post_event(Event("b"))
             seen.append("a returned")
-            admin.flush()
+            hub.admin.flush()
             own[0].unregister()
 
-    own.append(handle(services, handler, "a"))
-    other = record(services, "*", ranking=-5)
-    post(admin, 1)
-    flush(admin)
+    own.append(hub.handle(handler, "a"))
+    other = hub.record("*", ranking=-5)
+    hub.post(1)
+    hub.flush()
     eventually(lambda: len(other.events) == 3, "all three")
     assert seen == ["a", "b", "b added", "a returned"]
     assert other.topics == ["b", "a", "b"]
 
 
-def test_a_handler_may_have_other_threads_use_the_admin_and_wait_for_them(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_a_handler_may_have_other_threads_use_the_admin_and_wait_for_them(hub: Hub) -> None:
     """Scenario 41: which would not end if a lock was held."""
     done: list[str] = []
 
     def handler(event: Event) -> None:
         def elsewhere() -> None:
-            with handle(services, lambda event: None, "c"):
-                admin.send_event(Event("c"))
-                admin.post_event(Event("c"))
-                admin.get_dto()
+            with hub.handle(lambda event: None, "c"):
+                hub.admin.send_event(Event("c"))
+                hub.admin.post_event(Event("c"))
+                hub.admin.get_dto()
 
         in_background(elsewhere)()
         done.append(event.topic)
 
-    handle(services, handler, "a")
-    post(admin, 1)
-    flush(admin)
-    admin.send_event(Event("a"))
+    hub.handle(handler, "a")
+    hub.post(1)
+    hub.flush()
+    hub.admin.send_event(Event("a"))
     assert done == ["a", "a"]
 
 
-def test_a_handler_that_raises_is_called_again_and_others_before(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handler_that_raises_is_called_again_and_others_before(hub: Hub) -> None:
     """Scenario 25 for posted events; RFC 97 4.1.3 [16], [17], 5.3.1: however often, and whatever it is."""
     failing = [
         Failing(error)
         for error in (ValueError("boom"), KeyboardInterrupt(), SystemExit(1), GeneratorExit(), asyncio.CancelledError())
     ]
-    first = record(services, ranking=1)
-    registrations = [handle(services, each) for each in failing]
-    last = record(services, ranking=-1)
-    post(admin, *range(20))
-    flush(admin)
+    first = hub.record(ranking=1)
+    registrations = [hub.handle(each) for each in failing]
+    last = hub.record(ranking=-1)
+    hub.post(*range(20))
+    hub.flush()
     for each in (first, *failing, last):
         assert each.numbers == [*range(20)]
-    assert [dto(admin, each).failures for each in registrations] == [20] * 5  # type: ignore[union-attr]
-    assert len(logged(caplog, "(Failing.handle_event) failed on the event 'a'", level=logging.ERROR)) == 100
+    assert [hub.dto(each).failures for each in registrations] == [20] * 5  # type: ignore[union-attr]
+    assert len(hub.logged("(Failing.handle_event) failed on the event 'a'", level=logging.ERROR)) == 100
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_a_coroutine_function_that_raises_ends_no_event_loop(
-    admin: EventAdmin, services: ServiceRegistry, error: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_coroutine_function_that_raises_ends_no_event_loop(hub: Hub, error: type[BaseException]) -> None:
     """RFC 97 5.3.1. asyncio lets some of these out of its loops, on which others run."""
 
     async def handler(event: Event) -> None:
         await asyncio.sleep(0)
         raise error
 
-    handle(services, handler)
+    hub.handle(handler)
     other = AsyncRecorder()
-    handle(services, other)
-    post(admin, 1, 2)
-    flush(admin)
+    hub.handle(other)
+    hub.post(1, 2)
+    hub.flush()
     assert other.numbers == [1, 2]
-    assert len(logged(caplog, "failed on the event 'a'", level=logging.ERROR)) == 2
+    assert len(hub.logged("failed on the event 'a'", level=logging.ERROR)) == 2
 
 
 class RaisingLogFilter(logging.Filter):
@@ -611,17 +569,17 @@ class RaisingLogFilter(logging.Filter):
         return True
 
 
-def test_not_even_a_log_that_raises_keeps_events_from_others(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_not_even_a_log_that_raises_keeps_events_from_others(hub: Hub) -> None:
     """RFC 97 5.3.1: delivery MUST continue."""
-    handle(services, Failing(ValueError("boom")))
-    other = record(services)
+    hub.handle(Failing(ValueError("boom")))
+    other = hub.record()
     filter_ = RaisingLogFilter()
     log = logging.getLogger("messaging.dispatch.handler")
     log.addFilter(filter_)
     try:
-        post(admin, 1, 2)
-        flush(admin)
-        admin.send_event(Event("a", {"n": 3}))
+        hub.post(1, 2)
+        hub.flush()
+        hub.admin.send_event(Event("a", {"n": 3}))
     finally:
         log.removeFilter(filter_)
     assert other.numbers == [1, 2, 3]
@@ -630,83 +588,79 @@ def test_not_even_a_log_that_raises_keeps_events_from_others(admin: EventAdmin, 
 # --- loops
 
 
-def test_a_coroutine_whose_loop_is_closed_is_blocked(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_coroutine_whose_loop_is_closed_is_blocked(hub: Hub) -> None:
     """It would fail with every event. An update gives it another loop."""
     mine = asyncio.new_event_loop()
-    recorder, other = AsyncRecorder(), record(services)
+    recorder, other = AsyncRecorder(), hub.record()
 
     async def register() -> Any:
-        return handle(services, recorder)
+        return hub.handle(recorder)
 
     registration = mine.run_until_complete(register())
     mine.close()
-    post(admin, 1, 2)
-    flush(admin)
+    hub.post(1, 2)
+    hub.flush()
     assert (recorder.numbers, other.numbers) == ([], [1, 2])
-    found = dto(admin, registration)
+    found = hub.dto(registration)
     assert found is not None
     assert found.blocked == "the event loop it ran on is closed"
-    assert len(logged(caplog, "is blocked: the event loop it ran on is closed")) == 1
+    assert len(hub.logged("is blocked: the event loop it ran on is closed")) == 1
     registration.update({"event.topics": "*"})
-    post(admin, 3)
-    flush(admin)
+    hub.post(3)
+    hub.flush()
     assert recorder.numbers == [3]
 
 
-def test_a_loop_may_be_closed_while_a_coroutine_runs_on_it(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loop_may_be_closed_while_a_coroutine_runs_on_it(hub: Hub) -> None:
     mine = asyncio.new_event_loop()
     threading.Thread(target=mine.run_forever, daemon=True).start()
     gate = AsyncGate()
-    registration = on(mine, lambda: handle(services, gate))
-    other = record(services)
-    post(admin, 1, 2)
+    registration = on(mine, lambda: hub.handle(gate))
+    other = hub.record()
+    hub.post(1, 2)
     gate.wait()
     mine.call_soon_threadsafe(mine.stop)
     eventually(lambda: not mine.is_running(), "the loop has stopped")
     for task in asyncio.all_tasks(mine):
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # which is true, but not what this is about
     mine.close()
-    flush(admin)
+    hub.flush()
     assert other.numbers == [1, 2]
-    assert dto(admin, registration).blocked == "the event loop it ran on is closed"  # type: ignore[union-attr]
-    assert logged(caplog, "is blocked: the event loop it ran on is closed")
+    assert hub.dto(registration).blocked == "the event loop it ran on is closed"  # type: ignore[union-attr]
+    assert hub.logged("is blocked: the event loop it ran on is closed")
 
 
-def test_a_loop_may_be_closed_before_a_coroutine_begins_on_it(admin: EventAdmin, services: ServiceRegistry) -> None:
-    """Then nobody awaits it, and nobody complains about that."""
+def test_a_loop_may_be_closed_before_a_coroutine_begins_on_it(hub: Hub) -> None:
+    """Then it is not awaited, and Python does not warn about that."""
     mine = asyncio.new_event_loop()
-    recorder, other = AsyncRecorder(), record(services)
+    recorder, other = AsyncRecorder(), hub.record()
 
     async def register() -> Any:
-        return handle(services, recorder)
+        return hub.handle(recorder)
 
     registration = mine.run_until_complete(register())
-    post(admin, 1, 2)
+    hub.post(1, 2)
     eventually(lambda: mine._ready, "it is about to begin")  # type: ignore[attr-defined]
     mine.close()
-    flush(admin)
+    hub.flush()
     gc.collect()
     assert (recorder.numbers, other.numbers) == ([], [1, 2])
-    assert dto(admin, registration).blocked == "the event loop it ran on is closed"  # type: ignore[union-attr]
+    assert hub.dto(registration).blocked == "the event loop it ran on is closed"  # type: ignore[union-attr]
 
 
 # --- how much
 
 
-def test_flooding_makes_whoever_posts_wait(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_flooding_makes_whoever_posts_wait(hub: Hub) -> None:
     """Scenario 42; RFC 97 8.1.2: an implementation MAY limit the rate. Nothing is lost, and all is in order."""
-    admin._queue._limit = 10
+    hub.admin._queue._room.limit = 10
     gate = Gate()
-    handle(services, gate)
+    hub.handle(gate)
     posted: list[int] = []
 
     def flood() -> None:
         for number in range(100):
-            post(admin, number)
+            hub.post(number)
             posted.append(number)
 
     join = in_background(flood)
@@ -716,77 +670,69 @@ def test_flooding_makes_whoever_posts_wait(admin: EventAdmin, services: ServiceR
     assert len(posted) <= 12
     gate.opened.set()
     join()
-    flush(admin)
+    hub.flush()
     assert gate.numbers == [*range(100)]
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_what_finds_no_room_is_counted_and_logged(
-    admin: EventAdmin,
-    services: ServiceRegistry,
-    delivery: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_finds_no_room_is_counted_and_logged(hub: Hub, delivery: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 42: never without an entry in the log."""
     monkeypatch.setattr(lanes, "_PATIENCE", 0.01)
     gate = Gate()
-    registration = handle(services, gate, delivery=delivery)
-    (lane,) = {*admin._lanes()} if delivery == "async.ordered" else {*admin._lanes()} - {admin._queue}
-    lane._limit = 10
-    post(admin, 0)
+    registration = hub.handle(gate, delivery=delivery)
+    lane = hub.admin.lifecycle.lanes()[-1]  # of the handler, or the only one
+    lane._room.limit = 10
+    hub.post(0)
     gate.wait()
-    post(admin, *range(1, 20))
+    hub.post(*range(1, 20))
     gate.opened.set()
-    flush(admin)
+    hub.flush()
     assert gate.numbers == [*range(11)]
-    assert dto(admin, registration).dropped == 9  # type: ignore[union-attr]
-    assert len(logged(caplog, "does not keep up", level=logging.ERROR)) == 1
+    assert hub.dto(registration).dropped == 9  # type: ignore[union-attr]
+    assert len(hub.logged("events behind: dropping", level=logging.ERROR)) == 1
 
 
-def test_event_loops_and_handlers_do_not_wait_for_room(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_event_loops_and_handlers_do_not_wait_for_room(hub: Hub) -> None:
     """Scenario 42: they would wait for themselves."""
-    admin._queue._limit = 10
+    hub.admin._queue._room.limit = 10
 
     def flood(event: Event) -> None:
-        post(admin, *range(60))
+        hub.post(*range(60))
 
-    handle(services, flood, "flood")
-    recorder = record(services, "a")
-    admin.post_event(Event("flood"))
+    hub.handle(flood, "flood")
+    recorder = hub.record("a")
+    hub.admin.post_event(Event("flood"))
     eventually(lambda: len(recorder.events) == 60, "all")
-    flush(admin)
+    hub.flush()
 
     async def main() -> None:
         gate = Gate()
-        with handle(services, gate, "b"):
-            post(admin, *range(60), topic="b")
+        with hub.handle(gate, "b"):
+            hub.post(*range(60), topic="b")
             gate.opened.set()
-            await admin.flush()
+            await hub.admin.flush()
         assert gate.numbers == [*range(60)]
 
     asyncio.run(main())
     assert recorder.numbers == [*range(60)]
-    assert not logged(caplog)
+    assert not hub.logged()
 
 
 class OwnThread(threading.Thread):
     """One that can be told from others."""
 
 
-def test_a_thread_that_posted_leaves_nothing_behind(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_a_thread_that_posted_leaves_nothing_behind(hub: Hub) -> None:
     """Scenario 43."""
     recorder = Recorder()
-    handle(services, recorder)
+    hub.handle(recorder)
     weak: list[weakref.ref[Any]] = []
 
     def run(number: int) -> None:
         for each in range(10):
             event = Event("a", {"n": (number, each)})
             weak.append(weakref.ref(event))
-            admin.post_event(event)
+            hub.admin.post_event(event)
 
     def all_of_them() -> None:
         threads = [OwnThread(target=run, args=(number,)) for number in range(20)]
@@ -797,7 +743,7 @@ def test_a_thread_that_posted_leaves_nothing_behind(admin: EventAdmin, services:
             thread.join(PATIENCE)
 
     all_of_them()
-    flush(admin)
+    hub.flush()
     assert len(recorder.events) == 200
     recorder.events.clear()
     gc.collect()
@@ -805,10 +751,10 @@ def test_a_thread_that_posted_leaves_nothing_behind(admin: EventAdmin, services:
     eventually(lambda: not [each for each in weak if each() is not None], "all gone")
 
 
-def test_delivery_threads_go_when_there_is_nothing_to_do(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_delivery_threads_go_when_there_is_nothing_to_do(hub: Hub) -> None:
     """RFC 97 4.1.2 [9], 4.1.5 [24]: there should be only one event thread, and not even that without events."""
-    recorder = record(services)
-    post(admin, *range(500))
-    flush(admin)
+    recorder = hub.record()
+    hub.post(*range(500))
+    hub.flush()
     assert len(set(recorder.threads)) == 1
-    eventually(lambda: admin.get_dto().threads == 0, "it has gone")
+    eventually(lambda: hub.admin.get_dto().threads == 0, "it has gone")

@@ -1,4 +1,4 @@
-"""Who gets which event: topics, filters, and changes of both (RFC 97 5.1.2, 5.1.3, 6.5)."""
+"""Routing of events: topics, filters, and changes of both (RFC 97 5.1.2, 5.1.3, 6.5)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,25 @@ import pytest
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.eventadmin.event import Event as SameEvent
 from messaging.services import LdapFilter, ServiceRegistry
-from tests.eventadmin.conftest import PATIENCE, Gate, Recorder, dto, eventually, flush, handle, logged, record
+from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Recorder, eventually, flush, handle, logged, record, send
 
 Admins = Callable[..., EventAdmin]
-
-
-def send(admin: EventAdmin, *topics: str, **properties: Any) -> None:
-    for topic in topics:
-        admin.send_event(Event(topic, properties))
 
 
 # --- topics
 
 
-def test_exactly_the_topics_asked_for_are_received(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_exactly_the_topics_asked_for_are_received(hub: Hub) -> None:
     """Scenario 12; RFC 97 5.1.2, 4.1.2 [13]."""
-    recorder = record(services, ["org/a", "com/b/*"])
-    send(admin, "org/a", "org/a/b", "org", "org/A", "com/b", "com/b/c", "com/b/c/d", "com/bc", "com", "x/org/a")
+    recorder = hub.record(["org/a", "com/b/*"])
+    hub.send("org/a", "org/a/b", "org", "org/A", "com/b", "com/b/c", "com/b/c/d", "com/bc", "com", "x/org/a")
     assert recorder.topics == ["org/a", "com/b/c", "com/b/c/d"]
 
 
-def test_handlers_must_only_receive_what_they_are_registered_for(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_must_only_receive_what_they_are_registered_for(hub: Hub) -> None:
     """Scenario 18; RFC 97 4.1.2 [13]: the table of the test kit."""
-    first = record(services, ["org/osgi/test/*", "org/osgi/newtest1/*", "org/osgi1/*", "org/Event1"])
-    second = record(services, ["org/osgi/test/*", "org/osgi/newtest1/newtest2/*", "org/osgi2/*"])
+    first = hub.record(["org/osgi/test/*", "org/osgi/newtest1/*", "org/osgi1/*", "org/Event1"])
+    second = hub.record(["org/osgi/test/*", "org/osgi/newtest1/newtest2/*", "org/osgi2/*"])
     table = {
         "org/osgi/test/Event0": (True, True),
         "org/Event1": (True, False),
@@ -44,41 +39,37 @@ def test_handlers_must_only_receive_what_they_are_registered_for(admin: EventAdm
         "org/osgi/newtest2/Event5": (False, False),
         "org/osgi2/test/Event6": (False, True),
     }
-    for publish in (admin.send_event, admin.post_event):
+    for publish in (hub.admin.send_event, hub.admin.post_event):
         for topic in table:
             publish(Event(topic))
-        flush(admin)
+        hub.flush()
     assert first.topics == [topic for topic, (it_is, _) in table.items() if it_is] * 2
     assert second.topics == [topic for topic, (_, it_is) in table.items() if it_is] * 2
 
 
 @pytest.mark.parametrize("name", ["event.topics", "event.topic", "topic", "EVENT.TOPIC"])
-def test_handlers_may_name_their_topics_in_any_way_of_the_rfc(
-    admin: EventAdmin, services: ServiceRegistry, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_handlers_may_name_their_topics_in_any_way_of_the_rfc(hub: Hub, name: str) -> None:
     """Scenario 3; RFC 97 5.1.2, 6.5.1. A single one need not be in a list."""
     recorder = Recorder()
-    services.register(EventHandler, recorder, {name: "a/*"})
-    send(admin, "a/b", "b/a")
+    hub.services.register(EventHandler, recorder, {name: "a/*"})
+    hub.send("a/b", "b/a")
     assert recorder.topics == ["a/b"]
-    assert not logged(caplog)
+    assert not hub.logged()
 
 
-def test_an_asterisk_alone_is_every_topic(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_an_asterisk_alone_is_every_topic(hub: Hub) -> None:
     """RFC 97 5.1.2, 6.5.1."""
-    recorder = record(services, "*")
-    send(admin, "a", "a/b", "ä/日本/c")
+    recorder = hub.record("*")
+    hub.send("a", "a/b", "ä/日本/c")
     assert recorder.topics == ["a", "a/b", "ä/日本/c"]
 
 
-def test_handlers_without_topics_are_treated_as_though_they_had_all(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_handlers_without_topics_are_treated_as_though_they_had_all(hub: Hub) -> None:
     """Scenario 13; RFC 97 5.1.2, 6.5.1, 6.6."""
-    recorder = record(services, None)
-    send(admin, "a", "b/c")
+    recorder = hub.record(None)
+    hub.send("a", "b/c")
     assert recorder.topics == ["a", "b/c"]
-    assert len(logged(caplog, "has no event.topics: it gets all events")) == 1
+    assert len(hub.logged("has no event.topics: it gets all events")) == 1
 
 
 def test_handlers_without_topics_get_none_if_the_admin_is_told_so(
@@ -101,20 +92,18 @@ def test_handlers_without_topics_get_none_if_the_admin_is_told_so(
 
 
 @pytest.mark.parametrize("topics", [[], (), set(), frozenset()])
-def test_an_empty_list_of_topics_gets_no_events_and_is_logged(
-    admin: EventAdmin, services: ServiceRegistry, topics: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_list_of_topics_gets_no_events_and_is_logged(hub: Hub, topics: Any) -> None:
     """Scenario 14."""
-    recorder = record(services, topics)
-    send(admin, "a", "b/c")
+    recorder = hub.record(topics)
+    hub.send("a", "b/c")
     assert recorder.topics == []
-    assert logged(caplog, "event.topics is empty")
+    assert hub.logged("event.topics is empty")
 
 
-def test_overlapping_topics_are_one_call_per_event(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_overlapping_topics_are_one_call_per_event(hub: Hub) -> None:
     """Scenario 15."""
-    recorder = record(services, ["*", "a/*", "a/b/*", "a/b/c", "a/b/c", "a/b/c/*"])
-    send(admin, "a/b/c", "a/b/c")
+    recorder = hub.record(["*", "a/*", "a/b/*", "a/b/c", "a/b/c", "a/b/c/*"])
+    hub.send("a/b/c", "a/b/c")
     assert recorder.topics == ["a/b/c"] * 2
 
 
@@ -122,18 +111,16 @@ def test_overlapping_topics_are_one_call_per_event(admin: EventAdmin, services: 
     "topics",
     ["", "a/+", "+", "a*", "*/a", "a/*/b", "a//b", "a/", ["a/b", "b c"], ["a", None], 5, b"a", {"a": 1}, [5], "a.b/*"],
 )
-def test_a_handler_with_topics_outside_the_grammar_is_ignored(
-    admin: EventAdmin, services: ServiceRegistry, topics: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handler_with_topics_outside_the_grammar_is_ignored(hub: Hub, topics: Any) -> None:
     """RFC 97 5.1.2, 6.5.1: as a whole; and it gets another chance."""
     recorder = Recorder()
-    registration = handle(services, recorder, topics)
-    send(admin, "a", "a/b", "a/c/b")
+    registration = hub.handle(recorder, topics)
+    hub.send("a", "a/b", "a/c/b")
     assert recorder.topics == []
-    assert dto(admin, registration) is None
-    assert logged(caplog, repr(registration.reference), "is ignored", level=logging.ERROR)
+    assert hub.dto(registration) is None
+    assert hub.logged(repr(registration.reference), "is ignored", level=logging.ERROR)
     registration.update({"event.topics": "a/b"})
-    send(admin, "a", "a/b")
+    hub.send("a", "a/b")
     assert recorder.topics == ["a/b"]
 
 
@@ -141,60 +128,54 @@ def test_a_handler_with_topics_outside_the_grammar_is_ignored(
 
 
 @pytest.mark.parametrize("name", ["event.filter", "filter"])
-def test_topic_and_filter_must_both_agree(admin: EventAdmin, services: ServiceRegistry, name: str) -> None:
+def test_topic_and_filter_must_both_agree(hub: Hub, name: str) -> None:
     """Scenario 16; RFC 97 5.1.2, 6.5.2."""
     recorder = Recorder()
-    services.register(EventHandler, recorder, {"event.topics": "a/*", name: "(x>=2)"})
-    send(admin, "a/b", x=1)
-    send(admin, "a/b", x=2)
-    send(admin, "b/a", x=3)
-    send(admin, "a/b", X=4)
-    send(admin, "a/c", x=5)
+    hub.services.register(EventHandler, recorder, {"event.topics": "a/*", name: "(x>=2)"})
+    hub.send("a/b", x=1)
+    hub.send("a/b", x=2)
+    hub.send("b/a", x=3)
+    hub.send("a/b", X=4)
+    hub.send("a/c", x=5)
     assert recorder.of("x") == [2, 5]
 
 
-def test_any_property_may_be_in_the_filter(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_any_property_may_be_in_the_filter(hub: Hub) -> None:
     """RFC 97 5.1.1, 5.1.2: and the topic, which is one."""
-    recorder = record(services, filter="(&(|(event.topics=a/*)(topic=b))(!(x=*))(event.topic=*))")
-    send(admin, "a/b", "b", "c")
-    send(admin, "a/b", x=0)
+    recorder = hub.record(filter="(&(|(event.topics=a/*)(topic=b))(!(x=*))(event.topic=*))")
+    hub.send("a/b", "b", "c")
+    hub.send("a/b", x=0)
     assert recorder.topics == ["a/b", "b"]
 
 
 @pytest.mark.parametrize("case_sensitive", [False, True])
-def test_a_filter_may_be_given_parsed_and_case_still_counts(
-    admin: EventAdmin, services: ServiceRegistry, case_sensitive: bool
-) -> None:
+def test_a_filter_may_be_given_parsed_and_case_still_counts(hub: Hub, case_sensitive: bool) -> None:
     """RFC 97 5.7.1."""
-    exact = record(services, filter=LdapFilter("(Colour=red)", case_sensitive=case_sensitive))
-    other = record(services, filter=LdapFilter("(colour=red)", case_sensitive=case_sensitive))
-    send(admin, "a", Colour="red")
+    exact = hub.record(filter=LdapFilter("(Colour=red)", case_sensitive=case_sensitive))
+    other = hub.record(filter=LdapFilter("(colour=red)", case_sensitive=case_sensitive))
+    hub.send("a", Colour="red")
     assert (exact.topics, other.topics) == (["a"], [])
 
 
 @pytest.mark.parametrize("filter_", ["(x=1", "x=1", "(&)", "  ", 5, ["(x=1)"], b"(x=1)"])
-def test_a_handler_with_a_filter_that_does_not_parse_is_ignored(
-    admin: EventAdmin, services: ServiceRegistry, filter_: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handler_with_a_filter_that_does_not_parse_is_ignored(hub: Hub, filter_: Any) -> None:
     """Scenario 17; RFC 97 5.1.2: the filter MUST be a string with a filter. No filter is something else."""
     recorder = Recorder()
-    registration = handle(services, recorder, filter=filter_)
-    send(admin, "a", x=1)
+    registration = hub.handle(recorder, filter=filter_)
+    hub.send("a", x=1)
     assert recorder.topics == []
-    assert logged(caplog, repr(registration.reference), "is ignored", level=logging.ERROR)
+    assert hub.logged(repr(registration.reference), "is ignored", level=logging.ERROR)
 
 
-def test_a_handler_is_ignored_as_long_as_its_update_is_wrong(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handler_is_ignored_as_long_as_its_update_is_wrong(hub: Hub) -> None:
     """Scenarios 17 and 19."""
     recorder = Recorder()
-    registration = handle(services, recorder, filter="(x=1)")
+    registration = hub.handle(recorder, filter="(x=1)")
     registration.update({"event.topics": "*", "event.filter": "(x="})
-    send(admin, "a", x=1)
+    hub.send("a", x=1)
     assert recorder.topics == []
     registration.update({"event.topics": "*"})
-    send(admin, "b")
+    hub.send("b")
     assert recorder.topics == ["b"]
 
 
@@ -205,9 +186,9 @@ class Explosive:
         raise RuntimeError("boom")
 
 
-def test_what_filters_cannot_look_at_does_not_match(admin: EventAdmin, services: ServiceRegistry) -> None:
-    picky, other = record(services, filter="(x=1)"), record(services)
-    send(admin, "a", x=Explosive())
+def test_what_filters_cannot_look_at_does_not_match(hub: Hub) -> None:
+    picky, other = hub.record(filter="(x=1)"), hub.record()
+    hub.send("a", x=Explosive())
     assert (picky.topics, other.topics) == ([], ["a"])
 
 
@@ -218,32 +199,30 @@ class RaisingFilter(LdapFilter):
         raise RuntimeError("boom")
 
 
-def test_a_filter_that_raises_keeps_the_event_from_its_handler_only(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken, other = record(services, filter=RaisingFilter("(x=1)", case_sensitive=True)), record(services)
-    for publish in (admin.send_event, admin.post_event):
+def test_a_filter_that_raises_keeps_the_event_from_its_handler_only(hub: Hub) -> None:
+    broken, other = hub.record(filter=RaisingFilter("(x=1)", case_sensitive=True)), hub.record()
+    for publish in (hub.admin.send_event, hub.admin.post_event):
         publish(Event("a"))
-    flush(admin)
+    hub.flush()
     assert (broken.topics, other.topics) == ([], ["a", "a"])
-    assert len(logged(caplog, "its filter failed on the event 'a'")) == 2
+    assert len(hub.logged("its filter failed on the event 'a'")) == 2
 
 
 # --- changes
 
 
-def test_the_next_event_goes_by_the_new_topics_and_filter(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_the_next_event_goes_by_the_new_topics_and_filter(hub: Hub) -> None:
     """Scenario 19."""
     recorder = Recorder()
-    registration = handle(services, recorder, "a")
-    send(admin, "a", "b", n=1)
+    registration = hub.handle(recorder, "a")
+    hub.send("a", "b", n=1)
     registration.update({"event.topics": "b"})
-    send(admin, "a", "b", n=2)
+    hub.send("a", "b", n=2)
     registration.update({"event.topics": ["a", "b"], "event.filter": "(n>=4)"})
-    send(admin, "a", "b", n=3)
-    send(admin, "a", "b", n=4)
+    hub.send("a", "b", n=3)
+    hub.send("a", "b", n=4)
     registration.update({"event.topics": "a"})
-    send(admin, "a", "b", n=5)
+    hub.send("a", "b", n=5)
     assert list(zip(recorder.topics, recorder.numbers, strict=True)) == [
         ("a", 1),
         ("b", 2),
@@ -253,26 +232,26 @@ def test_the_next_event_goes_by_the_new_topics_and_filter(admin: EventAdmin, ser
     ]
 
 
-def test_what_is_posted_while_a_handler_is_updated_reaches_it(admin: EventAdmin, services: ServiceRegistry) -> None:
-    """Scenario 19: what it had before and has afterwards, it has all the time."""
+def test_what_is_posted_while_a_handler_is_updated_reaches_it(hub: Hub) -> None:
+    """Scenario 19: a topic that it has before and after the update, it has all the time."""
     recorder = Recorder()
-    registration = handle(services, recorder, ["a/b", "c/*"])
+    registration = hub.handle(recorder, ["a/b", "c/*"])
     for number in range(300):
         registration.update({"event.topics": ["a/b", "d"] if number % 2 else ["a/b", "c/*"]})
-        send(admin, "a/b")
+        hub.send("a/b")
     assert len(recorder.topics) == 300
 
 
-def test_handlers_come_and_go(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_come_and_go(hub: Hub) -> None:
     """RFC 97 5.1.3: the admin tracks them."""
     recorder = Recorder()
-    send(admin, "a", n=0)
-    registration = handle(services, recorder)
-    send(admin, "a", n=1)
+    hub.send("a", n=0)
+    registration = hub.handle(recorder)
+    hub.send("a", n=1)
     registration.unregister()
-    send(admin, "a", n=2)
-    handle(services, recorder)
-    send(admin, "a", n=3)
+    hub.send("a", n=2)
+    hub.handle(recorder)
+    hub.send("a", n=3)
     assert recorder.numbers == [1, 3]
 
 
@@ -283,39 +262,41 @@ def test_handlers_that_were_there_first_are_found(services: ServiceRegistry, adm
     assert recorder.topics == ["a"]
 
 
-def test_handlers_are_called_in_the_order_of_their_ranking(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_are_called_in_the_order_of_their_ranking(hub: Hub) -> None:
     order: list[str] = []
-    handle(services, lambda event: order.append("first of 0"))
-    handle(services, lambda event: order.append("second of 0"))
-    last = handle(services, lambda event: order.append("last"), ranking=-1)
-    handle(services, lambda event: order.append("highest"), ranking=5)
-    send(admin, "a")
+    hub.handle(lambda event: order.append("first of 0"))
+    hub.handle(lambda event: order.append("second of 0"))
+    last = hub.handle(lambda event: order.append("last"), ranking=-1)
+    hub.handle(lambda event: order.append("highest"), ranking=5)
+    hub.send("a")
     assert order == ["highest", "first of 0", "second of 0", "last"]
     order.clear()
     last.update({"event.topics": "*", "service.ranking": 7})
-    admin.post_event(Event("a"))
-    flush(admin)
+    hub.admin.post_event(Event("a"))
+    hub.flush()
     assert order == ["last", "highest", "first of 0", "second of 0"]
 
 
-def test_a_service_with_two_interfaces_is_one_handler(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_a_service_with_two_interfaces_is_one_handler(hub: Hub) -> None:
     recorder = Recorder()
-    registration = services.register([EventHandler, "another", EventHandler, Recorder], recorder, {"event.topics": "*"})
-    for publish in (admin.send_event, admin.post_event):
+    registration = hub.services.register(
+        [EventHandler, "another", EventHandler, Recorder], recorder, {"event.topics": "*"}
+    )
+    for publish in (hub.admin.send_event, hub.admin.post_event):
         publish(Event("a"))
-    flush(admin)
+    hub.flush()
     assert recorder.topics == ["a", "a"]
-    assert len(admin.get_dto().handlers) == 1
+    assert len(hub.admin.get_dto().handlers) == 1
     registration.unregister()
-    send(admin, "a")
+    hub.send("a")
     assert recorder.topics == ["a", "a"]
 
 
-def test_one_object_registered_twice_is_two_handlers(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_one_object_registered_twice_is_two_handlers(hub: Hub) -> None:
     recorder = Recorder()
-    handle(services, recorder, "a")
-    handle(services, recorder, "*")
-    send(admin, "a", "b")
+    hub.handle(recorder, "a")
+    hub.handle(recorder, "*")
+    hub.send("a", "b")
     assert recorder.topics == ["a", "a", "b"]
 
 
@@ -355,12 +336,10 @@ def test_handlers_get_the_events_of_all_admins_they_do_not_exclude(services: Ser
     assert both.topics[-1] == only.topics[-1] == "still"
 
 
-def test_a_target_that_is_no_filter_makes_a_handler_ignored(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    registration = handle(services, Recorder(), target="one")
-    assert dto(admin, registration) is None
-    assert logged(caplog, "is ignored", level=logging.ERROR)
+def test_a_target_that_is_no_filter_makes_a_handler_ignored(hub: Hub) -> None:
+    registration = hub.handle(Recorder(), target="one")
+    assert hub.dto(registration) is None
+    assert hub.logged("is ignored", level=logging.ERROR)
 
 
 def test_two_admins_may_deliver_to_one_handler_at_the_same_time(services: ServiceRegistry, admins: Admins) -> None:
@@ -380,13 +359,13 @@ def test_two_admins_may_deliver_to_one_handler_at_the_same_time(services: Servic
 
 
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
-def test_what_is_no_event_is_refused(admin: EventAdmin, publish: str) -> None:
+def test_what_is_no_event_is_refused(hub: Hub, publish: str) -> None:
     for wrong, problem in (("a/b", "of type str"), ({"event.topics": "a"}, "of type dict"), (None, "not None")):
         with pytest.raises(ValueError, match=problem):
-            getattr(admin, publish)(wrong)
+            getattr(hub.admin, publish)(wrong)
 
 
-def test_handlers_get_the_event_itself(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_get_the_event_itself(hub: Hub) -> None:
     """RFC 97 7.2: of whatever class it is."""
 
     class Question(SameEvent):
@@ -396,30 +375,30 @@ def test_handlers_get_the_event_itself(admin: EventAdmin, services: ServiceRegis
         assert isinstance(event, Question)
         event.answer = 42
 
-    handle(services, answer)
+    hub.handle(answer)
     question = Question("a")
-    admin.send_event(question)
+    hub.admin.send_event(question)
     assert question.answer == 42
 
 
-def test_the_dto_tells_about_handlers(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_the_dto_tells_about_handlers(hub: Hub) -> None:
     gate = Gate()
-    first = handle(services, gate, ["a/*", "b"], filter="( x =1)", ranking=1)
-    second = handle(services, Recorder(), delivery="async.unordered")
-    third = handle(services, Recorder(), ["a/b"])
+    first = hub.handle(gate, ["a/*", "b"], filter="( x =1)", ranking=1)
+    second = hub.handle(Recorder(), delivery="async.unordered")
+    third = hub.handle(Recorder(), ["a/b"])
     for _ in range(3):
-        admin.post_event(Event("a/b", {"x": "1"}))
+        hub.admin.post_event(Event("a/b", {"x": "1"}))
     gate.wait()
-    eventually(lambda: dto(admin, second).waiting == 0, "the unordered one does not wait")  # type: ignore[union-attr]
-    mine, _, other = dto(admin, first), dto(admin, second), dto(admin, third)
+    eventually(lambda: hub.dto(second).waiting == 0, "the unordered one does not wait")  # type: ignore[union-attr]
+    mine, _, other = hub.dto(first), hub.dto(second), hub.dto(third)
     assert mine is not None
     assert other is not None
     assert (mine.kind, mine.topics, mine.filter) == ("EventHandler", ("a/*", "b"), "(x=1)")
     assert mine.name == f"{first.reference!r} (Gate.handle_event)"
-    assert (mine.waiting, other.waiting, admin.get_dto().waiting) == (2, 3, 5)
+    assert (mine.waiting, other.waiting, hub.admin.get_dto().waiting) == (2, 3, 5)
     assert (mine.blocked, mine.failures, mine.dropped, mine.principal) == (None, 0, 0, None)
-    assert admin.get_dto().name == admin.name
-    eventually(lambda: 1 <= admin.get_dto().threads <= 2, "one that found nothing to do has left")
+    assert hub.admin.get_dto().name == hub.admin.name
+    eventually(lambda: 1 <= hub.admin.get_dto().threads <= 2, "one that found nothing to do has left")
     gate.opened.set()
-    admin.flush().result(PATIENCE)
-    assert admin.get_dto().waiting == 0
+    hub.admin.flush().result(PATIENCE)
+    assert hub.admin.get_dto().waiting == 0

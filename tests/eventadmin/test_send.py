@@ -24,18 +24,16 @@ from tests.eventadmin.conftest import (
     AsyncRecorder,
     Failing,
     Gate,
+    Hub,
     Recorder,
     blocked,
-    dto,
     eventually,
-    flush,
     handle,
-    in_background,
-    in_threads,
     logged,
     on,
     record,
 )
+from tests.threads import in_background, in_threads
 
 Admins = Callable[..., EventAdmin]
 
@@ -49,11 +47,11 @@ def number(value: Any, topic: str = "a") -> Event:
 # --- on threads
 
 
-def test_all_handlers_must_have_returned_before_send_returns(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_all_handlers_must_have_returned_before_send_returns(hub: Hub) -> None:
     """Scenario 21; RFC 97 4.1.2 [7], 5.2.1, 6.4.2."""
-    gate, last = Gate(), record(services, ranking=-1)
-    handle(services, gate)
-    join = in_background(lambda: admin.send_event(number(1)))
+    gate, last = Gate(), hub.record(ranking=-1)
+    hub.handle(gate)
+    join = in_background(lambda: hub.admin.send_event(number(1)))
     gate.wait()
     assert last.events == []
     gate.opened.set()
@@ -62,65 +60,57 @@ def test_all_handlers_must_have_returned_before_send_returns(admin: EventAdmin, 
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE])
-def test_send_waits_whatever_thread_handlers_run_on(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop, timeout: float
-) -> None:
+def test_send_waits_whatever_thread_handlers_run_on(hub: Hub, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
     """Scenario 21; RFC 97 5.2.1: the caller's thread, or another one with a timeout, or an event loop."""
-    plain, coroutine = record(services), AsyncRecorder()
-    on(loop, lambda: handle(services, coroutine))
-    admin.send_event(number(1), timeout=timeout)
+    plain, coroutine = hub.record(), AsyncRecorder()
+    on(loop, lambda: hub.handle(coroutine))
+    hub.admin.send_event(number(1), timeout=timeout)
     assert plain.numbers == coroutine.numbers == [1]
     assert (plain.threads == [threading.get_ident()]) is (timeout == 0)
     assert coroutine.loops == [loop]
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE])
-def test_events_sent_by_one_thread_must_be_processed_serially_and_in_order(
-    admin: EventAdmin, services: ServiceRegistry, timeout: float
-) -> None:
+def test_events_sent_by_one_thread_must_be_processed_serially_and_in_order(hub: Hub, timeout: float) -> None:
     """Scenario 22; RFC 97 5.2.3."""
     steps: list[Any] = []
 
     def step(event: Event) -> None:
         steps.append(event.get_property("n"))
 
-    handle(services, step)
-    handle(services, step)
+    hub.handle(step)
+    hub.handle(step)
     for each in range(50):
-        admin.send_event(number(each), timeout=timeout)
+        hub.admin.send_event(number(each), timeout=timeout)
     assert steps == sorted([*range(50)] * 2)
 
 
-def test_an_event_sent_by_a_handler_comes_before_the_rest_of_the_first_one(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_an_event_sent_by_a_handler_comes_before_the_rest_of_the_first_one(hub: Hub) -> None:
     """Scenario 23; RFC 97 5.2.3: some handlers see the second one first. Whether the first was posted or sent."""
     steps: list[str] = []
 
     def first(event: Event) -> None:
         steps.append(f"first begins {event.topic}")
         if event.topic == "a":
-            admin.send_event(Event("b"))
+            hub.admin.send_event(Event("b"))
         steps.append(f"first ends {event.topic}")
 
     def last(event: Event) -> None:
         steps.append(f"last {event.topic}")
 
-    handle(services, first, ranking=1)
-    handle(services, last)
+    hub.handle(first, ranking=1)
+    hub.handle(last)
     expected = ["first begins a", "first begins b", "first ends b", "last b", "first ends a", "last a"]
-    admin.send_event(Event("a"))
+    hub.admin.send_event(Event("a"))
     assert steps == expected
-    admin.post_event(Event("a"))
-    flush(admin)
+    hub.admin.post_event(Event("a"))
+    hub.flush()
     assert steps == expected * 2
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE])
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
-def test_a_handler_may_send_to_itself(
-    admin: EventAdmin, services: ServiceRegistry, publish: str, timeout: float
-) -> None:
+def test_a_handler_may_send_to_itself(hub: Hub, publish: str, timeout: float) -> None:
     """Scenario 24: no deadlock, and no wrong depth."""
     steps: list[int] = []
 
@@ -128,32 +118,30 @@ def test_a_handler_may_send_to_itself(
         depth = event.get_property("n")
         steps.append(depth)
         if depth < 20:
-            admin.send_event(number(depth + 1), timeout=timeout)
+            hub.admin.send_event(number(depth + 1), timeout=timeout)
         steps.append(depth)
 
-    handle(services, handler)
-    getattr(admin, publish)(number(0))
-    flush(admin)
+    hub.handle(handler)
+    getattr(hub.admin, publish)(number(0))
+    hub.flush()
     assert steps == [*range(21), *range(20, -1, -1)]
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE])
-def test_exceptions_must_be_caught_logged_and_delivery_continued(
-    admin: EventAdmin, services: ServiceRegistry, timeout: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_exceptions_must_be_caught_logged_and_delivery_continued(hub: Hub, timeout: float) -> None:
     """Scenario 25; RFC 97 4.1.3 [16], [17], 5.3.1."""
     failing = Failing(ValueError("boom"))
-    registration = handle(services, failing)
-    other = record(services, ranking=-1)
-    admin.send_event(number(1), timeout=timeout)
+    registration = hub.handle(failing)
+    other = hub.record(ranking=-1)
+    hub.admin.send_event(number(1), timeout=timeout)
     failing.error = None
-    admin.send_event(number(2), timeout=timeout)
+    hub.admin.send_event(number(2), timeout=timeout)
     assert failing.numbers == other.numbers == [1, 2]
-    (text,) = logged(caplog, "failed on the event 'a'")
+    (text,) = hub.logged("failed on the event 'a'")
     assert repr(registration.reference) in text
     assert "Failing.handle_event" in text
     assert "ValueError: boom" in text
-    assert (dto(admin, registration).failures, blocked(admin, registration)) == (1, None)  # type: ignore[union-attr]
+    assert (hub.dto(registration).failures, hub.blocked(registration)) == (1, None)  # type: ignore[union-attr]
 
 
 def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(
@@ -176,7 +164,7 @@ def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(
     assert blocked(admin, registration) == f"it took more than {SOON:g} s for one event"
     assert logged(caplog, "for * is blocked", repr(registration.reference))
     admin.send_event(number(2))
-    eventually(lambda: entered == [1], "what was begun ends some time")
+    eventually(lambda: entered == [1], "the handler returns")
     registration.update({"event.topics": "*"})
     admin.send_event(number(3))
     assert entered == [1, 3]
@@ -194,67 +182,65 @@ def test_the_timeout_of_a_call_goes_before_that_of_the_admin(admins: Admins, ser
     assert recorder.numbers == [1]
 
 
-def test_events_sent_by_different_threads_may_be_processed_at_the_same_time(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_events_sent_by_different_threads_may_be_processed_at_the_same_time(hub: Hub) -> None:
     """RFC 97 5.2.3."""
     barrier = threading.Barrier(3)
-    handle(services, lambda event: barrier.wait(PATIENCE))
-    in_threads(3, lambda thread: admin.send_event(number(thread)))
+    hub.handle(lambda event: barrier.wait(PATIENCE))
+    in_threads(3, lambda thread: hub.admin.send_event(number(thread)))
 
 
-def test_sent_events_do_not_wait_for_posted_ones(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_sent_events_do_not_wait_for_posted_ones(hub: Hub) -> None:
     """RFC 97 5.2.3: they are delivered as soon as they are sent."""
     gate = Gate()
-    handle(services, gate, "slow")
-    recorder = record(services)
-    admin.post_event(Event("slow"))
-    admin.post_event(number("posted"))
+    hub.handle(gate, "slow")
+    recorder = hub.record()
+    hub.admin.post_event(Event("slow"))
+    hub.admin.post_event(number("posted"))
     gate.wait()
-    admin.send_event(number("sent"))
+    hub.admin.send_event(number("sent"))
     assert recorder.of("n") == ["sent"]
     gate.opened.set()
-    flush(admin)
+    hub.flush()
     assert recorder.of("n") == ["sent", None, "posted"]
 
 
-def test_who_gets_a_sent_event_is_determined_when_it_is_sent(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_who_gets_a_sent_event_is_determined_when_it_is_sent(hub: Hub) -> None:
     """RFC 97 5.2.1; a handler that was unregistered by one before it is not called (4.1.2 [12])."""
     late, gone = Recorder(), Recorder()
     added: list[Any] = []
 
     def handler(event: Event) -> None:
         registration.unregister()
-        added.append(handle(services, late))
+        added.append(hub.handle(late))
 
-    handle(services, handler, ranking=1)
-    registration = handle(services, gone)
-    admin.send_event(number(1))
+    hub.handle(handler, ranking=1)
+    registration = hub.handle(gone)
+    hub.admin.send_event(number(1))
     assert (late.numbers, gone.numbers) == ([], [])
-    admin.send_event(number(2))
+    hub.admin.send_event(number(2))
     assert late.numbers == [2]
 
 
-def test_whatever_context_is_there_handlers_have_it(admin: EventAdmin, services: ServiceRegistry) -> None:
-    """The context variables of whoever sends, with a timeout or without."""
+def test_whatever_context_is_there_handlers_have_it(hub: Hub) -> None:
+    """The context variables of the sender, with a timeout or without."""
     seen: list[str] = []
-    handle(services, lambda event: seen.append(variable.get()))
+    hub.handle(lambda event: seen.append(variable.get()))
     token = variable.set("mine")
     try:
-        admin.send_event(number(1))
-        admin.send_event(number(2), timeout=PATIENCE)
+        hub.admin.send_event(number(1))
+        hub.admin.send_event(number(2), timeout=PATIENCE)
     finally:
         variable.reset(token)
     assert seen == ["mine", "mine"]
 
 
-def test_sent_events_have_ten_threads_for_each_other(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_sent_events_have_ten_threads_for_each_other(hub: Hub) -> None:
     """Scenario 34 for sent events."""
-    recorder = record(services)
+    recorder = hub.record()
 
     def run(thread: int) -> None:
         for each in range(300):
-            admin.send_event(number((thread, each)))
+            hub.admin.send_event(number((thread, each)))
 
     in_threads(10, run)
     for thread in range(10):
@@ -264,9 +250,7 @@ def test_sent_events_have_ten_threads_for_each_other(admin: EventAdmin, services
 # --- interrupts
 
 
-def test_an_interrupt_ends_whoever_sends_after_the_others_have_the_event(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupt_ends_whoever_sends_after_the_others_have_the_event(hub: Hub) -> None:
     """Ctrl-C on the main thread is meant for the program, not for the handler that happens to run."""
     began = threading.Event()
 
@@ -275,23 +259,21 @@ def test_an_interrupt_ends_whoever_sends_after_the_others_have_the_event(
         _thread.interrupt_main()
         threading.Event().wait(PATIENCE)
 
-    registration = handle(services, handler)
-    other = record(services, ranking=-1)
+    registration = hub.handle(handler)
+    other = hub.record(ranking=-1)
     with pytest.raises(KeyboardInterrupt):
-        admin.send_event(number(1))
+        hub.admin.send_event(number(1))
     assert began.is_set()
     assert other.numbers == [1]
-    assert not logged(caplog)
-    assert dto(admin, registration).failures == 0  # type: ignore[union-attr]
-    assert admin.get_dto().handlers[0].blocked is None
+    assert not hub.logged()
+    assert hub.dto(registration).failures == 0  # type: ignore[union-attr]
+    assert hub.admin.get_dto().handlers[0].blocked is None
 
 
-def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
-) -> None:
-    gate, coroutine, other = Gate(), AsyncGate(), record(services, ranking=-1)
-    handle(services, gate, "thread")
-    on(loop, lambda: handle(services, coroutine, "loop"))
+def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+    gate, coroutine, other = Gate(), AsyncGate(), hub.record(ranking=-1)
+    hub.handle(gate, "thread")
+    on(loop, lambda: hub.handle(coroutine, "loop"))
     raised: list[str] = []
 
     def interrupted(*_: Any) -> None:
@@ -301,7 +283,7 @@ def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(
 
     def interrupt(topic: str, stuck: Any) -> None:
         stuck.wait()
-        while topic not in raised:  # one that comes right before somebody waits for a lock does not end that
+        while topic not in raised:  # a signal right before a wait for a lock does not end the wait
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             threading.Event().wait(0.01)
 
@@ -310,7 +292,7 @@ def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(
         for topic, timeout, stuck in (("thread", PATIENCE, gate), ("loop", 0, coroutine)):
             join = in_background(functools.partial(interrupt, topic, stuck))
             with pytest.raises(KeyboardInterrupt):
-                admin.send_event(number(1, topic), timeout=timeout)
+                hub.admin.send_event(number(1, topic), timeout=timeout)
             join()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -319,7 +301,7 @@ def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(
     assert other.topics == ["thread", "loop"]
 
 
-def test_what_ends_the_program_in_a_signal_handler_ends_it(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_what_ends_the_program_in_a_signal_handler_ends_it(hub: Hub) -> None:
     """``sys.exit()`` on SIGTERM, say, whatever runs then."""
 
     def leave(*_: Any) -> None:
@@ -327,87 +309,81 @@ def test_what_ends_the_program_in_a_signal_handler_ends_it(admin: EventAdmin, se
 
     before = signal.signal(signal.SIGUSR1, leave)
     try:
-        handle(services, lambda event: signal.raise_signal(signal.SIGUSR1))
-        outer = record(services, "inner", ranking=-1)
+        hub.handle(lambda event: signal.raise_signal(signal.SIGUSR1))
+        outer = hub.record("inner", ranking=-1)
         with pytest.raises(SystemExit):
-            admin.send_event(Event("inner"))
+            hub.admin.send_event(Event("inner"))
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert outer.topics == ["inner"]
 
 
-def test_a_handler_cannot_end_the_thread_of_whoever_sends(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handler_cannot_end_the_thread_of_whoever_sends(hub: Hub) -> None:
     """RFC 97 5.3.1: there are no signals on other threads than the main one."""
     for error in (KeyboardInterrupt(), SystemExit(), GeneratorExit()):
-        handle(services, Failing(error))
-    in_background(lambda: admin.send_event(number(1)))()
-    in_background(lambda: admin.send_event(number(2), timeout=PATIENCE))()
-    assert len(logged(caplog, "failed on the event 'a'")) == 6
+        hub.handle(Failing(error))
+    in_background(lambda: hub.admin.send_event(number(1)))()
+    in_background(lambda: hub.admin.send_event(number(2), timeout=PATIENCE))()
+    assert len(hub.logged("failed on the event 'a'")) == 6
 
 
-def test_what_only_ends_generators_and_tasks_is_a_failure(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_only_ends_generators_and_tasks_is_a_failure(hub: Hub) -> None:
     for error in (GeneratorExit(), asyncio.CancelledError()):
-        handle(services, Failing(error))
-    admin.send_event(number(1))
-    assert len(logged(caplog, "failed on the event 'a'")) == 2
+        hub.handle(Failing(error))
+    hub.admin.send_event(number(1))
+    assert len(hub.logged("failed on the event 'a'")) == 2
 
 
 # --- on event loops, synchronously
 
 
-def test_sending_on_an_event_loop_to_a_coroutine_on_it_is_refused(admin: EventAdmin, services: ServiceRegistry) -> None:
-    """It would wait for itself. Nobody gets the event."""
+def test_sending_on_an_event_loop_to_a_coroutine_on_it_is_refused(hub: Hub) -> None:
+    """It would wait for itself. No handler gets the event."""
 
     async def main() -> None:
-        recorder, coroutine = record(services, ranking=1), AsyncRecorder()
+        recorder, coroutine = hub.record(ranking=1), AsyncRecorder()
         for timeout in (0, PATIENCE):
-            with handle(services, coroutine), pytest.raises(ArgumentError, match="asend_event"):
-                admin.send_event(number(1), timeout=timeout)
+            with hub.handle(coroutine), pytest.raises(ArgumentError, match="asend_event"):
+                hub.admin.send_event(number(1), timeout=timeout)
         assert recorder.events == coroutine.events == []
-        admin.send_event(number(2))
+        hub.admin.send_event(number(2))
         assert recorder.numbers == [2]
 
     asyncio.run(main())
 
 
-def test_nor_does_the_shared_loop_wait_for_itself(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_nor_does_the_shared_loop_wait_for_itself(hub: Hub) -> None:
     """Coroutine functions that were registered without a loop share one."""
     errors: list[BaseException] = []
     recorder = AsyncRecorder()
 
     async def handler(event: Event) -> None:
         try:
-            admin.send_event(Event("b"))
+            hub.admin.send_event(Event("b"))
         except ArgumentError as error:
             errors.append(error)
-        await admin.asend_event(Event("b"))
+        await hub.admin.asend_event(Event("b"))
 
-    handle(services, handler, "a")
-    handle(services, recorder, "b")
-    admin.send_event(Event("a"))
+    hub.handle(handler, "a")
+    hub.handle(recorder, "b")
+    hub.admin.send_event(Event("a"))
     assert len(errors) == 1
     assert recorder.topics == ["b"]
 
 
 @pytest.mark.parametrize("timeout", [0, SOON])
-def test_a_function_that_returns_an_awaitable_is_not_waited_for_on_its_own_loop(
-    admin: EventAdmin, services: ServiceRegistry, timeout: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_function_that_returns_an_awaitable_is_not_waited_for_on_its_own_loop(hub: Hub, timeout: float) -> None:
     """Which shows only when it is called: it fails, and the others get the event."""
     method, other = AsyncRecorder(), Recorder()
 
     async def main() -> None:
-        registration = handle(services, lambda event: method.handle_event(event))
-        handle(services, lambda event: asyncio.ensure_future(method.handle_event(event)), "task")
-        handle(services, other)
-        admin.send_event(Event("a"), timeout=timeout)
+        registration = hub.handle(lambda event: method.handle_event(event))
+        hub.handle(lambda event: asyncio.ensure_future(method.handle_event(event)), "task")
+        hub.handle(other)
+        hub.admin.send_event(Event("a"), timeout=timeout)
         if not timeout:
-            admin.send_event(Event("task"))
-        assert blocked(admin, registration) is None
+            hub.admin.send_event(Event("task"))
+        assert hub.blocked(registration) is None
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -415,21 +391,21 @@ def test_a_function_that_returns_an_awaitable_is_not_waited_for_on_its_own_loop(
     asyncio.run(main())
     assert other.topics == (["a"] if timeout else ["a", "task"])
     assert method.topics == ([] if timeout else ["task"])
-    assert logged(caplog, "failed on the event 'a'", "use asend_event()")
+    assert hub.logged("failed on the event 'a'", "use asend_event()")
 
 
 # --- asend_event
 
 
-def test_asend_waits_without_stopping_the_loop(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_asend_waits_without_stopping_the_loop(hub: Hub) -> None:
     """Scenario 21; RFC 97 5.2.1: functions on other threads, coroutine functions here."""
 
     async def main() -> None:
         here = asyncio.get_running_loop()
         gate, last = Gate(), AsyncRecorder()
-        handle(services, gate)
-        handle(services, last, ranking=-1)
-        task = asyncio.ensure_future(admin.asend_event(number(1)))
+        hub.handle(gate)
+        hub.handle(last, ranking=-1)
+        task = asyncio.ensure_future(hub.admin.asend_event(number(1)))
         await asyncio.to_thread(gate.wait)
         assert not task.done()
         assert last.events == []
@@ -442,24 +418,22 @@ def test_asend_waits_without_stopping_the_loop(admin: EventAdmin, services: Serv
     asyncio.run(main())
 
 
-def test_asend_reaches_coroutines_of_other_loops(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_asend_reaches_coroutines_of_other_loops(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
     there, shared = AsyncRecorder(), AsyncRecorder()
-    on(loop, lambda: handle(services, there))
-    handle(services, shared)
+    on(loop, lambda: hub.handle(there))
+    hub.handle(shared)
     method = AsyncRecorder()
 
     async def main() -> None:
-        handle(services, lambda event: method.handle_event(event))
-        await admin.asend_event(number(1))
+        hub.handle(lambda event: method.handle_event(event))
+        await hub.admin.asend_event(number(1))
 
     asyncio.run(main())
     assert there.numbers == shared.numbers == method.numbers == [1]
     assert there.loops == [loop]
 
 
-def test_coroutines_may_send_while_they_handle(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_coroutines_may_send_while_they_handle(hub: Hub) -> None:
     """Scenarios 23 and 24, on one loop."""
     steps: list[str] = []
 
@@ -468,37 +442,35 @@ def test_coroutines_may_send_while_they_handle(admin: EventAdmin, services: Serv
             depth = event.get_property("n")
             steps.append(f"begin {depth}")
             if depth < 3:
-                await admin.asend_event(number(depth + 1))
+                await hub.admin.asend_event(number(depth + 1))
             steps.append(f"end {depth}")
 
-        handle(services, handler)
-        await admin.asend_event(number(1))
+        hub.handle(handler)
+        await hub.admin.asend_event(number(1))
 
     asyncio.run(main())
     assert steps == ["begin 1", "begin 2", "begin 3", "end 3", "end 2", "end 1"]
 
 
-def test_the_tasks_of_one_loop_may_send_at_the_same_time(admin: EventAdmin, services: ServiceRegistry) -> None:
-    recorder, plain = AsyncRecorder(), record(services)
+def test_the_tasks_of_one_loop_may_send_at_the_same_time(hub: Hub) -> None:
+    recorder, plain = AsyncRecorder(), hub.record()
 
     async def main() -> None:
-        handle(services, recorder)
-        await asyncio.gather(*(admin.asend_event(number(each)) for each in range(50)))
+        hub.handle(recorder)
+        await asyncio.gather(*(hub.admin.asend_event(number(each)) for each in range(50)))
 
     asyncio.run(main())
     assert sorted(recorder.numbers) == sorted(plain.numbers) == [*range(50)]
 
 
-def test_cancelling_asend_cancels_the_coroutine_that_has_the_event(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cancelling_asend_cancels_the_coroutine_that_has_the_event(hub: Hub) -> None:
     """Those after it do not get the event; with a timeout or without."""
-    last = record(services, ranking=-1)
+    last = hub.record(ranking=-1)
 
     async def main(timeout: float) -> None:
         gate = AsyncGate()
-        with handle(services, gate):
-            task = asyncio.ensure_future(admin.asend_event(number(1), timeout=timeout))
+        with hub.handle(gate):
+            task = asyncio.ensure_future(hub.admin.asend_event(number(1), timeout=timeout))
             await asyncio.to_thread(gate.wait)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -509,15 +481,15 @@ def test_cancelling_asend_cancels_the_coroutine_that_has_the_event(
     for timeout in (0, PATIENCE):
         asyncio.run(main(timeout))
     assert last.events == []
-    assert not logged(caplog)
+    assert not hub.logged()
 
 
-def test_cancelling_asend_leaves_a_function_on_its_thread_alone(admin: EventAdmin, services: ServiceRegistry) -> None:
-    gate, last = Gate(), record(services, ranking=-1)
-    registration = handle(services, gate)
+def test_cancelling_asend_leaves_a_function_on_its_thread_alone(hub: Hub) -> None:
+    gate, last = Gate(), hub.record(ranking=-1)
+    registration = hub.handle(gate)
 
     async def main() -> None:
-        task = asyncio.ensure_future(admin.asend_event(number(1)))
+        task = asyncio.ensure_future(hub.admin.asend_event(number(1)))
         await asyncio.to_thread(gate.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -526,55 +498,53 @@ def test_cancelling_asend_leaves_a_function_on_its_thread_alone(admin: EventAdmi
     asyncio.run(main())
     gate.leave()
     assert last.events == []
-    assert blocked(admin, registration) is None
+    assert hub.blocked(registration) is None
 
 
-def test_a_deadline_of_the_caller_s_is_the_caller_s(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_a_deadline_of_the_caller_s_is_the_caller_s(hub: Hub) -> None:
     gate = AsyncGate()
 
     async def main() -> None:
-        registration = handle(services, gate)
+        registration = hub.handle(gate)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(MOMENT):
-                await admin.asend_event(number(1))
-        assert blocked(admin, registration) is None
+                await hub.admin.asend_event(number(1))
+        assert hub.blocked(registration) is None
 
     asyncio.run(main())
     assert gate.cancelled.is_set()
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), TimeoutError(), DeadlineError("boom"), asyncio.CancelledError()])
-def test_what_a_coroutine_raises_is_its_own_failure(
-    admin: EventAdmin, services: ServiceRegistry, error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_coroutine_raises_is_its_own_failure(hub: Hub, error: BaseException) -> None:
     """Scenario 25; RFC 97 5.3.1: an error about time is not taken for the one of the admin."""
-    last = record(services, ranking=-1)
+    last = hub.record(ranking=-1)
 
     async def handler(event: Event) -> None:
         await asyncio.sleep(0)
         raise error
 
     async def main(timeout: float) -> None:
-        registration = handle(services, handler)
-        await admin.asend_event(number(1), timeout=timeout)
-        assert blocked(admin, registration) is None
+        registration = hub.handle(handler)
+        await hub.admin.asend_event(number(1), timeout=timeout)
+        assert hub.blocked(registration) is None
         registration.unregister()
 
     for timeout in (0, PATIENCE):
         asyncio.run(main(timeout))
-    handle(services, handler)
-    admin.send_event(number(1))
-    admin.send_event(number(1), timeout=PATIENCE)
+    hub.handle(handler)
+    hub.admin.send_event(number(1))
+    hub.admin.send_event(number(1), timeout=PATIENCE)
     assert last.numbers == [1] * 4
-    assert len(logged(caplog, "failed on the event 'a'")) == 4
-    assert not logged(caplog, "is blocked")
+    assert len(hub.logged("failed on the event 'a'")) == 4
+    assert not hub.logged("is blocked")
 
 
-def test_asend_needs_an_event_loop_and_an_event(admin: EventAdmin) -> None:
+def test_asend_needs_an_event_loop_and_an_event(hub: Hub) -> None:
     async def main() -> None:
         with pytest.raises(ArgumentError):
-            await admin.asend_event("a/b")  # type: ignore[arg-type]
+            await hub.admin.asend_event("a/b")  # type: ignore[arg-type]
         with pytest.raises(ArgumentError):
-            await admin.asend_event(Event("a"), timeout=-1)
+            await hub.admin.asend_event(Event("a"), timeout=-1)
 
     asyncio.run(main())

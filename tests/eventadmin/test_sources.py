@@ -1,4 +1,4 @@
-"""What happens in the process, as events, and that nothing goes round (RFC 97 5.6)."""
+"""Services, log records, configurations and connections as events; no event goes round for ever (RFC 97 5.6)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from tests.eventadmin.conftest import (
     AsyncRecorder,
     Failing,
     Gate,
+    Hub,
     Recorder,
     eventually,
     flush,
     handle,
-    in_background,
-    in_threads,
     logged,
     on,
     record,
 )
+from tests.threads import in_background, in_threads
 
 Admins = Callable[..., EventAdmin]
 
@@ -81,21 +81,16 @@ def log() -> Iterator[logging.Logger]:
     ],
 )
 def test_the_properties_of_an_exception_agree(
-    admin: EventAdmin,
-    services: ServiceRegistry,
-    log: logging.Logger,
-    error: BaseException,
-    class_: str,
-    message: str | None,
+    hub: Hub, log: logging.Logger, error: BaseException, class_: str, message: str | None
 ) -> None:
     """Scenarios 45 and 46; RFC 97 5.6.1, 5.6.3: the message only if there is one."""
-    recorder = record(services)
-    with LogEvents(admin, log):
+    recorder = hub.record()
+    with LogEvents(hub.admin, log):
         try:
             raise error
         except BaseException:
             log.exception("it failed")
-    flush(admin)
+    hub.flush()
     (event,) = recorder.events
     assert event.get_property("exception") is error
     assert event.get_property("exception.class") == class_
@@ -103,16 +98,14 @@ def test_the_properties_of_an_exception_agree(
     assert ("exception.message" in event.get_property_names()) is (message is not None)
 
 
-def test_properties_without_a_value_must_be_left_out(
-    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
-) -> None:
+def test_properties_without_a_value_must_be_left_out(hub: Hub, log: logging.Logger) -> None:
     """Scenario 46; RFC 97 5.6.1: not set to none, in any source."""
-    recorder = record(services)
-    with ServiceEvents(admin), LogEvents(admin, log), ConfigurationEvents(admin) as configurations:
-        services.register("x", object()).unregister()
+    recorder = hub.record()
+    with ServiceEvents(hub.admin), LogEvents(hub.admin, log), ConfigurationEvents(hub.admin) as configurations:
+        hub.services.register("x", object()).unregister()
         log.error("message")
         configurations.updated("pid")
-    flush(admin)
+    hub.flush()
     assert len(recorder.events) == 4
     for event in recorder.events:
         assert None not in event.properties.values()
@@ -123,11 +116,11 @@ def test_properties_without_a_value_must_be_left_out(
 # --- services
 
 
-def test_service_events_must_be_delivered_synchronously(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_service_events_must_be_delivered_synchronously(hub: Hub) -> None:
     """Scenarios 47 and 48; RFC 97 5.6.2, 5.6.2.3: the topic is made of class and constant."""
-    recorder = record(services, f"{SERVICE}/*")
-    with ServiceEvents(admin):
-        registration = services.register(["x", "y"], object(), {"service.pid": "p"})
+    recorder = hub.record(f"{SERVICE}/*")
+    with ServiceEvents(hub.admin):
+        registration = hub.services.register(["x", "y"], object(), {"service.pid": "p"})
         registration.update({})
         registration.unregister()
         assert recorder.topics == [f"{SERVICE}/{each}" for each in ("REGISTERED", "MODIFIED", "UNREGISTERING")]
@@ -142,11 +135,11 @@ def test_service_events_must_be_delivered_synchronously(admin: EventAdmin, servi
     assert recorder.events[0].get_property("event").kind is ServiceEventKind.REGISTERED
 
 
-def test_every_kind_of_service_event_has_a_topic(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_every_kind_of_service_event_has_a_topic(hub: Hub) -> None:
     """Scenario 47: there are no others, so there is none that would be unknown."""
-    recorder = record(services, f"{SERVICE}/*")
-    with ServiceEvents(admin, filter="(x=1)"):
-        registration = services.register("x", object(), {"x": 1})
+    recorder = hub.record(f"{SERVICE}/*")
+    with ServiceEvents(hub.admin, filter="(x=1)"):
+        registration = hub.services.register("x", object(), {"x": 1})
         registration.update({"x": 1, "y": 2})
         registration.update({})
         registration.update({"x": 1})
@@ -156,18 +149,18 @@ def test_every_kind_of_service_event_has_a_topic(admin: EventAdmin, services: Se
     assert {*kinds} == {kind.name for kind in ServiceEventKind}
 
 
-def test_only_services_that_match_are_told_of(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_only_services_that_match_are_told_of(hub: Hub) -> None:
     other = ServiceRegistry()
-    recorder = record(services, f"{SERVICE}/*")
-    with ServiceEvents(admin, other, LdapFilter("(colour=red)")):
-        services.register("x", object(), {"colour": "red"})
+    recorder = hub.record(f"{SERVICE}/*")
+    with ServiceEvents(hub.admin, other, LdapFilter("(colour=red)")):
+        hub.services.register("x", object(), {"colour": "red"})
         other.register("y", object(), {"colour": "blue"})
         other.register("z", object(), {"Colour": "red"})
     other.register("z", object(), {"colour": "red"})
     assert recorder.of("service.objectClass") == [("z",)]
 
 
-def test_handlers_of_service_events_may_register_services(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_of_service_events_may_register_services(hub: Hub) -> None:
     """RFC 97 5.6.2.3, 5.2.3: the event of the inner one comes first, where it is synchronous."""
     steps: list[str] = []
 
@@ -175,16 +168,16 @@ def test_handlers_of_service_events_may_register_services(admin: EventAdmin, ser
         name = event.get_property("service.objectClass")[0]
         steps.append(f"begin {name}")
         if len(name) < 4:
-            services.register(name + "x", object())
+            hub.services.register(name + "x", object())
         steps.append(f"end {name}")
 
-    handle(services, handler, f"{SERVICE}/REGISTERED")
-    with ServiceEvents(admin, filter="(objectClass=x*)"):
-        services.register("x", object())
+    hub.handle(handler, f"{SERVICE}/REGISTERED")
+    with ServiceEvents(hub.admin, filter="(objectClass=x*)"):
+        hub.services.register("x", object())
     assert steps == [*(f"begin {'x' * n}" for n in (1, 2, 3, 4)), *(f"end {'x' * n}" for n in (4, 3, 2, 1))]
 
 
-def test_the_events_of_one_service_are_never_mixed_up(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_the_events_of_one_service_are_never_mixed_up(hub: Hub) -> None:
     """A handler that unregisters what has just been changed hears of that when the others have heard of the change."""
     steps: list[str] = []
 
@@ -193,56 +186,54 @@ def test_the_events_of_one_service_are_never_mixed_up(admin: EventAdmin, service
         if event.topic.endswith("MODIFIED"):
             registration.unregister()
 
-    handle(services, first, f"{SERVICE}/*", ranking=1)
-    handle(services, lambda event: steps.append(f"last {event.topic.rpartition('/')[2]}"), f"{SERVICE}/*")
-    registration = services.register("x", object())
-    with ServiceEvents(admin, filter="(objectClass=x)"):
+    hub.handle(first, f"{SERVICE}/*", ranking=1)
+    hub.handle(lambda event: steps.append(f"last {event.topic.rpartition('/')[2]}"), f"{SERVICE}/*")
+    registration = hub.services.register("x", object())
+    with ServiceEvents(hub.admin, filter="(objectClass=x)"):
         registration.update({})
     assert steps == ["first MODIFIED", "last MODIFIED", "first UNREGISTERING", "last UNREGISTERING"]
 
 
-def test_handlers_of_service_events_may_come_by_service_events(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_handlers_of_service_events_may_come_by_service_events(hub: Hub) -> None:
     """A handler that is registered by one gets the next event, and not the one it comes by."""
     late = Recorder()
 
     def handler(event: Event) -> None:
         if not late.events and event.get_property("service.objectClass") == ("x",):
-            handle(services, late, f"{SERVICE}/*")
+            hub.handle(late, f"{SERVICE}/*")
 
-    handle(services, handler, f"{SERVICE}/*")
-    with ServiceEvents(admin):
-        services.register("x", object())
-        services.register("y", object())
+    hub.handle(handler, f"{SERVICE}/*")
+    with ServiceEvents(hub.admin):
+        hub.services.register("x", object())
+        hub.services.register("y", object())
     assert late.of("service.objectClass")[-1] == ("y",)
     assert ("x",) not in late.of("service.objectClass")
 
 
-def test_service_events_of_an_event_loop_reach_its_coroutines(
-    admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_service_events_of_an_event_loop_reach_its_coroutines(hub: Hub) -> None:
     """RFC 97 5.6.2.3: synchronously they cannot, so they are posted, rather than lost."""
-    recorder, plain = AsyncRecorder(), record(services, f"{SERVICE}/*")
+    recorder, plain = AsyncRecorder(), hub.record(f"{SERVICE}/*")
 
     async def main() -> None:
-        handle(services, recorder, f"{SERVICE}/*")
-        with ServiceEvents(admin, filter="(objectClass=x)"):
-            services.register("x", object()).unregister()
-            await admin.flush()
+        hub.handle(recorder, f"{SERVICE}/*")
+        with ServiceEvents(hub.admin, filter="(objectClass=x)"):
+            hub.services.register("x", object()).unregister()
+            await hub.admin.flush()
 
     asyncio.run(main())
     expected = [f"{SERVICE}/{each}" for each in ("REGISTERED", "UNREGISTERING")]
     assert recorder.topics == plain.topics == expected
-    assert not logged(caplog)
+    assert not hub.logged()
 
 
-def test_threads_may_register_services_at_the_same_time(admin: EventAdmin, services: ServiceRegistry) -> None:
-    recorder = record(services, f"{SERVICE}/*")
+def test_threads_may_register_services_at_the_same_time(hub: Hub) -> None:
+    recorder = hub.record(f"{SERVICE}/*")
 
     def run(thread: int) -> None:
         for _ in range(50):
-            services.register(f"t{thread}", object()).unregister()
+            hub.services.register(f"t{thread}", object()).unregister()
 
-    with ServiceEvents(admin, filter="(objectClass=t*)"):
+    with ServiceEvents(hub.admin, filter="(objectClass=t*)"):
         in_threads(4, run)
     assert len(recorder.events) == 400
 
@@ -250,12 +241,12 @@ def test_threads_may_register_services_at_the_same_time(admin: EventAdmin, servi
 # --- the log
 
 
-def test_what_is_logged_is_posted(admin: EventAdmin, services: ServiceRegistry, log: logging.Logger) -> None:
+def test_what_is_logged_is_posted(hub: Hub, log: logging.Logger) -> None:
     """Scenario 48; RFC 97 5.6.3, 4.2.2.3."""
-    recorder = record(services, LOG)
-    with LogEvents(admin, log):
+    recorder = hub.record(LOG)
+    with LogEvents(hub.admin, log):
         log.warning("%d of %s", 3, "them")
-        flush(admin)
+        hub.flush()
     (event,) = recorder.events
     entry = event.get_property("log.entry")
     assert event.topic == LOG
@@ -266,36 +257,34 @@ def test_what_is_logged_is_posted(admin: EventAdmin, services: ServiceRegistry, 
     assert event.get_property("timestamp") == int(entry.created * 1000)
     assert recorder.threads != [threading.get_ident()]
     log.warning("not any more")
-    flush(admin)
+    hub.flush()
     assert len(recorder.events) == 1
 
 
-def test_levels_are_those_of_osgi(admin: EventAdmin, services: ServiceRegistry, log: logging.Logger) -> None:
+def test_levels_are_those_of_osgi(hub: Hub, log: logging.Logger) -> None:
     """RFC 97 5.6.3; and those below the one asked for are not posted."""
-    recorder = record(services)
+    recorder = hub.record()
     log.setLevel(1)
-    with LogEvents(admin, log):
+    with LogEvents(hub.admin, log):
         for level in (50, 60, 40, 39, 30, 20, 19, 10, 1):
             log.log(level, "x")
-    with LogEvents(admin, log, "ERROR"):
+    with LogEvents(hub.admin, log, "ERROR"):
         log.warning("x")
         log.error("x")
-    flush(admin)
+    hub.flush()
     assert recorder.of("log.level") == [1, 1, 1, 2, 2, 3, 4, 4, 4, 1]
 
 
-def test_filters_of_handlers_work_with_log_events(
-    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
-) -> None:
-    """RFC 97 5.6.1: whoever is interested in an exception need not know where it comes from."""
-    errors = record(services, filter="(&(exception.class=builtins.ValueError)(log.level<=1))")
-    source = LogEvents(admin, log)
+def test_filters_of_handlers_work_with_log_events(hub: Hub, log: logging.Logger) -> None:
+    """RFC 97 5.6.1: a handler of exceptions need not know their source."""
+    errors = hub.record(filter="(&(exception.class=builtins.ValueError)(log.level<=1))")
+    source = LogEvents(hub.admin, log)
     source.addFilter(lambda record: "secret" not in record.getMessage())
     log.error("x", exc_info=ValueError())
     log.warning("x", exc_info=ValueError())
     log.error("x", exc_info=KeyError())
     log.error("secret", exc_info=ValueError())
-    flush(admin)
+    hub.flush()
     assert len(errors.events) == 1
     source.close()
 
@@ -304,11 +293,9 @@ def replaced(record: logging.LogRecord) -> Any:
     return logging.makeLogRecord({**record.__dict__, "msg": "replaced", "args": ()})
 
 
-def test_records_that_are_odd_do_no_harm(
-    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorder = record(services)
-    with LogEvents(admin, log) as source:
+def test_records_that_are_odd_do_no_harm(hub: Hub, log: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = hub.record()
+    with LogEvents(hub.admin, log) as source:
         log.error("no exception there", exc_info=True)  # noqa: LOG014
         log.error("%d", "no number")  # logging has its way with that: it writes to stderr
         assert "Logging error" in capsys.readouterr().err
@@ -318,7 +305,7 @@ def test_records_that_are_odd_do_no_harm(
         log.error("%s", "")
         source.addFilter(replaced)
         log.error("x")
-    flush(admin)
+    hub.flush()
     expected = ["no exception there", "{'not': 'a text'}", ""]
     assert recorder.of("message")[:3] == expected
     assert recorder.of("message")[3] in ("x", "replaced")  # from Python 3.12 on
@@ -334,7 +321,7 @@ def rooted(admin: EventAdmin) -> Iterator[LogEvents]:
 
 
 def settled(admin: EventAdmin, recorder: Recorder) -> list[str]:
-    """What was logged, when nothing goes round any more. Only of tests: other threads log, too."""
+    """Return the messages of ``here``, logged by tests, when no event goes round any more."""
     for _ in range(5):
         flush(admin)
     return [
@@ -345,25 +332,23 @@ def settled(admin: EventAdmin, recorder: Recorder) -> list[str]:
 here = logging.getLogger("here")
 
 
-def test_a_handler_of_log_events_that_raises_must_not_feed_itself(
-    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Scenario 51: that it failed is logged, but that is not posted, to it or to anybody."""
-    failing, recorder = Failing(ValueError("boom")), record(services, LOG)
-    handle(services, failing, LOG)
-    handle(services, Failing(ValueError("boom")), "*")
+def test_a_handler_of_log_events_that_raises_must_not_feed_itself(hub: Hub, rooted: LogEvents) -> None:
+    """Scenario 51: its failure is logged, and the record is not posted to any handler."""
+    failing, recorder = Failing(ValueError("boom")), hub.record(LOG)
+    hub.handle(failing, LOG)
+    hub.handle(Failing(ValueError("boom")), "*")
     here.error("once")
-    assert settled(admin, recorder) == ["once"]
+    assert settled(hub.admin, recorder) == ["once"]
     assert not [each for each in recorder.of("message") if "failed on" in each]
-    assert len(logged(caplog, "failed on the event 'org/osgi/service/log/LogEntry'")) == 2 * len(recorder.events)
+    assert len(hub.logged("failed on the event 'org/osgi/service/log/LogEntry'")) == 2 * len(recorder.events)
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine", "task", "unordered", "returns an awaitable"])
 def test_a_handler_of_log_events_may_log(
-    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents, loop: asyncio.AbstractEventLoop, kind: str
+    hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, kind: str
 ) -> None:
     """Scenario 51."""
-    recorder = record(services, LOG)
+    recorder = hub.record(LOG)
 
     def function(event: Event) -> None:
         here.error("again")
@@ -379,56 +364,51 @@ def test_a_handler_of_log_events_may_log(
         kind, function
     )
     delivery = "async.unordered" if kind == "unordered" else None
-    on(loop, lambda: handle(services, handler, "*", delivery=delivery))
+    on(loop, lambda: hub.handle(handler, "*", delivery=delivery))
     here.error("once")
-    assert settled(admin, recorder) == ["once"]
+    assert settled(hub.admin, recorder) == ["once"]
 
 
 @pytest.mark.parametrize("publish", ["post", "send", "send elsewhere", "asend"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
 def test_what_a_handler_of_log_events_causes_does_not_come_back(
-    admin: EventAdmin,
-    services: ServiceRegistry,
-    rooted: LogEvents,
-    loop: asyncio.AbstractEventLoop,
-    publish: str,
-    delivery: str,
+    hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, publish: str, delivery: str
 ) -> None:
     """Scenario 51: log event, another event, a handler of that which logs: it would go round for ever."""
-    recorder, alarms = record(services, LOG), record(services, "alarm/*")
+    recorder, alarms = hub.record(LOG), hub.record("alarm/*")
 
     def alarm(event: Event) -> None:
         if publish == "post":
-            admin.post_event(Event("alarm/1"))
+            hub.admin.post_event(Event("alarm/1"))
         elif publish == "send":
-            admin.send_event(Event("alarm/1"))
+            hub.admin.send_event(Event("alarm/1"))
         elif publish == "send elsewhere":
-            admin.send_event(Event("alarm/1"), timeout=PATIENCE)
+            hub.admin.send_event(Event("alarm/1"), timeout=PATIENCE)
 
     async def async_alarm(event: Event) -> None:
-        await admin.asend_event(Event("alarm/1"))
+        await hub.admin.asend_event(Event("alarm/1"))
 
     def again(event: Event) -> None:
         if event.topic == "alarm/1":
-            admin.post_event(Event("alarm/2"))
+            hub.admin.post_event(Event("alarm/2"))
         here.error("again")
 
     filter_ = "(log.logger=here)"
     if publish == "asend":
-        on(loop, lambda: handle(services, async_alarm, LOG, filter=filter_, delivery=delivery))
+        on(loop, lambda: hub.handle(async_alarm, LOG, filter=filter_, delivery=delivery))
     else:
-        handle(services, alarm, LOG, filter=filter_, delivery=delivery)
-    handle(services, again, "alarm/*", delivery=delivery)
-    handle(services, Failing(ValueError("boom")), "alarm/*")
+        hub.handle(alarm, LOG, filter=filter_, delivery=delivery)
+    hub.handle(again, "alarm/*", delivery=delivery)
+    hub.handle(Failing(ValueError("boom")), "alarm/*")
     here.error("once")
     eventually(lambda: len(alarms.events) == 2, "both alarms")
-    assert settled(admin, recorder) == ["once"]
+    assert settled(hub.admin, recorder) == ["once"]
     assert sorted(alarms.topics) == ["alarm/1", "alarm/2"]
     # what has nothing to do with that is posted
-    handle(services, lambda event: here.error("something else"), "other")
-    admin.post_event(Event("other"))
-    flush(admin)
-    assert settled(admin, recorder) == ["once", "something else"]
+    hub.handle(lambda event: here.error("something else"), "other")
+    hub.admin.post_event(Event("other"))
+    hub.flush()
+    assert settled(hub.admin, recorder) == ["once", "something else"]
 
 
 def test_two_admins_do_not_keep_each_other_busy(admins: Admins, services: ServiceRegistry, log: logging.Logger) -> None:
@@ -451,57 +431,49 @@ class RaisingFilter(LdapFilter):
         raise RuntimeError("boom")
 
 
-def test_a_filter_that_raises_on_log_events_does_no_harm(
-    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents
-) -> None:
-    """Scenario 51: that it did is logged, and not posted."""
-    record(services, "*", filter=RaisingFilter("(x=1)", case_sensitive=True))
-    recorder = record(services, LOG)
+def test_a_filter_that_raises_on_log_events_does_no_harm(hub: Hub, rooted: LogEvents) -> None:
+    """Scenario 51: its failure is logged, and not posted."""
+    hub.record("*", filter=RaisingFilter("(x=1)", case_sensitive=True))
+    recorder = hub.record(LOG)
     here.error("once")
-    assert settled(admin, recorder) == ["once"]
+    assert settled(hub.admin, recorder) == ["once"]
 
 
-def test_two_log_events_on_one_admin_post_twice_and_no_more(
-    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents
-) -> None:
-    recorder = record(services, LOG)
-    handle(services, lambda event: here.error("again"), LOG)
-    with LogEvents(admin, here):
+def test_two_log_events_on_one_admin_post_twice_and_no_more(hub: Hub, rooted: LogEvents) -> None:
+    recorder = hub.record(LOG)
+    hub.handle(lambda event: here.error("again"), LOG)
+    with LogEvents(hub.admin, here):
         here.error("once")
-        assert settled(admin, recorder) == ["once", "once"]
+        assert settled(hub.admin, recorder) == ["once", "once"]
 
 
-def test_threads_may_log_while_log_events_are_delivered(
-    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
-) -> None:
+def test_threads_may_log_while_log_events_are_delivered(hub: Hub, log: logging.Logger) -> None:
     """What they log is posted: they are not of the admin."""
-    recorder = record(services, LOG)
-    handle(services, lambda event: log.error("again"), LOG)
-    with LogEvents(admin, log):
+    recorder = hub.record(LOG)
+    hub.handle(lambda event: log.error("again"), LOG)
+    with LogEvents(hub.admin, log):
 
         def run(thread: int) -> None:
             for number in range(100):
                 log.error("%d %d", thread, number)
 
         in_threads(5, run)
-    flush(admin)
+    hub.flush()
     assert sorted(recorder.of("message")) == sorted(
         f"{thread} {number}" for thread in range(5) for number in range(100)
     )
 
 
-def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(
-    admin: EventAdmin, services: ServiceRegistry, rooted: LogEvents
-) -> None:
+def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(hub: Hub, rooted: LogEvents) -> None:
     """Scenarios 38 and 51."""
-    gate, recorder = Gate(), record(services, LOG)
-    handle(services, gate, LOG, filter="(log.logger=here)", timeout=0.1)
+    gate, recorder = Gate(), hub.record(LOG)
+    hub.handle(gate, LOG, filter="(log.logger=here)", timeout=0.1)
     here.error("once")
     gate.wait()
     eventually(lambda: [each for each in recorder.of("message") if "is blocked" in each], "the others hear of it")
     gate.opened.set()
     here.error("twice")
-    assert settled(admin, recorder) == ["once", "twice"]
+    assert settled(hub.admin, recorder) == ["once", "twice"]
     assert gate.of("message") == ["once"]
 
 
@@ -519,20 +491,18 @@ def test_a_handler_of_log_events_may_be_blocked_for_its_failures(
     assert failing.of("message") == ["0", "1"]
 
 
-def test_no_lock_of_logging_is_held_while_log_events_are_posted(
-    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
-) -> None:
+def test_no_lock_of_logging_is_held_while_log_events_are_posted(hub: Hub, log: logging.Logger) -> None:
     """Scenario 41: posting may have to wait for handlers, which may log."""
-    admin._queue._limit = 1
+    hub.admin._queue._room.limit = 1
     gate = Gate()
-    handle(services, gate, LOG)
-    with LogEvents(admin, log):
+    hub.handle(gate, LOG)
+    with LogEvents(hub.admin, log):
         joins = [in_background(functools.partial(log.error, "%d", number)) for number in range(4)]
         gate.wait()
         gate.opened.set()
         for join in joins:
             join()
-        flush(admin)
+        hub.flush()
     assert sorted(gate.of("message")) == ["0", "1", "2", "3"]
 
 
@@ -564,22 +534,20 @@ def test_when_the_admin_is_closed_logging_goes_on(
     assert capsys.readouterr().err == ""
 
 
-def test_once_closed_it_posts_nothing_whatever_logger_still_has_it(
-    admin: EventAdmin, services: ServiceRegistry, log: logging.Logger
-) -> None:
-    recorder = record(services)
-    source = LogEvents(admin)
+def test_once_closed_it_posts_nothing_whatever_logger_still_has_it(hub: Hub, log: logging.Logger) -> None:
+    recorder = hub.record()
+    source = LogEvents(hub.admin)
     assert log.handlers == []
     log.addHandler(source)
     log.error("1")
     source.close()
     log.error("2")
-    flush(admin)
+    hub.flush()
     assert recorder.of("message") == ["1"]
 
 
-def test_the_end_of_logging_is_no_trouble(admin: EventAdmin, services: ServiceRegistry, log: logging.Logger) -> None:
-    source = LogEvents(admin, log)
+def test_the_end_of_logging_is_no_trouble(hub: Hub, log: logging.Logger) -> None:
+    source = LogEvents(hub.admin, log)
     logging.shutdown([weakref.ref(source)])
     log.error("after")
     assert log.handlers == []
@@ -589,15 +557,15 @@ def test_the_end_of_logging_is_no_trouble(admin: EventAdmin, services: ServiceRe
 # --- configurations
 
 
-def test_configuration_events_are_posted(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_configuration_events_are_posted(hub: Hub) -> None:
     """Scenario 48; RFC 97 5.6.4, 4.2.2.6."""
-    recorder = record(services, f"{CONFIGURATION}/*")
-    manager = services.register("org.osgi.service.cm.ConfigurationAdmin", object(), {"service.pid": "cm"}).reference
-    with ConfigurationEvents(admin, manager) as configurations:
+    recorder = hub.record(f"{CONFIGURATION}/*")
+    manager = hub.services.register("org.osgi.service.cm.ConfigurationAdmin", object(), {"service.pid": "cm"}).reference
+    with ConfigurationEvents(hub.admin, manager) as configurations:
         configurations.updated("browser")
         configurations.updated("account.1", "account")
         configurations.deleted("account.1", "account")
-        flush(admin)
+        hub.flush()
     assert recorder.topics == [f"{CONFIGURATION}/CM_UPDATED"] * 2 + [f"{CONFIGURATION}/CM_DELETED"]
     assert recorder.of("cm.pid") == ["browser", "account.1", "account.1"]
     assert recorder.of("cm.factoryPid") == [None, "account", "account"]
@@ -608,13 +576,13 @@ def test_configuration_events_are_posted(admin: EventAdmin, services: ServiceReg
         assert event.get_property("service.pid") == "cm"
     assert threading.get_ident() not in recorder.threads
     configurations.updated("after the end")
-    flush(admin)
+    hub.flush()
     assert len(recorder.events) == 3
 
 
 @pytest.mark.parametrize("wrong", [("", None), (None, None), (5, None), ("a", ""), ("a", 5)])
-def test_a_pid_is_a_text(admin: EventAdmin, wrong: Any) -> None:
-    configurations = ConfigurationEvents(admin)
+def test_a_pid_is_a_text(hub: Hub, wrong: Any) -> None:
+    configurations = ConfigurationEvents(hub.admin)
     for call in (configurations.updated, configurations.deleted):
         with pytest.raises(ArgumentError, match="pid must be a non-empty str"):
             call(*wrong)
@@ -631,13 +599,13 @@ def test_configuration_events_end_with_the_admin(admins: Admins) -> None:
 # --- connections
 
 
-def test_the_states_of_a_connection_are_posted(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_the_states_of_a_connection_are_posted(hub: Hub) -> None:
     """RFC 97 5.6.1: the present one first, and the last one."""
-    recorder = record(services, f"{CONNECTION}/*")
+    recorder = hub.record(f"{CONNECTION}/*")
     with messaging.connect(f"memory://{uuid.uuid4().hex}", name="n") as m:
-        with ConnectionEvents(admin, m):
+        with ConnectionEvents(hub.admin, m):
             eventually(lambda: recorder.topics == [f"{CONNECTION}/CONNECTED"], "the present state")
-        source = ConnectionEvents(admin, m)
+        source = ConnectionEvents(hub.admin, m)
         eventually(lambda: recorder.topics == [f"{CONNECTION}/CONNECTED"] * 2, "and again")
     eventually(lambda: recorder.topics[-1] == f"{CONNECTION}/CLOSED", "the end")
     source.close()
@@ -670,13 +638,13 @@ class States:
         self.disposed += 1
 
 
-def test_why_a_connection_is_not_as_it_should_be_is_an_exception(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_why_a_connection_is_not_as_it_should_be_is_an_exception(hub: Hub) -> None:
     """Scenario 45."""
-    recorder = record(services)
+    recorder = hub.record()
     states: Any = States()
-    with ConnectionEvents(admin, states):
+    with ConnectionEvents(hub.admin, states):
         states.told[0](ConnectionState("reconnecting", ConnectionLostError("gone"), 5.0))
-        flush(admin)
+        hub.flush()
     assert states.disposed == 1
     event = recorder.events[1]
     assert event.topic == f"{CONNECTION}/RECONNECTING"
@@ -705,7 +673,7 @@ def test_connection_events_end_with_the_admin(admins: Admins) -> None:
 def test_what_a_source_may_not_publish_is_said_once(
     admins: Admins, services: ServiceRegistry, log: logging.Logger, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    """RFC 97 5.4.2. There is nobody who could be told by an error, and it may be granted later."""
+    """RFC 97 5.4.2. No caller could handle the error, and it may be granted later."""
     policy = TopicPolicy({None: [TopicPermission("*", "subscribe")]})
     admin = admins(permissions=policy)
     recorder = record(services)
@@ -722,7 +690,7 @@ def test_what_a_source_may_not_publish_is_said_once(
             states.told[0](ConnectionState("connected"))
             with pytest.raises(PermissionDeniedError):
                 configurations.updated("x")
-        assert len(logged(caplog, "what happens is not published", "principal 'p' may not publish")) == 3
+        assert len(logged(caplog, "events are not published", "principal 'p' may not publish")) == 3
         policy.grant("p", TopicPermission("*", "publish"))
         services.register("x", object())
         log.error("x")
@@ -735,9 +703,9 @@ def test_what_a_source_may_not_publish_is_said_once(
     assert capsys.readouterr().err == ""
 
 
-def test_the_principal_of_a_source_is_a_name(admin: EventAdmin) -> None:
+def test_the_principal_of_a_source_is_a_name(hub: Hub) -> None:
     with pytest.raises(ArgumentError, match="principal must be a str"):
-        ConfigurationEvents(admin, principal=5)  # type: ignore[arg-type]
+        ConfigurationEvents(hub.admin, principal=5)  # type: ignore[arg-type]
 
 
 # --- ends
@@ -752,12 +720,12 @@ def test_service_events_end_with_the_admin(admins: Admins, services: ServiceRegi
     source.close()
 
 
-def test_a_handler_may_close_the_source(admin: EventAdmin, services: ServiceRegistry) -> None:
-    source = ServiceEvents(admin, filter="(objectClass=x)")
-    recorder = record(services, f"{SERVICE}/*", ranking=-1)
-    handle(services, lambda event: source.close(), f"{SERVICE}/*")
-    services.register("x", object())
-    services.register("x", object())
+def test_a_handler_may_close_the_source(hub: Hub) -> None:
+    source = ServiceEvents(hub.admin, filter="(objectClass=x)")
+    recorder = hub.record(f"{SERVICE}/*", ranking=-1)
+    hub.handle(lambda event: source.close(), f"{SERVICE}/*")
+    hub.services.register("x", object())
+    hub.services.register("x", object())
     assert len(recorder.events) == 1
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from messaging.dispatch import pool
 from messaging.errors import ArgumentError
 from messaging.eventadmin import Event, EventAdmin, Tolerance
+from messaging.execution import pool
 from messaging.services import ServiceRegistry
 from tests.eventadmin.conftest import (
     PATIENCE,
@@ -22,17 +22,19 @@ from tests.eventadmin.conftest import (
     AsyncRecorder,
     Failing,
     Gate,
+    Hub,
     Recorder,
     blocked,
     dto,
     eventually,
     flush,
     handle,
-    in_background,
     logged,
     on,
+    post,
     record,
 )
+from tests.threads import in_background
 
 Admins = Callable[..., EventAdmin]
 
@@ -42,101 +44,88 @@ DELIVERIES = ["async.ordered", "async.unordered"]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody looks often."""
+    """Have the supervisor look often."""
     monkeypatch.setattr(pool, "_LOOK", 0.02)
-
-
-def post(admin: EventAdmin, *numbers: int, topic: str = "a") -> None:
-    for number in numbers:
-        admin.post_event(Event(topic, {"n": number}))
 
 
 # --- posted events
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_delivery_continues_without_a_handler_that_does_not_return(
-    admin: EventAdmin, services: ServiceRegistry, delivery: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_delivery_continues_without_a_handler_that_does_not_return(hub: Hub, delivery: str) -> None:
     """Scenarios 37 and 38; RFC 97 4.1.3 [19], 5.3.2: the same event goes on to the next one, on another thread."""
-    gate, last = Gate(), record(services, ranking=-1)
-    registration = handle(services, gate, ["a", "b/*"], delivery=delivery, timeout=SOON)
-    post(admin, 1, 2, 3)
+    gate, last = Gate(), hub.record(ranking=-1)
+    registration = hub.handle(gate, ["a", "b/*"], delivery=delivery, timeout=SOON)
+    hub.post(1, 2, 3)
     gate.wait()
     eventually(lambda: last.numbers == [1, 2, 3], "the others get theirs")
-    eventually(lambda: logged(caplog, "is blocked"), "the log says so")
-    (text,) = logged(caplog, "is blocked", level=logging.ERROR)
-    for part in (admin.name, repr(registration.reference), "Gate.handle_event", "for a, b/*", REASON, "2 events"):
+    eventually(lambda: hub.logged("is blocked"), "the log says so")
+    (text,) = hub.logged("is blocked", level=logging.ERROR)
+    for part in (hub.admin.name, repr(registration.reference), "Gate.handle_event", "for a, b/*", REASON, "2 events"):
         assert part in text
-    found = dto(admin, registration)
+    found = hub.dto(registration)
     assert found is not None
     assert (found.blocked, found.dropped, found.waiting) == (REASON, 2, 0)
     gate.leave()
-    flush(admin)
+    hub.flush()
     assert gate.numbers == [1]
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_blocked_handlers_must_not_be_notified_of_any_events(
-    admin: EventAdmin, services: ServiceRegistry, delivery: str
-) -> None:
+def test_blocked_handlers_must_not_be_notified_of_any_events(hub: Hub, delivery: str) -> None:
     """Scenario 38; RFC 97 5.3.2: posted or sent, even when it has returned."""
-    gate, other = Gate(), record(services)
-    registration = handle(services, gate, delivery=delivery, timeout=SOON)
-    post(admin, 1, 2)
+    gate, other = Gate(), hub.record()
+    registration = hub.handle(gate, delivery=delivery, timeout=SOON)
+    hub.post(1, 2)
     gate.wait()
-    eventually(lambda: blocked(admin, registration), "blocked")
+    eventually(lambda: hub.blocked(registration), "blocked")
     gate.leave()
-    post(admin, 3)
-    admin.send_event(Event("a", {"n": 4}))
-    asyncio.run(admin.asend_event(Event("a", {"n": 5})))
-    flush(admin)
+    hub.post(3)
+    hub.admin.send_event(Event("a", {"n": 4}))
+    asyncio.run(hub.admin.asend_event(Event("a", {"n": 5})))
+    hub.flush()
     assert gate.numbers == [1]
     assert sorted(other.numbers) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_an_update_of_its_registration_unblocks_a_handler(
-    admin: EventAdmin, services: ServiceRegistry, delivery: str
-) -> None:
-    """Scenario 39: it gets what is published from now on, not what waited when it was blocked."""
+def test_an_update_of_its_registration_unblocks_a_handler(hub: Hub, delivery: str) -> None:
+    """Scenario 39: it gets the events published from now on, not those that waited when it was blocked."""
     hold, gate = Gate(), Gate()
-    handle(services, hold, "hold", ranking=1)
-    registration = handle(services, gate, "a", delivery=delivery, timeout=SOON)
-    post(admin, 1, 2)
+    hub.handle(hold, "hold", ranking=1)
+    registration = hub.handle(gate, "a", delivery=delivery, timeout=SOON)
+    hub.post(1, 2)
     gate.wait()
-    eventually(lambda: blocked(admin, registration), "blocked")
-    post(admin, 0, topic="hold")
+    eventually(lambda: hub.blocked(registration), "blocked")
+    hub.post(0, topic="hold")
     hold.wait()  # so that what waited before is passed over after the update
     gate.leave()
     registration.update({"event.topics": "a", "event.delivery": delivery, "event.timeout": SOON})
-    assert blocked(admin, registration) is None
-    post(admin, 3)
+    assert hub.blocked(registration) is None
+    hub.post(3)
     hold.opened.set()
-    flush(admin)
+    hub.flush()
     assert gate.numbers == [1, 3]
-    assert dto(admin, registration).dropped == 1  # type: ignore[union-attr]
+    assert hub.dto(registration).dropped == 1  # type: ignore[union-attr]
 
 
-def test_what_waited_when_a_handler_was_blocked_does_not_come_back(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_what_waited_when_a_handler_was_blocked_does_not_come_back(hub: Hub) -> None:
     """Scenario 39: the log has said that it is dropped, so it is, even if the update comes before its turn."""
     slow, hold = Gate(), Gate()
-    handle(services, hold, "hold")
-    registration = handle(services, slow, "a")
-    post(admin, 0, topic="hold")
+    hub.handle(hold, "hold")
+    registration = hub.handle(slow, "a")
+    hub.post(0, topic="hold")
     hold.wait()
-    post(admin, 1, 2)
-    admin.send_event(Event("a", {"n": 3}), timeout=SOON)
-    assert blocked(admin, registration)
+    hub.post(1, 2)
+    hub.admin.send_event(Event("a", {"n": 3}), timeout=SOON)
+    assert hub.blocked(registration)
     registration.update({"event.topics": "a"})
-    post(admin, 4)
+    hub.post(4)
     slow.opened.set()
     hold.opened.set()
-    flush(admin)
+    hub.flush()
     assert slow.numbers == [3, 4]
-    assert dto(admin, registration).dropped == 2  # type: ignore[union-attr]
+    assert hub.dto(registration).dropped == 2  # type: ignore[union-attr]
 
 
 def test_without_a_timeout_nobody_is_blocked_by_time(admins: Admins, services: ServiceRegistry) -> None:
@@ -174,88 +163,84 @@ def test_a_handler_s_own_timeout_goes_before_that_of_the_admin(admins: Admins, s
     impatient.opened.set()
 
 
-def test_an_updated_timeout_counts_for_the_next_event(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_an_updated_timeout_counts_for_the_next_event(hub: Hub) -> None:
     for delivery in DELIVERIES:
         gate = Gate()
-        registration = handle(services, gate, delivery=delivery)
+        registration = hub.handle(gate, delivery=delivery)
         registration.update({"event.topics": "*", "event.delivery": delivery, "event.timeout": SOON})
-        post(admin, 1)
+        hub.post(1)
         gate.wait()
-        eventually(lambda r=registration: blocked(admin, r) == REASON, "blocked")  # type: ignore[misc]
+        eventually(lambda r=registration: hub.blocked(r) == REASON, "blocked")  # type: ignore[misc]
         gate.opened.set()
         registration.unregister()
 
 
 @pytest.mark.parametrize("timeout", [-1, "1", float("nan"), float("inf"), True, [1]])
-def test_a_handler_with_a_timeout_that_is_none_is_ignored(
-    admin: EventAdmin, services: ServiceRegistry, timeout: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    registration = handle(services, Recorder(), timeout=timeout)
-    assert dto(admin, registration) is None
-    assert logged(caplog, "is ignored: event.timeout must be", level=logging.ERROR)
+def test_a_handler_with_a_timeout_that_is_none_is_ignored(hub: Hub, timeout: Any) -> None:
+    registration = hub.handle(Recorder(), timeout=timeout)
+    assert hub.dto(registration) is None
+    assert hub.logged("is ignored: event.timeout must be", level=logging.ERROR)
 
 
-def test_several_stall_in_a_row(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_several_stall_in_a_row(hub: Hub) -> None:
     """Scenario 37: with one event, and with several; each costs a thread until it returns, and no more."""
     gates = [Gate() for _ in range(3)]
     between = [Recorder() for _ in range(4)]
     registrations = []
     for number, each in enumerate(between):
-        handle(services, each, ranking=-number)
+        hub.handle(each, ranking=-number)
         if number < 3:
-            registrations.append(handle(services, gates[number], timeout=SOON, ranking=-number))
-    post(admin, *range(10))
+            registrations.append(hub.handle(gates[number], timeout=SOON, ranking=-number))
+    hub.post(*range(10))
     eventually(lambda: between[-1].numbers == [*range(10)], "all are through")
     assert [each.numbers for each in between] == [[*range(10)]] * 4
     assert [each.numbers for each in gates] == [[0]] * 3
-    assert all(blocked(admin, each) for each in registrations)
-    assert admin.get_dto().threads <= 1
+    assert all(hub.blocked(each) for each in registrations)
+    assert hub.admin.get_dto().threads <= 1
     for each in gates:
         each.opened.set()
-    flush(admin)
+    hub.flush()
 
 
-def test_a_thread_that_was_given_up_delivers_nothing_more(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_a_thread_that_was_given_up_delivers_nothing_more(hub: Hub) -> None:
     """Scenario 37; RFC 97 4.1.2 [15]: what returns later does not run beside the one that took its place."""
     stuck, slow = Gate(), Gate()
-    handle(services, stuck, "a", timeout=SOON)
-    handle(services, slow, "b", timeout=0)
-    last = record(services, "b")
-    post(admin, 1)
+    hub.handle(stuck, "a", timeout=SOON)
+    hub.handle(slow, "b", timeout=0)
+    last = hub.record("b")
+    hub.post(1)
     stuck.wait()
-    post(admin, 2, 3, topic="b")
+    hub.post(2, 3, topic="b")
     slow.wait()
     stuck.leave()  # on the thread that was given up
     threading.Event().wait(0.05)
     assert (slow.numbers, last.numbers) == ([2], [])
     slow.opened.set()
-    flush(admin)
+    hub.flush()
     assert (stuck.numbers, slow.numbers, last.numbers) == ([1], [2, 3], [2, 3])
     assert stuck.threads[0] not in last.threads
 
 
 @pytest.mark.parametrize("after", ["async.ordered", "async.unordered"])
-def test_a_handler_may_stall_in_what_it_had_before_it_changed_its_mind_about_order(
-    admin: EventAdmin, services: ServiceRegistry, after: str
-) -> None:
+def test_a_handler_may_stall_in_what_it_had_before_it_changed_its_mind_about_order(hub: Hub, after: str) -> None:
     """Scenarios 35 and 37: what waits there is dropped, and counted; flushing does not wait for it."""
     before = ({*DELIVERIES} - {after}).pop()
-    gate, other = Gate(), record(services)
-    registration = handle(services, gate, "a", delivery=before, timeout=SOON)
-    post(admin, 1, 2)
+    gate, other = Gate(), hub.record()
+    registration = hub.handle(gate, "a", delivery=before, timeout=SOON)
+    hub.post(1, 2)
     gate.wait()
     registration.update({"event.topics": "a", "event.delivery": after, "event.timeout": SOON})
-    eventually(lambda: blocked(admin, registration), "blocked")
-    post(admin, 3)
-    flush(admin)
+    eventually(lambda: hub.blocked(registration), "blocked")
+    hub.post(3)
+    hub.flush()
     assert other.numbers == [1, 2, 3]
     gate.leave()
-    flush(admin)
+    hub.flush()
     assert gate.numbers == [1]
-    assert dto(admin, registration).dropped == 1  # type: ignore[union-attr]
+    assert hub.dto(registration).dropped == 1  # type: ignore[union-attr]
 
 
-def test_a_factory_that_stalls_is_no_better(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_a_factory_that_stalls_is_no_better(hub: Hub) -> None:
     entered, leave = threading.Event(), threading.Event()
     made = Recorder()
 
@@ -264,13 +249,13 @@ def test_a_factory_that_stalls_is_no_better(admin: EventAdmin, services: Service
         assert leave.wait(PATIENCE)
         return made
 
-    registration = handle(services, factory, scope="prototype", timeout=SOON)
-    other = record(services, ranking=-1)
-    post(admin, 1)
+    registration = hub.handle(factory, scope="prototype", timeout=SOON)
+    other = hub.record(ranking=-1)
+    hub.post(1)
     assert entered.wait(PATIENCE)
-    eventually(lambda: blocked(admin, registration), "blocked")
-    post(admin, 2)
-    flush(admin)
+    eventually(lambda: hub.blocked(registration), "blocked")
+    hub.post(2)
+    hub.flush()
     assert other.numbers == [1, 2]
     leave.set()
 
@@ -279,23 +264,19 @@ def test_a_factory_that_stalls_is_no_better(admin: EventAdmin, services: Service
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_a_coroutine_that_stalls_is_cancelled(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop, delivery: str
-) -> None:
+def test_a_coroutine_that_stalls_is_cancelled(hub: Hub, loop: asyncio.AbstractEventLoop, delivery: str) -> None:
     """Scenario 37: unlike a function it can be, and then it costs no thread either."""
-    gate, other = AsyncGate(), record(services, ranking=-1)
-    registration = on(loop, lambda: handle(services, gate, delivery=delivery, timeout=SOON))
-    post(admin, 1, 2)
+    gate, other = AsyncGate(), hub.record(ranking=-1)
+    registration = on(loop, lambda: hub.handle(gate, delivery=delivery, timeout=SOON))
+    hub.post(1, 2)
     gate.wait()
-    eventually(lambda: blocked(admin, registration) == REASON, "blocked")
+    eventually(lambda: hub.blocked(registration) == REASON, "blocked")
     assert gate.cancelled.wait(PATIENCE)
-    flush(admin)
+    hub.flush()
     assert (gate.numbers, other.numbers) == ([1], [1, 2])
 
 
-def test_a_coroutine_that_does_not_want_to_be_cancelled_holds_up_nobody(
-    admin: EventAdmin, services: ServiceRegistry
-) -> None:
+def test_a_coroutine_that_does_not_want_to_be_cancelled_holds_up_nobody(hub: Hub) -> None:
     release = threading.Event()
     ended = threading.Event()
 
@@ -307,32 +288,30 @@ def test_a_coroutine_that_does_not_want_to_be_cancelled_holds_up_nobody(
                 continue
         ended.set()
 
-    registration = handle(services, handler, timeout=SOON)
-    other = record(services, ranking=-1)
-    post(admin, 1, 2)
+    registration = hub.handle(handler, timeout=SOON)
+    other = hub.record(ranking=-1)
+    hub.post(1, 2)
     eventually(lambda: other.numbers == [1, 2], "the other one has them")
-    assert blocked(admin, registration) == REASON
+    assert hub.blocked(registration) == REASON
     release.set()
     assert ended.wait(PATIENCE)
 
 
-def test_a_coroutine_that_blocks_its_loop_holds_up_nobody_else(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_a_coroutine_that_blocks_its_loop_holds_up_nobody_else(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
     release = threading.Event()
 
     async def handler(event: Event) -> None:
         release.wait(PATIENCE)
 
-    registration = on(loop, lambda: handle(services, handler, timeout=SOON))
-    other = record(services, ranking=-1)
-    post(admin, 1, 2)
+    registration = on(loop, lambda: hub.handle(handler, timeout=SOON))
+    other = hub.record(ranking=-1)
+    hub.post(1, 2)
     eventually(lambda: other.numbers == [1, 2], "the other one has them")
-    assert blocked(admin, registration) == REASON
+    assert hub.blocked(registration) == REASON
     release.set()
 
 
-def test_what_takes_long_but_not_too_long_is_no_stall(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_what_takes_long_but_not_too_long_is_no_stall(hub: Hub) -> None:
     """Each event has the time to itself."""
 
     def slow(event: Event) -> None:
@@ -341,10 +320,10 @@ def test_what_takes_long_but_not_too_long_is_no_stall(admin: EventAdmin, service
     async def slow_coroutine(event: Event) -> None:
         await asyncio.sleep(SOON / 4)
 
-    registrations = [handle(services, each, timeout=1) for each in (slow, slow_coroutine)]
-    post(admin, *range(10))
-    flush(admin)
-    assert [blocked(admin, each) for each in registrations] == [None, None]
+    registrations = [hub.handle(each, timeout=1) for each in (slow, slow_coroutine)]
+    hub.post(*range(10))
+    hub.flush()
+    assert [hub.blocked(each) for each in registrations] == [None, None]
 
 
 # --- sent events
@@ -368,7 +347,7 @@ def test_whoever_sends_is_freed_by_the_timeout(
 
 
 def test_a_handler_s_own_timeout_counts_when_events_are_sent(admins: Admins, services: ServiceRegistry) -> None:
-    """If there is one at all: 0 of the handler leaves the one of whoever sends."""
+    """If there is one at all: a handler's 0 leaves the timeout of the sender."""
     admin = admins(send_timeout=PATIENCE)
     gate, last = Gate(), record(services, ranking=-1)
     registration = handle(services, gate, timeout=SOON)
@@ -388,22 +367,20 @@ def test_a_handler_s_own_timeout_counts_when_events_are_sent(admins: Admins, ser
     assert last.numbers == [1, 2, 3]
 
 
-def test_coroutines_that_stall_when_sent_are_cancelled(
-    admin: EventAdmin, services: ServiceRegistry, loop: asyncio.AbstractEventLoop
-) -> None:
-    gate, last = AsyncGate(), record(services, ranking=-1)
-    registration = on(loop, lambda: handle(services, gate))
-    admin.send_event(Event("a", {"n": 1}), timeout=SOON)
-    assert blocked(admin, registration) == REASON
+def test_coroutines_that_stall_when_sent_are_cancelled(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+    gate, last = AsyncGate(), hub.record(ranking=-1)
+    registration = on(loop, lambda: hub.handle(gate))
+    hub.admin.send_event(Event("a", {"n": 1}), timeout=SOON)
+    assert hub.blocked(registration) == REASON
     assert gate.cancelled.wait(PATIENCE)
     registration.update({"event.topics": "*"})
-    asyncio.run(admin.asend_event(Event("a", {"n": 2}), timeout=SOON))
-    assert blocked(admin, registration) == REASON
+    asyncio.run(hub.admin.asend_event(Event("a", {"n": 2}), timeout=SOON))
+    assert hub.blocked(registration) == REASON
     assert last.numbers == [1, 2]
     assert gate.numbers == [1, 2]
 
 
-def test_asend_gives_up_on_coroutines_of_its_own_loop(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_asend_gives_up_on_coroutines_of_its_own_loop(hub: Hub) -> None:
     """Scenario 37: whether they let themselves be cancelled or not."""
     gate, last = AsyncGate(), AsyncRecorder()
 
@@ -417,11 +394,11 @@ def test_asend_gives_up_on_coroutines_of_its_own_loop(admin: EventAdmin, service
                 except asyncio.CancelledError:
                     continue
 
-        registrations = [handle(services, gate), handle(services, stubborn)]
-        handle(services, last, ranking=-1)
-        await admin.asend_event(Event("a", {"n": 1}), timeout=SOON)
+        registrations = [hub.handle(gate), hub.handle(stubborn)]
+        hub.handle(last, ranking=-1)
+        await hub.admin.asend_event(Event("a", {"n": 1}), timeout=SOON)
         assert gate.cancelled.is_set()
-        assert [blocked(admin, each) for each in registrations] == [REASON] * 2
+        assert [hub.blocked(each) for each in registrations] == [REASON] * 2
         assert last.numbers == [1]
         release.set()
         await asyncio.sleep(0.01)
@@ -429,30 +406,30 @@ def test_asend_gives_up_on_coroutines_of_its_own_loop(admin: EventAdmin, service
     asyncio.run(main())
 
 
-def test_asend_gives_up_on_functions_on_other_threads(admin: EventAdmin, services: ServiceRegistry) -> None:
-    gate, last = Gate(), record(services, ranking=-1)
-    registration = handle(services, gate)
-    asyncio.run(admin.asend_event(Event("a", {"n": 1}), timeout=SOON))
-    assert blocked(admin, registration) == REASON
+def test_asend_gives_up_on_functions_on_other_threads(hub: Hub) -> None:
+    gate, last = Gate(), hub.record(ranking=-1)
+    registration = hub.handle(gate)
+    asyncio.run(hub.admin.asend_event(Event("a", {"n": 1}), timeout=SOON))
+    assert hub.blocked(registration) == REASON
     assert last.numbers == [1]
     gate.leave()
 
 
-def test_time_that_a_handler_spends_in_what_it_sends_is_its_own(admin: EventAdmin, services: ServiceRegistry) -> None:
+def test_time_that_a_handler_spends_in_what_it_sends_is_its_own(hub: Hub) -> None:
     """Unless there is a timeout for what it sends: then the other one is to blame."""
     gate = Gate()
-    inner = handle(services, gate, "b")
-    outer = handle(services, lambda event: admin.send_event(Event("b")), "a", timeout=SOON)
-    last = record(services, "a")
-    post(admin, 1)
+    inner = hub.handle(gate, "b")
+    outer = hub.handle(lambda event: hub.admin.send_event(Event("b")), "a", timeout=SOON)
+    last = hub.record("a")
+    hub.post(1)
     eventually(lambda: last.numbers == [1], "the next one has it")
-    assert (blocked(admin, outer), blocked(admin, inner)) == (REASON, None)
+    assert (hub.blocked(outer), hub.blocked(inner)) == (REASON, None)
     gate.leave()
     gate.opened.clear()
-    patient = handle(services, lambda event: admin.send_event(Event("b"), timeout=SOON), "c")
-    post(admin, 2, topic="c")
-    flush(admin)
-    assert (blocked(admin, patient), blocked(admin, inner)) == (None, REASON)
+    patient = hub.handle(lambda event: hub.admin.send_event(Event("b"), timeout=SOON), "c")
+    hub.post(2, topic="c")
+    hub.flush()
+    assert (hub.blocked(patient), hub.blocked(inner)) == (None, REASON)
     gate.opened.set()
 
 

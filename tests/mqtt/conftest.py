@@ -1,7 +1,8 @@
-"""A broker of these tests' own: they leave retained messages behind."""
+"""Brokers of these tests' own, since they leave retained messages behind. A test that is a coroutine is run."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,11 +14,22 @@ import pytest
 import messaging
 from messaging.services import ServiceRegistry
 from tests.brokers import Mosquitto, require
+from tests.mqtt.harness import run
 
 Connect = Callable[..., messaging.Messaging]
 
 #: reconnecting in the time a test has
 QUICK = {"reconnect_min": 0.02, "reconnect_max": 0.1}
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on a loop of its own, made by the fixture ``loop_factory`` if it asks for that."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    run(test(**arguments), arguments.get("loop_factory"))
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +45,7 @@ def mosquitto(needs_mosquitto: None) -> Iterator[Mosquitto]:
 
 @pytest.fixture
 def strict_mosquitto(needs_mosquitto: None, tmp_path: Path) -> Iterator[Mosquitto]:
-    """One that lets nobody subscribe, nor unsubscribe, but to ``open/#``."""
+    """A broker that refuses SUBSCRIBE and UNSUBSCRIBE for all topics but ``open/#``."""
     plugin = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
     if plugin is None:
         pytest.skip("this mosquitto comes without its dynamic security plugin")

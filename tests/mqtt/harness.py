@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
@@ -43,6 +44,13 @@ async def until(condition: Callable[[], Any], what: str = "condition") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
         await asyncio.sleep(0.005)
+
+
+def lasting(version: str, client_id: str | None = None) -> dict[str, Any]:
+    """Settings of a session that outlives its connection, by default one of this test's own."""
+    expiry = {"session_expiry": 1000} if version == "5" else {}
+    client_id = client_id or f"test-{secrets.token_hex(6)}"
+    return {"version": version, "client_id": client_id, "clean_start": False, **expiry}
 
 
 class Out:
@@ -128,7 +136,7 @@ class Core:
 
     def vanish(self) -> None:
         """Break the connection without DISCONNECT."""
-        link = self.adapter._link
+        link = self.adapter.link
         assert link is not None
         assert link._wire is not None
         link._wire.interrupt()

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+import pytest
+
 from adapters.mqtt import packets
-from tests.mqtt.harness import PATIENCE, Core, In
+from messaging.errors import ConnectFailedError
+from tests.mqtt.harness import PATIENCE, Core, In, Out
 
 
 class Connection:
@@ -17,6 +20,8 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        #: body of CONNECT
+        self.connect = b""
 
     async def packet(self) -> tuple[int, bytes]:
         """The next packet: its first byte, and what follows the length."""
@@ -55,7 +60,7 @@ class Connection:
         self._writer.write(data)
 
     async def drain(self) -> None:
-        """Wait until the client has taken most of what was written."""
+        """Wait until the client has taken most of the written bytes."""
         await self._writer.drain()
 
     def pause(self) -> None:
@@ -77,10 +82,16 @@ class Connection:
         body = packets.text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
         self.send(packets.PUBLISH | qos << 1 | flags, body)
 
-    async def suback(self, reason: int = 0) -> bytes:
-        """Take a SUBSCRIBE (version 5) and answer it."""
+    async def suback(self, reason: int = 0, *, v5: bool = True) -> bytes:
+        """Take a SUBSCRIBE and answer it."""
         body = await self.expect(0x80)
-        self.send(0x90, body[:2] + b"\0" + bytes((reason,)))
+        self.send(0x90, body[:2] + b"\0" * v5 + bytes((reason,)))
+        return body
+
+    async def unsuback(self, *, v5: bool = True) -> bytes:
+        """Take an UNSUBSCRIBE and confirm it."""
+        body = await self.expect(0xA0)
+        self.send(0xB0, body[:2] + b"\0\0" * v5)
         return body
 
     async def end(self) -> None:
@@ -129,7 +140,8 @@ class Peer:
         """The next connection, and the body of its CONNECT."""
         async with asyncio.timeout(PATIENCE):
             connection = await self._accepted.get()
-            return connection, await connection.expect(0x10)
+            connection.connect = await connection.expect(0x10)
+            return connection, connection.connect
 
 
 @asynccontextmanager
@@ -152,8 +164,21 @@ async def accept(core: Core, peer: Peer, properties: bytes = b"", *, present: bo
     """Have ``core`` connect; its end of the connection, and what ``open`` returned."""
     opening = asyncio.create_task(core.open())
     connection, _ = await peer.accept()
-    connection.connack(properties, session=present)
+    if core.adapter.settings.v5:
+        connection.connack(properties, session=present)
+    else:
+        connection.send(packets.CONNACK, bytes((present, 0)))
     return connection, await opening
+
+
+async def refused(core: Core, peer: Peer, answer: bytes) -> ConnectFailedError:
+    """Have ``core`` connect and answer its CONNECT; why ``open`` failed."""
+    opening = asyncio.create_task(core.open())
+    connection, _ = await peer.accept()
+    connection.write(answer)
+    with pytest.raises(ConnectFailedError) as caught:
+        await opening
+    return caught.value
 
 
 async def farewell(core: Core, connection: Connection) -> None:
@@ -173,7 +198,19 @@ async def reconnect(
     return await accept(core, peer, properties, present=present)
 
 
-async def subscribed(core: Core, connection: Connection, channel: str = "t", **options: Any) -> tuple[In, Any]:
-    subscribing = asyncio.create_task(core.subscribe(channel, **options))
-    await connection.suback()
+async def subscribed(
+    core: Core, connection: Connection, channel: str = "t", sink: In | None = None, **options: Any
+) -> tuple[In, Any]:
+    """Subscribe, and have the other end confirm it."""
+    subscribing = asyncio.create_task(core.subscribe(channel, sink, **options))
+    await connection.suback(v5=core.adapter.settings.v5)
     return await subscribing
+
+
+async def sent(
+    core: Core, connection: Connection, channel: str, payload: bytes = b"", /, **context: Any
+) -> tuple[Out, packets.Publish]:
+    """Publish a message (version 5); the message, and the packet that arrives."""
+    out = core.out(channel, payload, **context)
+    await core.send(out)
+    return out, await connection.publish()

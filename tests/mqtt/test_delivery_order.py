@@ -9,135 +9,124 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from adapters.mqtt import inbound, packets
+from adapters.mqtt import answers, packets
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import PATIENCE, Core, In, connected, run, until
-from tests.mqtt.peer import Connection, Peer, session, subscribed
+from tests.mqtt.harness import PATIENCE, Core, In, connected, until
+from tests.mqtt.peer import Connection, accept, reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
+
+V3: dict[str, Any] = {"version": "3.1.1", "client_id": "me", "clean_start": False}
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_no_answer_goes_beyond_the_window_whatever_order_messages_are_settled_in(seed: int, qos: int) -> None:
+async def test_no_answer_goes_beyond_the_window_in_any_order_of_settling(seed: int, qos: int) -> None:
     chance = random.Random(seed)
     limit, count = chance.randint(1, 6), 40
 
-    async def main() -> None:
-        async with session(receive_maximum=limit) as (core, _, connection):
-            sink, _ = await subscribed(core, connection, qos=str(qos))
-            for packet_id in range(1, count + 1):
-                connection.deliver("t", b"", packet_id, qos)
-            messages = [*await sink.wait(count)]
-            chance.shuffle(messages)
-            held = [*range(1, count + 1)]
+    async with session(receive_maximum=limit) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos=str(qos))
+        for packet_id in range(1, count + 1):
+            connection.deliver("t", b"", packet_id, qos)
+        messages = [*await sink.wait(count)]
+        chance.shuffle(messages)
+        held = [*range(1, count + 1)]
 
-            async def answers() -> None:
-                while held:
-                    head, body = await connection.packet()
-                    packet_id = int.from_bytes(body[:2], "big")
-                    if head == packets.PUBREC:
-                        connection.answer(packets.PUBREL | 2, packet_id)
-                    else:
-                        assert head == (packets.PUBACK if qos == 1 else packets.PUBCOMP)
-                        assert held.index(packet_id) < limit
-                        held.remove(packet_id)
+        async def answers() -> None:
+            while held:
+                head, body = await connection.packet()
+                packet_id = int.from_bytes(body[:2], "big")
+                if head == packets.PUBREC:
+                    connection.answer(packets.PUBREL | 2, packet_id)
+                else:
+                    assert head == (packets.PUBACK if qos == 1 else packets.PUBCOMP)
+                    assert held.index(packet_id) < limit
+                    held.remove(packet_id)
 
-            answering = asyncio.create_task(answers())
-            while messages:
-                for _ in range(min(chance.randint(1, 10), len(messages))):
-                    core.acknowledge(messages.pop())
-                await asyncio.sleep(0)
-            await asyncio.wait_for(answering, PATIENCE)
-
-    run(main())
+        answering = asyncio.create_task(answers())
+        while messages:
+            for _ in range(min(chance.randint(1, 10), len(messages))):
+                core.acknowledge(messages.pop())
+            await asyncio.sleep(0)
+        await asyncio.wait_for(answering, PATIENCE)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed: int) -> None:
+async def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed: int) -> None:
     """The broker's window is not known there: 20 unless it was changed."""
     chance = random.Random(seed)
     count = 60
 
-    async def main() -> None:
-        async with v3(receive_maximum=40) as (core, connect):
-            connection, sink = await subscribed_v3(core, connect)
-            deliver_v3(connection, range(1, count + 1))
-            messages = [*await sink.wait(count)]
-            chance.shuffle(messages)
-            core.acknowledge(*messages)
-            held = [*range(1, count + 1)]
-            for packet_id in await answered(connection, count):
-                assert held.index(packet_id) < 20
-                held.remove(packet_id)
-
-    run(main())
+    async with session(**V3, receive_maximum=40) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
+        deliver_v3(connection, range(1, count + 1))
+        messages = [*await sink.wait(count)]
+        chance.shuffle(messages)
+        core.acknowledge(*messages)
+        held = [*range(1, count + 1)]
+        for packet_id in await answered(connection, count):
+            assert held.index(packet_id) < 20
+            held.remove(packet_id)
 
 
-def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_later() -> None:
+async def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_later() -> None:
     """Of two PUBREC come two PUBCOMP, and for the second one mosquitto lets a message overtake its queue."""
     count = 60
 
-    async def main() -> None:
-        async with v3(receive_maximum=40) as (core, connect):
-            connection, sink = await subscribed_v3(core, connect)
-            deliver_v3(connection, range(1, 31), qos=2)
-            core.acknowledge(*await sink.wait(30))
-            assert [await connection.expect(packets.PUBREC) for _ in range(30)]
-            deliver_v3(connection, range(31, count + 1), qos=2)
-            await sink.wait(count)
-            for packet_id in range(1, 31):
-                connection.answer(packets.PUBREL | 2, packet_id)
-            core.acknowledge(*sink.messages[30:])
-            answers: list[tuple[int, int]] = []
-            while len(answers) < 30 + 2 * 30:
-                answers.append(await next_answer(connection))
-            assert len(set(answers)) == len(answers)
-            assert {each for head, each in answers if head == packets.PUBREC} == {*range(31, count + 1)}
-
-    run(main())
+    async with session(**V3, receive_maximum=40) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
+        deliver_v3(connection, range(1, 31), qos=2)
+        core.acknowledge(*await sink.wait(30))
+        assert [await connection.expect(packets.PUBREC) for _ in range(30)]
+        deliver_v3(connection, range(31, count + 1), qos=2)
+        await sink.wait(count)
+        for packet_id in range(1, 31):
+            connection.answer(packets.PUBREL | 2, packet_id)
+        core.acknowledge(*sink.messages[30:])
+        answers: list[tuple[int, int]] = []
+        while len(answers) < 30 + 2 * 30:
+            answers.append(await next_answer(connection))
+        assert len(set(answers)) == len(answers)
+        assert {each for head, each in answers if head == packets.PUBREC} == {*range(31, count + 1)}
 
 
-def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the_window(
+async def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It waits for one that is not settled, while the broker exceeds the limit."""
-    monkeypatch.setattr(inbound, "_ORDER_PATIENCE", 0.05)
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
     count = 60
 
-    async def main() -> None:
-        async with v3(receive_maximum=40) as (core, connect):
-            connection, sink = await subscribed_v3(core, connect)
-            deliver_v3(connection, range(1, 41), qos=2)
-            core.acknowledge(*(await sink.wait(40))[1:])
-            for _ in range(39):
-                await connection.expect(packets.PUBREC)
-            connection.abort()
-            await core.lost(1)
-            connection = await connect(present=True)
-            deliver_v3(connection, range(1, count + 1), qos=2, flags=8)
-            recorded: set[int] = set()
-            await sink.wait(count)
-            core.acknowledge(*sink.messages[40:])
-            while len(recorded) < count - 1:
-                head, packet_id = await next_answer(connection)
-                if head == packets.PUBREC:
-                    recorded.add(packet_id)
-            assert recorded == {*range(2, count + 1)}
-            assert len(sink.messages) == count
-
-    run(main())
+    async with session(**V3, receive_maximum=40) as (core, peer, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
+        deliver_v3(connection, range(1, 41), qos=2)
+        core.acknowledge(*(await sink.wait(40))[1:])
+        for _ in range(39):
+            await connection.expect(packets.PUBREC)
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        deliver_v3(connection, range(1, count + 1), qos=2, flags=8)
+        recorded: set[int] = set()
+        await sink.wait(count)
+        core.acknowledge(*sink.messages[40:])
+        while len(recorded) < count - 1:
+            head, packet_id = await next_answer(connection)
+            if head == packets.PUBREC:
+                recorded.add(packet_id)
+        assert recorded == {*range(2, count + 1)}
+        assert len(sink.messages) == count
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
-def test_streams_that_settle_at_different_speeds_do_not_mix_up_what_mosquitto_sends(qos: str) -> None:
-    async def main(url: str) -> None:
+async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosquitto(qos: str) -> None:
+    with Mosquitto() as broker:
+        url = broker.url
         async with connected(url, receive_maximum=2) as core, connected(url) as other:
             sinks = [(await core.subscribe(channel, qos=qos))[0] for channel in ("slow", "fast")]
             done = [0, 0]
@@ -169,14 +158,11 @@ def test_streams_that_settle_at_different_speeds_do_not_mix_up_what_mosquitto_se
             for sink in sinks:
                 assert sink.payloads == [b"%d" % number for number in range(total)]
 
+
+async def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
+    """A message that was settled without a connection is answered when it comes again: within the window, too."""
     with Mosquitto() as broker:
-        run(main(broker.url))
-
-
-def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
-    """What was settled while there was no connection is answered when it comes again: within the window, too."""
-
-    async def main(url: str) -> None:
+        url = broker.url
         settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
         async with connected(url) as other:
             core = Core(url, receive_maximum=4, **settings)
@@ -212,41 +198,6 @@ def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
             assert first == [b"%d" % number for number in range(total)]
             await core.adapter.close()
 
-    with Mosquitto() as broker:
-        run(main(broker.url))
-
-
-@asynccontextmanager
-async def v3(**settings: Any) -> AsyncIterator[tuple[Core, Callable[..., Awaitable[Connection]]]]:
-    """A core that speaks MQTT 3.1.1, and how it is connected to a peer."""
-    async with Peer() as peer:
-        core = Core(peer.url, version="3.1.1", client_id="me", clean_start=False, **settings)
-
-        async def connect(*, present: bool) -> Connection:
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.send(packets.CONNACK, bytes((present, 0)))
-            assert await opening is present
-            return connection
-
-        try:
-            yield core, connect
-        finally:
-            closing = asyncio.create_task(core.adapter.close())
-            await asyncio.sleep(0)
-            for each in peer.connections:
-                each.close()
-            await closing
-
-
-async def subscribed_v3(core: Core, connect: Callable[..., Awaitable[Connection]]) -> tuple[Connection, In]:
-    """The first connection, and what arrives on it."""
-    connection, sink = await connect(present=False), In()
-    subscribing = asyncio.create_task(core.subscribe("t", sink, qos="2"))
-    connection.send(packets.SUBACK, (await connection.expect(0x80))[:2] + b"\2")
-    await subscribing
-    return connection, sink
-
 
 def deliver_v3(connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0) -> None:
     for packet_id in packet_ids:
@@ -266,8 +217,8 @@ async def next_answer(connection: Connection) -> tuple[int, int]:
 @asynccontextmanager
 async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
     """The answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
-    async with v3() as (core, connect):
-        connection, sink = await subscribed_v3(core, connect)
+    async with session(**V3) as (core, peer, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, count + 1))
         messages = [*await sink.wait(count)]
         core.acknowledge(*messages[:2])
@@ -275,7 +226,7 @@ async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In,
         connection.abort()
         await core.lost(1)
         core.acknowledge(*messages[2:])
-        connection = await connect(present=True)
+        connection, _ = await accept(core, peer, present=True)
         deliver_v3(connection, range(1, count + 1), flags=8)
         await sink.wait(count + 2)
         assert sink.payloads[count:] == [b"1", b"2"]
@@ -286,42 +237,38 @@ async def answered(connection: Connection, count: int) -> list[int]:
     return [int.from_bytes(await connection.expect(packets.PUBACK), "big") for _ in range(count)]
 
 
-def test_what_a_resumed_session_of_3_1_1_sends_again_is_answered_in_that_order() -> None:
+async def test_resent_messages_of_a_3_1_1_session_are_answered_in_their_order() -> None:
     """Whatever is settled first: mosquitto lets new messages overtake its queue where it is not."""
-
-    async def main() -> None:
-        async with resumed_with_lost_answers(30) as (core, sink, connection):
-            core.acknowledge(sink.messages[31])
-            await asyncio.sleep(0.02)
-            core.acknowledge(sink.messages[30])
-            assert await answered(connection, 30) == [*range(1, 31)]
-
-    run(main())
+    async with resumed_with_lost_answers(30) as (core, sink, connection):
+        core.acknowledge(sink.messages[31])
+        await asyncio.sleep(0.02)
+        core.acknowledge(sink.messages[30])
+        assert await answered(connection, 30) == [*range(1, 31)]
 
 
-def test_a_message_that_is_not_settled_does_not_hold_up_the_answers_to_others_for_ever(
+async def test_an_unsettled_message_holds_up_the_answers_to_others_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inbound, "_ORDER_PATIENCE", 0.05)
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
 
-    async def main() -> None:
-        async with resumed_with_lost_answers(30) as (core, sink, connection):
-            assert await answered(connection, 28) == [*range(3, 31)]
-            core.acknowledge(sink.messages[31])
-            assert await answered(connection, 1) == [2]
-            core.acknowledge(sink.messages[30])
-            assert await answered(connection, 1) == [1]
-
-    run(main())
+    async with resumed_with_lost_answers(30) as (core, sink, connection):
+        assert await answered(connection, 28) == [*range(3, 31)]
+        core.acknowledge(sink.messages[31])
+        assert await answered(connection, 1) == [2]
+        core.acknowledge(sink.messages[30])
+        assert await answered(connection, 1) == [1]
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
 @pytest.mark.parametrize("seed", range(3))
-def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_others_come_again(qos: str, seed: int) -> None:
+async def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_others_come_again(
+    qos: str, seed: int
+) -> None:
     chance = random.Random(seed)
     settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000, "receive_maximum": 20}
 
-    async def main(url: str) -> None:
+    with Mosquitto() as broker:
+        url = broker.url
         async with connected(url) as other:
             core = Core(url, **settings)
             await core.open()
@@ -348,6 +295,3 @@ def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_others_c
             assert again.payloads == [*left, b"end"]
             core.acknowledge(*again.messages)
             await core.adapter.close()
-
-    with Mosquitto() as broker:
-        run(main(broker.url))

@@ -4,80 +4,73 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import threading
-from typing import Any
 
 import pytest
 
-from adapters.mqtt import inbound, packets
+from adapters.mqtt import leftovers, packets
 from messaging import ConnectionLostError, DecodeError
 from messaging.execution import engine
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, run
-from tests.mqtt.peer import Peer, accept, farewell, reconnect, subscribed
-from tests.mqtt.peer import session as scripted
+from tests.mqtt.harness import Core, lasting
+from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed
 
 
-def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
-    async def main() -> None:
-        async with scripted(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
-            _, handle = await subscribed(core, connection, "a", qos="1")
-            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-            body = await connection.expect(0xA0)
-            connection.deliver("a", b"crossed", 7, 1)
-            connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
-            await ending
-            sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
-            await sink.wait(1)
-            assert [message.payload for message in sink.messages] == [b"crossed"]
-            core.acknowledge(*sink.messages)
-            assert await connection.expect(packets.PUBACK) == b"\0\x07"
-
-    run(main())
+async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+        _, handle = await subscribed(core, connection, "a", qos="1")
+        ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+        body = await connection.expect(0xA0)
+        connection.deliver("a", b"crossed", 7, 1)
+        connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
+        await ending
+        sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+        await sink.wait(1)
+        assert [message.payload for message in sink.messages] == [b"crossed"]
+        core.acknowledge(*sink.messages)
+        assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
 
 @pytest.mark.parametrize("where", ["ended stream", "resumed session"])
-def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(where: str) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
-            connection, _ = await accept(core, peer, present=where == "resumed session")
-            if where == "ended stream":
-                sink, handle = await subscribed(core, connection, "a", qos="1")
-                connection.deliver("a", b"left", 7, 1)
-                await sink.wait(1)
-                ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-                connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
-                await ending
-            else:
-                connection.deliver("a", b"left", 7, 1)
-            subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
-            await connection.expect(0x80)
-            connection, _ = await reconnect(core, peer, connection, present=True)
-            with pytest.raises(ConnectionLostError):
-                await subscribing
-            connection.deliver("a", b"left", 7, 1, 8)  # again
-            connection.send(packets.UNSUBACK, (await connection.expect(0xA0))[:2] + b"\0\0")
-            sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(
+    where: str,
+) -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
+        connection, _ = await accept(core, peer, present=where == "resumed session")
+        if where == "ended stream":
+            sink, handle = await subscribed(core, connection, "a", qos="1")
+            connection.deliver("a", b"left", 7, 1)
             await sink.wait(1)
-            core.acknowledge(*sink.messages)
-            assert await connection.expect(packets.PUBACK) == b"\0\x07"
-            await farewell(core, connection)
+            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+            await connection.unsuback()
+            await ending
+        else:
+            connection.deliver("a", b"left", 7, 1)
+        subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
+        await connection.expect(0x80)
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        with pytest.raises(ConnectionLostError):
+            await subscribing
+        connection.deliver("a", b"left", 7, 1, 8)  # again
+        await connection.unsuback()
+        sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
+        await sink.wait(1)
+        core.acknowledge(*sink.messages)
+        assert await connection.expect(packets.PUBACK) == b"\0\x07"
+        await farewell(core, connection)
 
-    run(main())
 
-
-def test_messages_left_in_the_window_are_not_said_to_be_dropped_after_the_instance_was_closed(
+def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
     mosquitto: Mosquitto,
     connect: Connect,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inbound, "LEFT_PATIENCE", 0.2)
-    m, other = connect(mosquitto.url, receive_maximum=2, **session("5")), connect(mosquitto.url)
+    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.2)
+    m, other = connect(mosquitto.url, receive_maximum=2, **lasting("5")), connect(mosquitto.url)
     stays = m.subscribe("b", qos=1)
     stays.ready.result(PATIENCE)
     with m.subscribe("a", qos=1) as stream:
@@ -90,18 +83,12 @@ def test_messages_left_in_the_window_are_not_said_to_be_dropped_after_the_instan
     assert "fill the window" not in caplog.text
 
 
-def session(version: str) -> dict[str, Any]:
-    """Settings of a session of this test's own."""
-    lasting = {"session_expiry": 60} if version == "5" else {}
-    return {"version": version, "client_id": f"ended-{secrets.token_hex(6)}", "clean_start": False, **lasting}
-
-
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("where", ["stream", "instance"])
 def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the_session(
     mosquitto: Mosquitto, connect: Connect, version: str, where: str, qos: int
 ) -> None:
-    settings = session(version)
+    settings = lasting(version)
     m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
     published = threading.Event()
     failing = Failing(b"2", published)
@@ -126,7 +113,7 @@ def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the
 def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_session(
     mosquitto: Mosquitto, connect: Connect, version: str, how: str
 ) -> None:
-    settings = session(version)
+    settings = lasting(version)
     m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
     second = b'"x"' if how == "invalid" else b"2"
     raised = {"exception": pytest.raises(ValueError, match="enough"), "invalid": pytest.raises(DecodeError)}
@@ -147,11 +134,11 @@ def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_s
         assert sorted(receive(rest, len(expected))) == sorted(expected)
 
 
-@pytest.mark.parametrize("lasting", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
 def test_retry_gets_the_message_again_with_or_without_a_session(
-    mosquitto: Mosquitto, connect: Connect, version: str, lasting: bool
+    mosquitto: Mosquitto, connect: Connect, version: str, kept: bool
 ) -> None:
-    settings = session(version) if lasting else {"version": version}
+    settings = lasting(version) if kept else {"version": version}
     m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
     stream = m.subscribe("a", qos=1)
     seen = retried(stream, [b"2", b"4"])
@@ -164,7 +151,7 @@ def test_retry_gets_the_message_again_with_or_without_a_session(
 def test_deliveries_are_counted_on_when_an_observer_is_retried(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
-    m, other = connect(mosquitto.url, **session(version)), connect(mosquitto.url)
+    m, other = connect(mosquitto.url, **lasting(version)), connect(mosquitto.url)
     with other.subscribe("dead", qos=1) as letters:
         seen = retried(m.subscribe("a", qos=1, max_deliveries=3, dead_letter_channel="dead"), [b"1"] * 5)
         publish(other, "a", [b"1"], qos=1)
@@ -179,8 +166,8 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(inbound, "LEFT_PATIENCE", 0.05)
-    m, other = connect(mosquitto.url, receive_maximum=4, **session(version)), connect(mosquitto.url)
+    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.05)
+    m, other = connect(mosquitto.url, receive_maximum=4, **lasting(version)), connect(mosquitto.url)
     with m.subscribe("b", qos=1) as stays:
         with m.subscribe("a", qos=1) as stream:
             publish(other, "a", [b"%d" % number for number in range(4)], qos=1)
@@ -199,7 +186,7 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
 def test_a_kept_subscription_stays_when_its_stream_is_closed(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = session(version)
+    settings = lasting(version)
     options = {} if qos is None else {"qos": qos}
     other = connect(mosquitto.url)
     with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
@@ -211,10 +198,10 @@ def test_a_kept_subscription_stays_when_its_stream_is_closed(
     assert not [record for record in caplog.records if "keep_subscription=True" in record.getMessage()]
 
 
-def test_a_handler_with_a_kept_subscription_gets_what_arrived_while_it_was_closed(
+def test_a_handler_with_a_kept_subscription_gets_messages_that_arrived_while_it_was_closed(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
-    settings = session(version)
+    settings = lasting(version)
     other = connect(mosquitto.url)
     seen: list[bytes] = []
     for payload in (b"1", b"2"):
@@ -227,10 +214,10 @@ def test_a_handler_with_a_kept_subscription_gets_what_arrived_while_it_was_close
     assert seen == [b"2"]
 
 
-def test_what_arrives_for_the_kept_subscription_of_a_closed_stream_waits_for_the_next_one(
+def test_messages_for_the_kept_subscription_of_a_closed_stream_wait_for_the_next_stream(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
-    other, m = connect(mosquitto.url), connect(mosquitto.url, **session(version))
+    other, m = connect(mosquitto.url), connect(mosquitto.url, **lasting(version))
     with m.subscribe("a", keep_subscription=True):
         pass
     publish(other, "a", [b"1", b"2"], qos=1)
@@ -243,7 +230,7 @@ def test_what_arrives_for_the_kept_subscription_of_a_closed_stream_waits_for_the
 def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(
     mosquitto: Mosquitto, connect: Connect, version: str
 ) -> None:
-    settings = session(version)
+    settings = lasting(version)
     other = connect(mosquitto.url)
     with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True):
         pass
@@ -258,7 +245,7 @@ def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(
 def test_closing_the_only_stream_of_a_session_is_warned_of_once(
     mosquitto: Mosquitto, connect: Connect, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(mosquitto.url, **session(version))
+    m = connect(mosquitto.url, **lasting(version))
     for channels in (("a", "b"), ("c",)):
         streams = [m.subscribe(channel, qos=1) for channel in channels]
         for stream in streams:

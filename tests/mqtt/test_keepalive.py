@@ -12,7 +12,7 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectionLostError
-from tests.mqtt.harness import Core, run
+from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, accept, session, subscribed
 
 #: seconds
@@ -50,106 +50,88 @@ async def publishing_unanswered(core: Core, connection: Connection) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("traffic", [idle, publishing_a_little, publishing_a_lot, publishing_unanswered])
-def test_a_broker_that_has_gone_silent_is_given_up_within_twice_the_keepalive(traffic: Traffic) -> None:
-    async def main() -> None:
-        async with session(keepalive=KEEPALIVE) as (core, _, connection):
-            connection.pause()
-            start = time.monotonic()
-            busy = asyncio.create_task(traffic(core, connection))
-            error = await core.lost()
-            assert KEEPALIVE * 0.5 < time.monotonic() - start < KEEPALIVE * 2 + SLACK
-            assert isinstance(error, ConnectionLostError)
-            assert "no answer to a ping" in str(error)
-            await busy
-
-    run(main())
+async def test_a_silent_broker_is_lost_within_twice_the_keepalive(traffic: Traffic) -> None:
+    async with session(keepalive=KEEPALIVE) as (core, _, connection):
+        connection.pause()
+        start = time.monotonic()
+        busy = asyncio.create_task(traffic(core, connection))
+        error = await core.lost()
+        assert KEEPALIVE * 0.5 < time.monotonic() - start < KEEPALIVE * 2 + SLACK
+        assert isinstance(error, ConnectionLostError)
+        assert "no answer to a ping" in str(error)
+        await busy
 
 
 @pytest.mark.slow
-def test_a_broker_that_goes_silent_while_it_sends_is_given_up_within_twice_the_keepalive() -> None:
-    async def main() -> None:
-        async with session(keepalive=KEEPALIVE) as (core, _, connection):
-            sink, _ = await subscribed(core, connection)
-            for number in range(25):  # for longer than it may be silent
-                connection.deliver("t", b"%d" % number)
-                await asyncio.sleep(0.1)
-            await sink.wait(25)
-            assert not core.losses
-            connection.write(bytes((packets.PUBLISH, 100)) + packets.text("t"))  # and nothing follows
-            start = time.monotonic()
-            await core.lost()
-            assert time.monotonic() - start < KEEPALIVE * 2 + SLACK
-
-    run(main())
+async def test_a_broker_that_goes_silent_while_it_sends_is_lost_within_twice_the_keepalive() -> None:
+    async with session(keepalive=KEEPALIVE) as (core, _, connection):
+        sink, _ = await subscribed(core, connection)
+        for number in range(25):  # for longer than it may be silent
+            connection.deliver("t", b"%d" % number)
+            await asyncio.sleep(0.1)
+        await sink.wait(25)
+        assert not core.losses
+        connection.write(bytes((packets.PUBLISH, 100)) + packets.text("t"))  # and nothing follows
+        start = time.monotonic()
+        await core.lost()
+        assert time.monotonic() - start < KEEPALIVE * 2 + SLACK
 
 
 @pytest.mark.slow
-def test_a_broker_that_sends_is_alive_even_if_its_answers_to_pings_are_late() -> None:
-    async def main() -> None:
-        async with session(keepalive=KEEPALIVE) as (core, _, connection):
-            _, _ = await subscribed(core, connection)
-            for _ in range(30):
-                connection.deliver("t", b"")
-                await asyncio.sleep(0.1)
-            assert not core.losses
-            assert await connection.packet() == (packets.PINGREQ, b"")  # it was asked, and needed not answer
-
-    run(main())
+async def test_a_broker_that_sends_is_alive_even_if_its_answers_to_pings_are_late() -> None:
+    async with session(keepalive=KEEPALIVE) as (core, _, connection):
+        _, _ = await subscribed(core, connection)
+        for _ in range(30):
+            connection.deliver("t", b"")
+            await asyncio.sleep(0.1)
+        assert not core.losses
+        assert await connection.packet() == (packets.PINGREQ, b"")  # it was asked, and needed not answer
 
 
 @pytest.mark.slow
-def test_an_idle_connection_lives_on_pings() -> None:
-    async def main() -> None:
-        async with session(keepalive=KEEPALIVE) as (core, _, connection):
-            start = time.monotonic()
-            for _ in range(4):
-                assert await connection.packet() == (packets.PINGREQ, b"")
-                connection.send(packets.PINGRESP, b"")
-            assert time.monotonic() - start > 4 * KEEPALIVE * 0.5  # no more often than needed
-            assert not core.losses
-
-    run(main())
+async def test_an_idle_connection_lives_on_pings() -> None:
+    async with session(keepalive=KEEPALIVE) as (core, _, connection):
+        start = time.monotonic()
+        for _ in range(4):
+            assert await connection.packet() == (packets.PINGREQ, b"")
+            connection.send(packets.PINGRESP, b"")
+        assert time.monotonic() - start > 4 * KEEPALIVE * 0.5  # no more often than needed
+        assert not core.losses
 
 
 @pytest.mark.slow
-def test_without_keepalive_nobody_pings_and_silence_is_no_loss() -> None:
-    async def main() -> None:
-        async with session(keepalive=0) as (core, _, connection):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(2):
-                    await connection.packet()
-            assert not core.losses
-
-    run(main())
+async def test_without_keepalive_there_are_no_pings_and_silence_is_no_loss() -> None:
+    async with session(keepalive=0) as (core, _, connection):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await connection.packet()
+        assert not core.losses
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("qos", ["0", "1"])
-def test_a_slow_upstream_with_a_large_backlog_is_not_taken_for_dead_while_it_makes_progress(qos: str) -> None:
+async def test_a_slow_upstream_with_a_large_backlog_is_not_taken_for_dead_while_it_makes_progress(qos: str) -> None:
     """The ping stands behind megabytes: some in the adapter's buffer, most in the kernel's."""
     rate = 700_000  # bytes a second
     count, size = 40, 100_000
 
-    async def main() -> None:
-        async with Peer() as peer:
-            # a small buffer on that side, so that what is delivered is taken; accepted connections inherit it
-            peer._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
-            core = Core(peer.url, keepalive=KEEPALIVE)
-            connection, _ = await accept(core, peer)
-            outs = [core.out("t", bytes(size), qos=qos) for _ in range(count)]
-            sending = asyncio.create_task(core.adapter.publish(outs))
-            taken = 0
-            while taken < count:
-                head, body = await connection.packet()
-                if head == packets.PINGREQ:
-                    connection.send(packets.PINGRESP, b"")
-                else:
-                    await asyncio.sleep(len(body) / rate)
-                    taken += 1
-            assert not core.losses
-            await sending
-            connection.close()
-            await core.lost()
-            await core.adapter.close()
-
-    run(main())
+    async with Peer() as peer:
+        # a small buffer on that side, so that delivered bytes are taken; accepted connections inherit it
+        peer._server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+        core = Core(peer.url, keepalive=KEEPALIVE)
+        connection, _ = await accept(core, peer)
+        outs = [core.out("t", bytes(size), qos=qos) for _ in range(count)]
+        sending = asyncio.create_task(core.adapter.publish(outs))
+        taken = 0
+        while taken < count:
+            head, body = await connection.packet()
+            if head == packets.PINGREQ:
+                connection.send(packets.PINGRESP, b"")
+            else:
+                await asyncio.sleep(len(body) / rate)
+                taken += 1
+        assert not core.losses
+        await sending
+        connection.close()
+        await core.lost()
+        await core.adapter.close()

@@ -13,8 +13,7 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, run
-from tests.mqtt.peer import Peer, farewell
+from tests.mqtt.peer import accept, farewell, session
 from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
 
@@ -55,7 +54,7 @@ def test_the_will_is_sent_once_its_delay_has_passed(
 
 
 @pytest.mark.slow
-def test_whoever_is_back_in_time_is_not_mourned(
+def test_no_will_is_sent_for_a_client_that_reconnects_in_time(
     mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
 ) -> None:
     with (
@@ -131,27 +130,16 @@ def test_closing_in_good_order_leaves_no_will_behind(
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
-def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, session_expiry=100_000)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack()
-            await opening
-            setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))
-            await connection.expect(0xE0)
-            connection.close()
-            await setting
-            await core.lost()
-            opening = asyncio.create_task(core.open())
-            connection, connect = await peer.accept()
-            assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connect
-            connection.connack()
-            await opening
-            await farewell(core, connection)
-
-    run(main())
+async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
+    async with session(session_expiry=100_000) as (core, peer, connection):
+        setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))
+        await connection.expect(0xE0)
+        connection.close()
+        await setting
+        await core.lost()
+        connection, _ = await accept(core, peer)
+        assert b"\x05\x18" + seconds.to_bytes(4, "big") + b"\x00\x01w" in connection.connect
+        await farewell(core, connection)
 
 
 def test_a_delay_needs_a_will_a_session_and_mqtt_5(mosquitto: Mosquitto, connect: Connect, channel: str) -> None:

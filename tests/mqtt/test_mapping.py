@@ -155,7 +155,7 @@ def test_a_will_has_one_message_id_at_most(qos: str, own: str | None) -> None:
     assert properties.user == ([("message-id", expected)] if expected else [])
 
 
-def test_an_expired_envelope_is_nothing() -> None:
+def test_an_expired_envelope_is_dropped() -> None:
     codec = Mqtt3Codec(enveloped=True)
     out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=0.01))
     frame = codec.frame(out, out.payload, 0, 0)

@@ -19,35 +19,33 @@ from messaging.errors import (
 )
 from messaging.model import Features, Incoming, envelope
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import In, connected, run, settled, until
+from tests.mqtt.harness import In, connected, settled, until
 from tests.mqtt.peer import farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 
-def test_every_qos_arrives_and_is_confirmed(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            for subscribed in "012":
-                sink, handle = await core.subscribe("every/+", qos=subscribed)
-                for published in "012":
-                    await core.publish("every/qos", published.encode(), qos=published)
-                for message in await sink.wait(3):
-                    granted = min(message.payload.decode(), subscribed)
-                    assert message.channel == "every/qos"
-                    assert dict(message.extensions)["qos"] == granted
-                    assert (message.token is None) is (granted == "0")
-                    assert "retain" not in message.extensions
-                    assert "redelivered" not in message.extensions
-                core.acknowledge(*sink.messages)
-                await core.adapter.unsubscribe(handle)
-
-    run(main())
+async def test_every_qos_arrives_and_is_confirmed(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        for subscribed in "012":
+            sink, handle = await core.subscribe("every/+", qos=subscribed)
+            for published in "012":
+                await core.publish("every/qos", published.encode(), qos=published)
+            for message in await sink.wait(3):
+                granted = min(message.payload.decode(), subscribed)
+                assert message.channel == "every/qos"
+                assert dict(message.extensions)["qos"] == granted
+                assert (message.token is None) is (granted == "0")
+                assert "retain" not in message.extensions
+                assert "redelivered" not in message.extensions
+            core.acknowledge(*sink.messages)
+            await core.adapter.unsubscribe(handle)
 
 
-def test_order_is_kept_and_nothing_is_lost_or_doubled_over_thousands_of_qos_2_messages(version: str) -> None:
+async def test_order_is_kept_and_nothing_is_lost_or_doubled_over_thousands_of_qos_2_messages(version: str) -> None:
     # more outstanding than the broker allows would cost the connection
-    async def main(url: str) -> None:
+    with Mosquitto() as broker:
+        url = broker.url
         async with connected(url, version=version) as core:
             sink, _ = await core.subscribe("many", qos="2")
             acknowledged = 0
@@ -63,187 +61,159 @@ def test_order_is_kept_and_nothing_is_lost_or_doubled_over_thousands_of_qos_2_me
             assert sink.payloads == [b"%d" % number for number in range(2000)]
             assert not core.losses
 
+
+async def test_qos_0_is_confirmed_once_the_socket_has_the_bytes_and_a_stalled_broker_holds_publishers_back() -> None:
+    import os
+    import signal
+
     with Mosquitto() as broker:
-        run(main(broker.url))
+        async with connected(broker.url) as core:
+            outs = [core.out("stalled", bytes(64 * 1024)) for _ in range(400)]
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                sending = asyncio.create_task(core.adapter.publish(outs))
+                await asyncio.wait([sending], timeout=0.5)
+                assert not sending.done()
+                taken = sum(out.settled for out in outs)
+                assert 0 < taken < 400
+                assert sum(out.was_sent for out in outs) - taken <= 256 // 64 + 2  # bounded
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+            await sending
+            await settled(*(out.done for out in outs))
+            assert all(out.error() is None for out in outs)
 
 
-def test_qos_0_is_confirmed_once_the_socket_has_the_bytes_and_a_stalled_broker_holds_publishers_back() -> None:
-    async def main() -> None:
-        import os
-        import signal
-
-        with Mosquitto() as broker:
-            async with connected(broker.url) as core:
-                outs = [core.out("stalled", bytes(64 * 1024)) for _ in range(400)]
-                os.kill(broker.pid, signal.SIGSTOP)
-                try:
-                    sending = asyncio.create_task(core.adapter.publish(outs))
-                    await asyncio.wait([sending], timeout=0.5)
-                    assert not sending.done()
-                    taken = sum(out.settled for out in outs)
-                    assert 0 < taken < 400
-                    assert sum(out.was_sent for out in outs) - taken <= 256 // 64 + 2  # bounded
-                finally:
-                    os.kill(broker.pid, signal.SIGCONT)
-                await sending
-                await settled(*(out.done for out in outs))
-                assert all(out.error() is None for out in outs)
-
-    run(main())
+async def test_properties_travel_with_mqtt_5(mosquitto: Mosquitto) -> None:
+    async with connected(mosquitto.url) as core:
+        sink, _ = await core.subscribe("props")
+        out = await core.publish(
+            "props", b"\x00\xff", content_type="application/json", content_encoding="gzip", correlation_id="é-1",
+            reply_to_channel="answers/here", headers={"a": "1", "b": ""}, time_to_live=59.2, qos="1",
+        )  # fmt: skip
+        await core.publish("props", b"bare")
+        full, bare = await sink.wait(2)
+        assert full.payload == b"\x00\xff"
+        assert (full.content_type, full.content_encoding) == ("application/json", "gzip")
+        assert (full.correlation_id, full.reply_to_channel) == ("é-1", "answers/here")
+        assert dict(full.extensions["headers"]) == {"a": "1", "b": ""}
+        assert full.extensions["timeToLive"] in (60.0, 59.0)
+        assert full.extensions["messageId"] == out.message_id
+        assert dict(bare.extensions) == {"qos": "0"}
+        with pytest.raises(TypeError):
+            full.extensions["x"] = 1  # type: ignore[index]
 
 
-def test_properties_travel_with_mqtt_5(mosquitto: Mosquitto) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url) as core:
-            sink, _ = await core.subscribe("props")
-            out = await core.publish(
-                "props", b"\x00\xff", content_type="application/json", content_encoding="gzip", correlation_id="é-1",
-                reply_to_channel="answers/here", headers={"a": "1", "b": ""}, time_to_live=59.2, qos="1",
-            )  # fmt: skip
-            await core.publish("props", b"bare")
-            full, bare = await sink.wait(2)
-            assert full.payload == b"\x00\xff"
-            assert (full.content_type, full.content_encoding) == ("application/json", "gzip")
-            assert (full.correlation_id, full.reply_to_channel) == ("é-1", "answers/here")
-            assert dict(full.extensions["headers"]) == {"a": "1", "b": ""}
-            assert full.extensions["timeToLive"] in (60.0, 59.0)
-            assert full.extensions["messageId"] == out.message_id
-            assert dict(bare.extensions) == {"qos": "0"}
-            with pytest.raises(TypeError):
-                full.extensions["x"] = 1  # type: ignore[index]
+async def test_properties_travel_with_an_envelope_and_plain_payloads_stay_plain(mosquitto: Mosquitto) -> None:
+    options = {"version": "3.1.1", "envelope": True}
+    async with connected(mosquitto.url, **options) as core, connected(mosquitto.url, version="3.1.1") as plain:
+        assert Features.MESSAGE_PROPERTIES in core.adapter.features
+        assert Features.MESSAGE_PROPERTIES not in plain.adapter.features
+        sink, _ = await core.subscribe("env", qos="1")
+        raw, _ = await plain.subscribe("env")
+        out = await core.publish(
+            "env", b"payload", content_type="text/plain", content_encoding="gzip", correlation_id="c",
+            reply_to_channel="r", headers={"h": "v"}, time_to_live=60.0, qos="1",
+        )  # fmt: skip
+        await core.publish("env", b"plain", qos="1")
+        await core.publish("env", envelope.MAGIC + b"?", qos="1")
+        await plain.publish("env", envelope.MAGIC + b"!", qos="1")
+        full, bare, lookalike, foreign = await sink.wait(4)
+        assert full.payload == b"payload"
+        assert (full.content_type, full.content_encoding) == ("text/plain", "gzip")
+        assert (full.correlation_id, full.reply_to_channel) == ("c", "r")
+        assert full.extensions["headers"] == {"h": "v"}
+        assert 0 < full.extensions["timeToLive"] <= 60
+        assert full.extensions["messageId"] == out.message_id
+        assert bare.payload == b"plain"
+        assert lookalike.payload == envelope.MAGIC + b"?"
+        assert foreign.payload == envelope.MAGIC + b"!"
+        assert (await raw.wait(4))[1].payload == b"plain"
+        core.acknowledge(*sink.messages)
 
-    run(main())
+
+async def test_expired_messages_are_not_delivered(mosquitto: Mosquitto, version: str) -> None:
+    options = {"version": version, "envelope": True} if version != "5" else {"version": version}
+    async with connected(mosquitto.url, **options) as core:
+        await core.publish("expires/a", b"short", qos="1", retain=True, time_to_live=0.5)
+        await core.publish("expires/b", b"long", qos="1", retain=True, time_to_live=500.0)
+        await asyncio.sleep(2.1)  # mosquitto counts whole seconds
+        sink, _ = await core.subscribe("expires/#", qos="1")
+        await core.publish("expires/c", b"mark", qos="1")
+        await until(lambda: b"mark" in sink.payloads)
+        assert sorted(sink.payloads) == [b"long", b"mark"]
 
 
-def test_properties_travel_with_an_envelope_and_plain_payloads_stay_plain(mosquitto: Mosquitto) -> None:
-    async def main() -> None:
-        options = {"version": "3.1.1", "envelope": True}
-        async with connected(mosquitto.url, **options) as core, connected(mosquitto.url, version="3.1.1") as plain:
-            assert Features.MESSAGE_PROPERTIES in core.adapter.features
-            assert Features.MESSAGE_PROPERTIES not in plain.adapter.features
-            sink, _ = await core.subscribe("env", qos="1")
-            raw, _ = await plain.subscribe("env")
-            out = await core.publish(
-                "env", b"payload", content_type="text/plain", content_encoding="gzip", correlation_id="c",
-                reply_to_channel="r", headers={"h": "v"}, time_to_live=60.0, qos="1",
-            )  # fmt: skip
-            await core.publish("env", b"plain", qos="1")
-            await core.publish("env", envelope.MAGIC + b"?", qos="1")
-            await plain.publish("env", envelope.MAGIC + b"!", qos="1")
-            full, bare, lookalike, foreign = await sink.wait(4)
-            assert full.payload == b"payload"
-            assert (full.content_type, full.content_encoding) == ("text/plain", "gzip")
-            assert (full.correlation_id, full.reply_to_channel) == ("c", "r")
-            assert full.extensions["headers"] == {"h": "v"}
-            assert 0 < full.extensions["timeToLive"] <= 60
-            assert full.extensions["messageId"] == out.message_id
-            assert bare.payload == b"plain"
-            assert lookalike.payload == envelope.MAGIC + b"?"
-            assert foreign.payload == envelope.MAGIC + b"!"
-            assert (await raw.wait(4))[1].payload == b"plain"
+async def test_properties_need_mqtt_5_or_an_envelope(mosquitto: Mosquitto) -> None:
+    async with connected(mosquitto.url, version="3.1.1") as core:
+        options: dict[str, Any]
+        for options in ({"headers": {"a": "b"}}, {"time_to_live": 1.0}):
+            with pytest.raises(UnsupportedFeatureError):
+                core.out("x", **options)
+    async with connected(mosquitto.url) as core:
+        for options in ({"priority": 1}, {"autocreate": False}):
+            with pytest.raises(UnsupportedFeatureError):
+                core.out("x", **options)
+        with pytest.raises(InvalidHeaderError, match="message-id"):
+            core.out("x", headers={"message-id": "1"})
+
+
+async def test_overlapping_filters_get_one_copy_each(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        sinks = [(await core.subscribe(channel, qos="1"))[0] for channel in ("o/#", "o/b", "o/+", "o/b", "p/#")]
+        for number in range(5):
+            await core.publish("o/b", b"%d" % number, qos="1")
+        for sink in sinks[:4]:
+            await sink.wait(5)
+        # once all are acknowledged the broker can deliver this one: nothing was left over before it
+        for sink in sinks[:4]:
             core.acknowledge(*sink.messages)
-
-    run(main())
-
-
-def test_what_has_expired_is_not_delivered(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        options = {"version": version, "envelope": True} if version != "5" else {"version": version}
-        async with connected(mosquitto.url, **options) as core:
-            await core.publish("expires/a", b"short", qos="1", retain=True, time_to_live=0.5)
-            await core.publish("expires/b", b"long", qos="1", retain=True, time_to_live=500.0)
-            await asyncio.sleep(2.1)  # mosquitto counts whole seconds
-            sink, _ = await core.subscribe("expires/#", qos="1")
-            await core.publish("expires/c", b"mark", qos="1")
-            await until(lambda: b"mark" in sink.payloads)
-            assert sorted(sink.payloads) == [b"long", b"mark"]
-
-    run(main())
+        await core.publish("o/b", b"end", qos="0")
+        for sink in sinks[:4]:
+            await sink.wait(6)
+            assert sink.payloads == [b"0", b"1", b"2", b"3", b"4", b"end"]
+        assert not sinks[4].messages
 
 
-def test_properties_need_mqtt_5_or_an_envelope(mosquitto: Mosquitto) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version="3.1.1") as core:
-            options: dict[str, Any]
-            for options in ({"headers": {"a": "b"}}, {"time_to_live": 1.0}):
-                with pytest.raises(UnsupportedFeatureError):
-                    core.out("x", **options)
-        async with connected(mosquitto.url) as core:
-            for options in ({"priority": 1}, {"autocreate": False}):
-                with pytest.raises(UnsupportedFeatureError):
-                    core.out("x", **options)
-            with pytest.raises(InvalidHeaderError, match="message-id"):
-                core.out("x", headers={"message-id": "1"})
-
-    run(main())
-
-
-def test_overlapping_filters_get_one_copy_each(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            sinks = [(await core.subscribe(channel, qos="1"))[0] for channel in ("o/#", "o/b", "o/+", "o/b", "p/#")]
-            for number in range(5):
-                await core.publish("o/b", b"%d" % number, qos="1")
-            for sink in sinks[:4]:
-                await sink.wait(5)
-            # once all are acknowledged the broker can deliver this one: nothing was left over before it
-            for sink in sinks[:4]:
-                core.acknowledge(*sink.messages)
-            await core.publish("o/b", b"end", qos="0")
-            for sink in sinks[:4]:
-                await sink.wait(6)
-                assert sink.payloads == [b"0", b"1", b"2", b"3", b"4", b"end"]
-            assert not sinks[4].messages
-
-    run(main())
-
-
-def test_streams_of_one_filter_get_the_highest_qos_of_them_and_leave_independently(
+async def test_streams_of_one_filter_get_the_highest_qos_of_them_and_leave_independently(
     mosquitto: Mosquitto, version: str
 ) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            low, low_handle = await core.subscribe("same", qos="0")
-            await core.publish("same", b"1", qos="2")
-            assert (await low.wait(1))[0].extensions["qos"] == "0"
-            high, high_handle = await core.subscribe("same", qos="2")
-            await core.publish("same", b"2", qos="2")
-            assert (await high.wait(1))[0].extensions["qos"] == "2"
-            assert (await low.wait(2))[1].extensions["qos"] == "2"
-            core.acknowledge(*low.messages, *high.messages)
-            await core.adapter.unsubscribe(high_handle)
-            await core.adapter.unsubscribe(high_handle)  # idempotent
-            await core.publish("same", b"3", qos="0")
-            await low.wait(3)
-            await core.adapter.unsubscribe(low_handle)
-            await core.publish("same", b"4", qos="1")
-            again, _ = await core.subscribe("same")
-            await core.publish("same", b"5", qos="1")
-            assert (await again.wait(1))[0].payload == b"5"
-            assert low.payloads == [b"1", b"2", b"3"]
-            assert high.payloads == [b"2"]
-
-    run(main())
+    async with connected(mosquitto.url, version=version) as core:
+        low, low_handle = await core.subscribe("same", qos="0")
+        await core.publish("same", b"1", qos="2")
+        assert (await low.wait(1))[0].extensions["qos"] == "0"
+        high, high_handle = await core.subscribe("same", qos="2")
+        await core.publish("same", b"2", qos="2")
+        assert (await high.wait(1))[0].extensions["qos"] == "2"
+        assert (await low.wait(2))[1].extensions["qos"] == "2"
+        core.acknowledge(*low.messages, *high.messages)
+        await core.adapter.unsubscribe(high_handle)
+        await core.adapter.unsubscribe(high_handle)  # idempotent
+        await core.publish("same", b"3", qos="0")
+        await low.wait(3)
+        await core.adapter.unsubscribe(low_handle)
+        await core.publish("same", b"4", qos="1")
+        again, _ = await core.subscribe("same")
+        await core.publish("same", b"5", qos="1")
+        assert (await again.wait(1))[0].payload == b"5"
+        assert low.payloads == [b"1", b"2", b"3"]
+        assert high.payloads == [b"2"]
 
 
-def test_who_subscribes_to_overlapping_filters_with_and_without_acknowledgement_is_warned(
+async def test_overlapping_filters_with_and_without_acknowledgement_are_warned_of(
     mosquitto: Mosquitto, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without identifiers the broker chooses the QoS of the one packet it sends."""
-
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            await core.subscribe("warn/a/+", qos="1")
-            await core.subscribe("warn/b/#", qos="0")
-            assert "overlap" not in caplog.text
-            await core.subscribe("warn/a/#", qos="0")
-
-    run(main())
+    async with connected(mosquitto.url, version=version) as core:
+        await core.subscribe("warn/a/+", qos="1")
+        await core.subscribe("warn/b/#", qos="0")
+        assert "overlap" not in caplog.text
+        await core.subscribe("warn/a/#", qos="0")
     assert ("'warn/a/#' (QoS 0) and 'warn/a/+' (QoS 1) overlap" in caplog.text) == (version == "3.1.1")
 
 
-def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_goes() -> None:
-    async def main(broker: Mosquitto) -> None:
+async def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_goes() -> None:
+    with Mosquitto(["log_type all"]) as broker:
         async with connected(broker.url) as core:
             first, second = [(await core.subscribe("gone"))[1] for _ in range(2)]
             await core.adapter.unsubscribe(first)
@@ -251,128 +221,109 @@ def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_goes() 
             await core.adapter.unsubscribe(second)
             await until(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
 
-    with Mosquitto(["log_type all"]) as broker:
-        run(main(broker))
+
+async def test_a_retained_message_goes_to_each_new_stream_once(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        base = f"retained/{version}"
+        for name in "ab":
+            await core.publish(f"{base}/{name}", name.encode(), qos="1", retain=True)
+        sinks: list[In] = []
+        for channel in (f"{base}/#", f"{base}/#", f"{base}/a", f"{base}/+"):
+            sink, _ = await core.subscribe(channel, qos="0")
+            sinks.append(sink)
+            await sink.wait(1 if channel.endswith("/a") else 2)
+        await core.publish(f"{base}/a", b"live", qos="0", retain=True)
+        for sink in sinks:
+            await sink.wait(2 if sink is sinks[2] else 3)
+        assert [sorted(sink.payloads) for sink in sinks] == [
+            [b"a", b"b", b"live"], [b"a", b"b", b"live"], [b"a", b"live"], [b"a", b"b", b"live"],
+        ]  # fmt: skip
+        for sink in sinks:
+            flags = [message.extensions.get("retain") for message in sink.messages]
+            assert flags == [True] * (len(flags) - 1) + [None]
 
 
-def test_a_retained_message_goes_to_each_newcomer_once_and_to_nobody_twice(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            base = f"retained/{version}"
-            for name in "ab":
-                await core.publish(f"{base}/{name}", name.encode(), qos="1", retain=True)
-            sinks: list[In] = []
-            for channel in (f"{base}/#", f"{base}/#", f"{base}/a", f"{base}/+"):
-                sink, _ = await core.subscribe(channel, qos="0")
-                sinks.append(sink)
-                await sink.wait(1 if channel.endswith("/a") else 2)
-            await core.publish(f"{base}/a", b"live", qos="0", retain=True)
-            for sink in sinks:
-                await sink.wait(2 if sink is sinks[2] else 3)
-            assert [sorted(sink.payloads) for sink in sinks] == [
-                [b"a", b"b", b"live"], [b"a", b"b", b"live"], [b"a", b"live"], [b"a", b"b", b"live"],
-            ]  # fmt: skip
-            for sink in sinks:
-                flags = [message.extensions.get("retain") for message in sink.messages]
-                assert flags == [True] * (len(flags) - 1) + [None]
-
-    run(main())
-
-
-def test_retained_messages_reach_all_who_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            base = f"at-once/{version}"
-            await core.publish(f"{base}/a", b"kept", qos="1", retain=True)
-            results = await asyncio.gather(
-                *(core.subscribe(f"{base}/{name}") for name in ("#", "a", "+", "#", "a")),
-            )
-            for sink, _ in results:
-                await sink.wait(1)
-            await core.publish(f"{base}/a", b"end")
-            for sink, _ in results:
-                await sink.wait(2)
-                assert sink.payloads == [b"kept", b"end"]
-
-    run(main())
-
-
-def test_members_of_a_queue_compete(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with (
-            connected(mosquitto.url, version=version) as one,
-            connected(mosquitto.url, version=version) as two,
-            connected(mosquitto.url, version=version) as three,
-        ):
-            channel = f"work/{version}"
-            members = [
-                await one.subscribe(channel, queue="q", qos="1"),
-                await one.subscribe(channel, queue="q", qos="1"),
-                await two.subscribe(channel, queue="q", qos="1"),
-            ]
-            other, _ = await three.subscribe(channel, queue="other", qos="1")
-            for number in range(12):
-                await one.publish(channel, b"%d" % number, qos="1")
-            await other.wait(12)
-            await until(lambda: sum(len(sink.messages) for sink, _ in members) >= 12)
-            everything = sorted(payload for sink, _ in members for payload in sink.payloads)
-            assert everything == sorted(b"%d" % number for number in range(12))
-            assert all(sink.messages for sink, _ in members)
-            for core, sink in ((one, members[0][0]), (one, members[1][0]), (two, members[2][0]), (three, other)):
-                core.acknowledge(*sink.messages)
-
-    run(main())
-
-
-def test_a_queue_and_a_plain_subscription_to_one_channel_are_independent(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            plain, _ = await core.subscribe("both/x", qos="1")
-            queued, _ = await core.subscribe("both/#", queue="q", qos="1")
-            for number in range(3):
-                await core.publish("both/x", b"%d" % number, qos="0")
-            await plain.wait(3)
-            await queued.wait(3)
-            assert plain.payloads == queued.payloads == [b"0", b"1", b"2"]
-
-    run(main())
-
-
-def test_a_queue_gets_no_retained_messages(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            channel = f"kept/{version}"
-            await core.publish(channel, b"kept", qos="1", retain=True)
-            sink, _ = await core.subscribe(channel, queue="q", qos="1")
-            await core.publish(channel, b"live", qos="1")
+async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        base = f"at-once/{version}"
+        await core.publish(f"{base}/a", b"kept", qos="1", retain=True)
+        results = await asyncio.gather(
+            *(core.subscribe(f"{base}/{name}") for name in ("#", "a", "+", "#", "a")),
+        )
+        for sink, _ in results:
             await sink.wait(1)
-            assert sink.payloads == [b"live"]
+        await core.publish(f"{base}/a", b"end")
+        for sink, _ in results:
+            await sink.wait(2)
+            assert sink.payloads == [b"kept", b"end"]
+
+
+async def test_members_of_a_queue_compete(mosquitto: Mosquitto, version: str) -> None:
+    async with (
+        connected(mosquitto.url, version=version) as one,
+        connected(mosquitto.url, version=version) as two,
+        connected(mosquitto.url, version=version) as three,
+    ):
+        channel = f"work/{version}"
+        members = [
+            await one.subscribe(channel, queue="q", qos="1"),
+            await one.subscribe(channel, queue="q", qos="1"),
+            await two.subscribe(channel, queue="q", qos="1"),
+        ]
+        other, _ = await three.subscribe(channel, queue="other", qos="1")
+        for number in range(12):
+            await one.publish(channel, b"%d" % number, qos="1")
+        await other.wait(12)
+        await until(lambda: sum(len(sink.messages) for sink, _ in members) >= 12)
+        everything = sorted(payload for sink, _ in members for payload in sink.payloads)
+        assert everything == sorted(b"%d" % number for number in range(12))
+        assert all(sink.messages for sink, _ in members)
+        for core, sink in ((one, members[0][0]), (one, members[1][0]), (two, members[2][0]), (three, other)):
             core.acknowledge(*sink.messages)
 
-    run(main())
+
+async def test_a_queue_and_a_plain_subscription_to_one_channel_are_independent(
+    mosquitto: Mosquitto, version: str
+) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        plain, _ = await core.subscribe("both/x", qos="1")
+        queued, _ = await core.subscribe("both/#", queue="q", qos="1")
+        for number in range(3):
+            await core.publish("both/x", b"%d" % number, qos="0")
+        await plain.wait(3)
+        await queued.wait(3)
+        assert plain.payloads == queued.payloads == [b"0", b"1", b"2"]
 
 
-def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
+async def test_a_queue_gets_no_retained_messages(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        channel = f"kept/{version}"
+        await core.publish(channel, b"kept", qos="1", retain=True)
+        sink, _ = await core.subscribe(channel, queue="q", qos="1")
+        await core.publish(channel, b"live", qos="1")
+        await sink.wait(1)
+        assert sink.payloads == [b"live"]
+        core.acknowledge(*sink.messages)
+
+
+async def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
     """Another answer would settle a later message with the same packet identifier."""
-
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            sink, _ = await subscribed(core, connection, qos="1")
-            for number in (1, 2):
-                connection.deliver("t", b"x", packet_id=number, qos=1)
-                message = (await sink.wait(number))[-1]
-                core.acknowledge(message, message)
-                core.acknowledge(message)
-            for number in (1, 2):
-                assert await connection.expect(packets.PUBACK) == number.to_bytes(2)
-            await farewell(core, connection)
-
-    run(main())
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="1")
+        for number in (1, 2):
+            connection.deliver("t", b"x", packet_id=number, qos=1)
+            message = (await sink.wait(number))[-1]
+            core.acknowledge(message, message)
+            core.acknowledge(message)
+        for number in (1, 2):
+            assert await connection.expect(packets.PUBACK) == number.to_bytes(2)
+        await farewell(core, connection)
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
-def test_what_is_not_acknowledged_holds_the_broker_back(version: str, qos: str) -> None:
-    async def main(url: str) -> None:
+async def test_unacknowledged_messages_hold_the_broker_back(version: str, qos: str) -> None:
+    with Mosquitto(["max_inflight_messages 7"]) as broker:
+        url = broker.url
         async with connected(url, version=version, receive_maximum=7) as core, connected(url) as other:
             sink, handle = await core.subscribe("held", qos=qos)
             witness, _ = await other.subscribe("held")
@@ -388,7 +339,7 @@ def test_what_is_not_acknowledged_holds_the_broker_back(version: str, qos: str) 
             assert len(handle.unsettled) == len(sink.messages) - 16
             assert not core.adapter.is_stale(sink.messages[-1].token)
             await core.adapter.unsubscribe(handle)
-            # nobody is left to take them: they are settled, and their slots are free again
+            # no stream is left to take them: they are settled, and their slots are free again
             assert core.adapter.is_stale(sink.messages[-1].token)
             core.acknowledge(*sink.messages)
             again, _ = await core.subscribe("held/2", qos=qos)
@@ -397,54 +348,49 @@ def test_what_is_not_acknowledged_holds_the_broker_back(version: str, qos: str) 
             await again.wait(7)
             assert not core.losses
 
-    with Mosquitto(["max_inflight_messages 7"]) as broker:
-        run(main(broker.url))
+
+async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosquitto: Mosquitto) -> None:
+    async with connected(mosquitto.url, receive_maximum=1) as core:
+        one, _ = await core.subscribe("copies", qos="1")
+        two, two_handle = await core.subscribe("copies", qos="1")
+        for payload in (b"1", b"2", b"3"):
+            await core.publish("copies", payload, qos="1")
+        await two.wait(1)
+        core.acknowledge(*one.messages)
+        await asyncio.sleep(0.05)
+        assert one.payloads == two.payloads == [b"1"]
+        core.acknowledge(*two.messages)
+        await two.wait(2)
+        core.acknowledge(one.messages[1])
+        await core.adapter.unsubscribe(two_handle)
+        await one.wait(3)
+        assert two.payloads == [b"1", b"2"]
 
 
-def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosquitto: Mosquitto) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, receive_maximum=1) as core:
-            one, _ = await core.subscribe("copies", qos="1")
-            two, two_handle = await core.subscribe("copies", qos="1")
-            for payload in (b"1", b"2", b"3"):
-                await core.publish("copies", payload, qos="1")
-            await two.wait(1)
-            core.acknowledge(*one.messages)
-            await asyncio.sleep(0.05)
-            assert one.payloads == two.payloads == [b"1"]
-            core.acknowledge(*two.messages)
-            await two.wait(2)
-            core.acknowledge(one.messages[1])
-            await core.adapter.unsubscribe(two_handle)
-            await one.wait(3)
-            assert two.payloads == [b"1", b"2"]
-
-    run(main())
-
-
-def test_the_broker_may_refuse_what_is_published(tmp_path: Any) -> None:
+async def test_a_refused_message_fails_and_frees_its_slot(tmp_path: Any) -> None:
     rules = tmp_path / "acl"
     rules.write_text("topic readwrite open/#\n")
 
-    async def main(url: str) -> None:
+    with Mosquitto([f"acl_file {rules}", "max_queued_messages 1000"]) as broker:
+        url = broker.url
         async with connected(url) as core:
             sink, _ = await core.subscribe("open/x", qos="1")
             # more often than the window has slots: a refusal frees its own
             for number in range(60):
-                with pytest.raises(PublishRefusedError, match=r"'secret/x': Not authorized"):
+                with pytest.raises(PublishRefusedError, match=r"'secret/x': Not authorized") as refusal:
                     await core.publish("secret/x", b"", qos="12"[number % 2])
+                assert refusal.value.code == 0x87
             for qos in "12":
                 await core.publish("open/x", b"ok", qos=qos)
             core.acknowledge(*await sink.wait(2))
             assert not core.losses
 
     # with its queues unlimited, mosquitto 2.0 disconnects a client whose message it refuses
-    with Mosquitto([f"acl_file {rules}", "max_queued_messages 1000"]) as broker:
-        run(main(broker.url))
 
 
-def test_limits_of_the_broker_are_announced_and_kept() -> None:
-    async def main(url: str) -> None:
+async def test_limits_of_the_broker_are_announced_and_kept() -> None:
+    with Mosquitto(["max_qos 1", "retain_available false", "max_packet_size 2000"]) as broker:
+        url = broker.url
         async with connected(url) as core:
             adapter = core.adapter
             assert adapter.qos_levels == ("0", "1")
@@ -461,123 +407,98 @@ def test_limits_of_the_broker_are_announced_and_kept() -> None:
             core.acknowledge(*await sink.wait(1))
             assert not core.losses
 
-    with Mosquitto(["max_qos 1", "retain_available false", "max_packet_size 2000"]) as broker:
-        run(main(broker.url))
 
-
-def test_large_messages_pass(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        payload = bytes(range(256)) * 4096 * 5
-        async with connected(mosquitto.url, version=version) as core:
-            sink, _ = await core.subscribe("large", qos="1")
-            await core.publish("large", payload, qos="1")
-            (message,) = await sink.wait(1)
-            assert message.payload == payload
-            core.acknowledge(message)
-
-    run(main())
+async def test_large_messages_pass(mosquitto: Mosquitto, version: str) -> None:
+    payload = bytes(range(256)) * 4096 * 5
+    async with connected(mosquitto.url, version=version) as core:
+        sink, _ = await core.subscribe("large", qos="1")
+        await core.publish("large", payload, qos="1")
+        (message,) = await sink.wait(1)
+        assert message.payload == payload
+        core.acknowledge(message)
 
 
 @pytest.mark.parametrize("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
-def test_channels_that_brokers_keep_for_themselves_are_refused(
+async def test_channels_that_brokers_keep_for_themselves_are_refused(
     mosquitto: Mosquitto, version: str, channel: str
 ) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            with pytest.raises(InvalidChannelError, match=re.escape(repr(channel))):
-                core.out(channel)
-            with pytest.raises(InvalidChannelError, match=re.escape(repr(channel))):
-                core.spec("x", dead_letter_channel=channel)
-            await core.publish("$other/x", b"", qos="1")
-            await core.subscribe("$SYS/#")  # to be read they are
-            assert not core.losses
-
-    run(main())
+    async with connected(mosquitto.url, version=version) as core:
+        with pytest.raises(InvalidChannelError, match=re.escape(repr(channel))):
+            core.out(channel)
+        with pytest.raises(InvalidChannelError, match=re.escape(repr(channel))):
+            core.spec("x", dead_letter_channel=channel)
+        await core.publish("$other/x", b"", qos="1")
+        await core.subscribe("$SYS/#")  # to be read they are
+        assert not core.losses
 
 
-def test_a_filter_must_fit_with_its_queue(mosquitto: Mosquitto) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url) as core:
-            core.spec("x" * 65_535)
-            with pytest.raises(InvalidChannelError):
-                core.spec("x" * 65_535, queue="q")
-
-    run(main())
+async def test_a_filter_must_fit_with_its_queue(mosquitto: Mosquitto) -> None:
+    async with connected(mosquitto.url) as core:
+        core.spec("x" * 65_535)
+        with pytest.raises(InvalidChannelError):
+            core.spec("x" * 65_535, queue="q")
 
 
-def test_a_round_trip_takes_no_nagle_delay(mosquitto: Mosquitto, version: str) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url, version=version) as core:
-            arrived = asyncio.Event()
+async def test_a_round_trip_takes_no_nagle_delay(mosquitto: Mosquitto, version: str) -> None:
+    async with connected(mosquitto.url, version=version) as core:
+        arrived = asyncio.Event()
 
-            class Echo(In):
-                def deliver(self, batch: Any) -> None:
-                    arrived.set()
+        class Echo(In):
+            def deliver(self, batch: Any) -> None:
+                arrived.set()
 
-            await core.subscribe("rtt", Echo(), qos="1")
-            took = []
-            for _ in range(20):
-                arrived.clear()
-                start = time.perf_counter()
-                await core.publish("rtt", b"x", qos="0")
-                await asyncio.wait_for(arrived.wait(), 5)
-                took.append(time.perf_counter() - start)
-            assert sorted(took)[10] < 0.02  # the median; with Nagle's algorithm it is 0.04
-
-    run(main())
+        await core.subscribe("rtt", Echo(), qos="1")
+        took = []
+        for _ in range(20):
+            arrived.clear()
+            start = time.perf_counter()
+            await core.publish("rtt", b"x", qos="0")
+            await asyncio.wait_for(arrived.wait(), 5)
+            took.append(time.perf_counter() - start)
+        assert sorted(took)[10] < 0.02  # the median; with Nagle's algorithm it is 0.04
 
 
-def test_a_sink_that_fails_does_not_cost_others_their_messages(
+async def test_a_failing_sink_does_not_cost_other_streams_their_messages(
     mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(In):
         def deliver(self, batch: Any) -> None:
             raise RuntimeError("no")
 
-    async def main() -> None:
-        async with connected(mosquitto.url) as core:
-            await core.subscribe("broken", Broken())
-            good, _ = await core.subscribe("broken")
-            await core.publish("broken", b"x")
-            await good.wait(1)
-            assert not core.losses
-        assert "RuntimeError" in caplog.text
-
-    run(main())
+    async with connected(mosquitto.url) as core:
+        await core.subscribe("broken", Broken())
+        good, _ = await core.subscribe("broken")
+        await core.publish("broken", b"x")
+        await good.wait(1)
+        assert not core.losses
+    assert "RuntimeError" in caplog.text
 
 
-def test_incoming_messages_are_contexts_of_their_own(mosquitto: Mosquitto) -> None:
-    async def main() -> None:
-        async with connected(mosquitto.url) as core:
-            one, _ = await core.subscribe("own")
-            two, _ = await core.subscribe("own")
-            await core.publish("own", b"x")
-            first, second = (await one.wait(1))[0], (await two.wait(1))[0]
-            assert isinstance(first, Incoming)
-            assert first is not second
-            assert first == second
-
-    run(main())
+async def test_incoming_messages_are_contexts_of_their_own(mosquitto: Mosquitto) -> None:
+    async with connected(mosquitto.url) as core:
+        one, _ = await core.subscribe("own")
+        two, _ = await core.subscribe("own")
+        await core.publish("own", b"x")
+        first, second = (await one.wait(1))[0], (await two.wait(1))[0]
+        assert isinstance(first, Incoming)
+        assert first is not second
+        assert first == second
 
 
-def test_what_was_on_its_way_to_an_ended_subscription_is_not_for_the_next_one() -> None:
+async def test_messages_on_their_way_to_an_ended_subscription_are_not_for_the_next_one() -> None:
     """Scenario 30: without identifiers (all of 3.1.1) only the answer to UNSUBSCRIBE tells the two apart."""
-
-    async def main() -> None:
-        async with session(b"\x29\x00") as (core, _, connection):
-            first, handle = await subscribed(core, connection)
-            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-            unsubscribe = await connection.expect(0xA0)
-            second = In()
-            subscribing = asyncio.create_task(core.subscribe("t", second))
-            connection.deliver("t", b"late")
-            connection.send(0xB0, unsubscribe[:2] + b"\0\0")
-            await connection.suback()
-            await ending
-            await subscribing
-            assert first.payloads == []
-            connection.deliver("t", b"new")
-            await second.wait(1)
-            assert second.payloads == [b"new"]
-
-    run(main())
+    async with session(b"\x29\x00") as (core, _, connection):
+        first, handle = await subscribed(core, connection)
+        ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+        unsubscribe = await connection.expect(0xA0)
+        second = In()
+        subscribing = asyncio.create_task(core.subscribe("t", second))
+        connection.deliver("t", b"late")
+        connection.send(0xB0, unsubscribe[:2] + b"\0\0")
+        await connection.suback()
+        await ending
+        await subscribing
+        assert first.payloads == []
+        connection.deliver("t", b"new")
+        await second.wait(1)
+        assert second.payloads == [b"new"]

@@ -11,12 +11,11 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, manual, online, publish
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, In, run
+from tests.mqtt.harness import Core, In, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
 from tests.proxy import Proxy
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
-VERSIONS: dict[str, dict[str, Any]] = {"5": {"session_expiry": 300}, "3.1.1": {"version": "3.1.1"}}
 
 
 def told(message: Message) -> Any:
@@ -30,81 +29,67 @@ def ids(sink: In) -> list[Any]:
 # --- byte by byte
 
 
-def test_it_is_the_packet_identifier_of_the_publish_packet() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            telling, _ = await subscribed(core, connection, "a", qos="2", packetId=True)
-            silent, _ = await subscribed(core, connection, "a", qos="2")
-            for packet_id, qos in ((7, 1), (65_535, 2), (0, 0), (8, 1)):
-                connection.deliver("a", b"%d" % packet_id, packet_id, qos)
-            await telling.wait(4)
-            await silent.wait(4)
-            assert ids(telling) == [7, 65_535, None, 8]
-            assert ids(silent) == [None] * 4
-            assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
-
-    run(main())
+async def test_packet_id_is_the_packet_identifier_of_the_publish_packet() -> None:
+    async with session() as (core, _, connection):
+        telling, _ = await subscribed(core, connection, "a", qos="2", packetId=True)
+        silent, _ = await subscribed(core, connection, "a", qos="2")
+        for packet_id, qos in ((7, 1), (65_535, 2), (0, 0), (8, 1)):
+            connection.deliver("a", b"%d" % packet_id, packet_id, qos)
+        await telling.wait(4)
+        await silent.wait(4)
+        assert ids(telling) == [7, 65_535, None, 8]
+        assert ids(silent) == [None] * 4
+        assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
 
 
-def test_a_stream_that_acknowledges_nothing_is_told_as_well() -> None:
+async def test_a_stream_without_acknowledgement_gets_the_packet_id_as_well() -> None:
     """It may share its subscription with one that does."""
-
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
-            connection.deliver("a", b"x", 3, 1)
-            (message,) = await sink.wait(1)
-            assert (message.extensions["packetId"], message.token) == (3, None)
-
-    run(main())
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
+        connection.deliver("a", b"x", 3, 1)
+        (message,) = await sink.wait(1)
+        assert (message.extensions["packetId"], message.token) == (3, None)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_a_resumed_session_sends_again_to_a_new_process_has_the_same_one(qos: int) -> None:
-    """That is: it was not settled, and nobody here knows it any more."""
-
-    async def main() -> None:
-        async with Peer() as peer:
-            seen: list[tuple[Any, Any, bytes]] = []
-            for again in (False, True):
-                core = Core(peer.url, **PERSISTENT)
-                connection, _ = await accept(core, peer, present=again)
-                if again:  # before the process has subscribed
-                    connection.deliver("a", b"x", 11, qos, 8)
-                sink, _ = await subscribed(core, connection, "a", qos=str(qos), packetId=True)
-                if not again:
-                    connection.deliver("a", b"x", 11, qos)
-                (message,) = await sink.wait(1)
-                found = message.extensions
-                seen.append((found["packetId"], found.get("redelivered"), message.payload))
-                connection.abort()
-                await core.lost()
-                await core.adapter.close()
-            assert seen == [(11, None, b"x"), (11, True, b"x")]
-
-    run(main())
-
-
-def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_one() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
+async def test_messages_of_a_resumed_session_keep_their_packet_ids_in_a_new_process(qos: int) -> None:
+    """It was not settled, and this process does not know it."""
+    async with Peer() as peer:
+        seen: list[tuple[Any, Any, bytes]] = []
+        for again in (False, True):
             core = Core(peer.url, **PERSISTENT)
-            connection, _ = await accept(core, peer)
-            sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
-            connection.deliver("a", b"x", 5, 1)
+            connection, _ = await accept(core, peer, present=again)
+            if again:  # before the process has subscribed
+                connection.deliver("a", b"x", 11, qos, 8)
+            sink, _ = await subscribed(core, connection, "a", qos=str(qos), packetId=True)
+            if not again:
+                connection.deliver("a", b"x", 11, qos)
             (message,) = await sink.wait(1)
-            core.adapter.acknowledge([message.token])
-            connection, _ = await reconnect(core, peer, connection, present=True)
-            connection.deliver("a", b"x", 5, 1, 8)
-            connection.deliver("a", b"y", 6, 1)
-            messages = await sink.wait(3)
-            assert ids(sink) == [5, 5, 6]
-            assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
+            found = message.extensions
+            seen.append((found["packetId"], found.get("redelivered"), message.payload))
             connection.abort()
-            await core.lost(2)
+            await core.lost()
             await core.adapter.close()
+        assert seen == [(11, None, b"x"), (11, True, b"x")]
 
-    run(main())
+
+async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_id() -> None:
+    async with Peer() as peer:
+        core = Core(peer.url, **PERSISTENT)
+        connection, _ = await accept(core, peer)
+        sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
+        connection.deliver("a", b"x", 5, 1)
+        (message,) = await sink.wait(1)
+        core.adapter.acknowledge([message.token])
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        connection.deliver("a", b"x", 5, 1, 8)
+        connection.deliver("a", b"y", 6, 1)
+        messages = await sink.wait(3)
+        assert ids(sink) == [5, 5, 6]
+        assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
+        connection.abort()
+        await core.lost(2)
+        await core.adapter.close()
 
 
 # --- against mosquitto
@@ -112,12 +97,11 @@ def test_where_the_answer_was_lost_the_message_comes_again_with_the_same_one() -
 
 @pytest.mark.usefixtures("needs_mosquitto")
 @pytest.mark.parametrize("qos", ["1", "2"])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_message_delivered_again_after_a_reconnect_has_the_same_one(
+def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: str
 ) -> None:
     channel = f"packet-id/{version}/{qos}"
-    settings = {"client_id": f"packet-id-{version}-{qos}", "clean_start": False, **VERSIONS[version]}
+    settings = lasting(version)
     payloads = [b"%d" % number for number in range(5)]
     first = connect(mosquitto.url, **settings)
     stream = first.subscription.subscribe(manual(first, channel, qos=qos, packetId=True))
@@ -138,7 +122,7 @@ def test_a_message_delivered_again_after_a_reconnect_has_the_same_one(
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_over_a_broken_link_it_stays_the_same(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_broken_link_keeps_the_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(
             f"mqtt://{proxy.host}:{proxy.port}", client_id="packet-id-link", clean_start=False, session_expiry=300
@@ -158,7 +142,7 @@ def test_over_a_broken_link_it_stays_the_same(mosquitto: Mosquitto, connect: Con
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_a_rejected_message_has_the_same_one(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_rejected_message_has_the_same_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     with m.subscription.subscribe(manual(m, "packet-id/rejected", qos="1", packetId=True)) as stream:
         publish(m, "packet-id/rejected", [b"x"], qos=1)
@@ -170,7 +154,7 @@ def test_a_rejected_message_has_the_same_one(mosquitto: Mosquitto, connect: Conn
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_without_it_nothing_is_told(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_without_the_extension_there_is_no_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     for asked in ({}, {"packet_id": False}):
         with m.subscribe("packet-id/untold", qos=1, **asked) as stream:
@@ -179,7 +163,7 @@ def test_without_it_nothing_is_told(mosquitto: Mosquitto, connect: Connect) -> N
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_a_message_that_tells_it_can_be_passed_on(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_message_with_a_packet_id_can_be_passed_on(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     with (
         m.subscribe("packet-id/from", qos=1, packet_id=True) as stream,
@@ -200,7 +184,7 @@ def refused(m: Messaging, value: Any) -> None:
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_it_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_packet_id_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url)
     for value in (1, 17, "yes"):
         refused(m, value)
@@ -209,6 +193,6 @@ def test_it_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect
     assert "packetId" in m.features
 
 
-def test_where_there_is_none_asking_for_it_is_an_error(connect: Connect) -> None:
+def test_asking_an_adapter_without_packet_ids_is_an_error(connect: Connect) -> None:
     with pytest.raises(UnsupportedFeatureError, match="packetId"):
         connect("memory://packet-id").subscribe("a", packet_id=True)

@@ -15,6 +15,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import Properties, ProtocolError
+from adapters.mqtt.paho_socket import MemorySocket
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 TOPIC = TEXT.filter(lambda text: text and not set(text) & set("+#"))
@@ -47,41 +48,15 @@ def new_properties() -> Any:
     return PahoProperties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
 
 
-class _Capture:
-    """A TLS context and its socket, to paho: keeps what is written."""
-
-    check_hostname = True
-
-    def __init__(self) -> None:
-        self.written = b""
-
-    def wrap_socket(self, sock: Any, **_: Any) -> _Capture:
-        sock.close()
-        return self
-
-    def send(self, data: bytes) -> int:
-        self.written += data
-        return len(data)
-
-    def settimeout(self, _: float) -> None: ...
-    def setblocking(self, _: bool) -> None: ...
-    def do_handshake(self) -> None: ...
-    def close(self) -> None: ...
-
-
 @pytest.fixture(scope="module", params=[True, False], ids=["5", "3.1.1"])
 def paho(request: pytest.FixtureRequest) -> Any:
     """Two things: whether it is MQTT 5, and a function that returns the PUBLISH packet paho makes."""
-    import socket
-
     v5 = request.param
-    capture = _Capture()
-    client = mqtt.Client(CallbackAPIVersion.VERSION2, "c", protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311)
+    memory = MemorySocket(CallbackAPIVersion.VERSION2, "c", protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311)
+    client = memory.client
     client.max_inflight_messages_set(0)
-    client.tls_set_context(capture)  # type: ignore[arg-type]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client.connect("127.0.0.1", server.getsockname()[1])
-    client.loop_write()
+    memory.connect(client.connect)
+    memory.take()
 
     def make(topic: str, payload: bytes, qos: int, retain: bool, given: Properties) -> tuple[bytes, int]:
         wanted = None
@@ -96,10 +71,8 @@ def paho(request: pytest.FixtureRequest) -> Any:
             ):
                 if value is not None:
                     setattr(wanted, name, value)
-        capture.written = b""
         info = client.publish(topic, payload, qos, retain, wanted)
-        client.loop_write()
-        return capture.written, info.mid
+        return memory.take(), info.mid
 
     return v5, make
 
@@ -192,7 +165,7 @@ def test_any_bytes_are_an_acknowledgement_or_break_the_protocol(data: bytes) -> 
         (0x30, b"\x00\x01a\xff\xff\xff\xff\x01"),
     ],
 )
-def test_malformed_packets_are_told(head: int, data: bytes) -> None:
+def test_malformed_packets_are_protocol_errors(head: int, data: bytes) -> None:
     with pytest.raises(ProtocolError):
         packets.parse_publish(head, data, True)
 

@@ -1,22 +1,19 @@
-"""Reading waits: for more to come, or for consumers to catch up. Nothing may get stuck or lost over it."""
+"""Reading is paced while more is about to arrive, and suspended while consumers are behind, without any loss."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from adapters.mqtt.pacing import ReadPacer
 from messaging.model import Incoming
-from tests.mqtt.harness import Core, In, run
-from tests.mqtt.peer import Connection, Peer
-
-Test = Callable[[Core, Connection, In], Awaitable[None]]
+from tests.mqtt.harness import Core, In
+from tests.mqtt.peer import session, subscribed
 
 
 class Always:
-    """A pacer that never has enough."""
+    """A pacer that waits after each read."""
 
     pause = 0.001
 
@@ -24,97 +21,67 @@ class Always:
         return self.pause
 
 
-def with_stream(test: Test, sink: In | None = None) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack()
-            await opening
-            subscribing = asyncio.create_task(core.subscribe("#", sink))
-            await connection.suback()
-            found, _ = await subscribing
-            await test(core, connection, found)
-            await core.adapter.close()
-
-    run(main())
-
-
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.mqtt.link.ReadPacer", Always)
+    monkeypatch.setattr("adapters.mqtt.reading.ReadPacer", Always)
 
 
 @pytest.mark.usefixtures("paced")
-def test_what_arrives_while_reading_waits_arrives() -> None:
-    async def test(_: Core, connection: Connection, sink: In) -> None:
+async def test_messages_that_arrive_while_reading_is_paced_are_delivered() -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection)
         for number in range(500):
             connection.deliver("t", b"%d" % number)
             if not number % 10:
                 await sink.wait(number // 2)
-        assert [int(payload) for payload in (await sink.wait(500), sink.payloads)[1]] == list(range(500))
-
-    with_stream(test)
+        await sink.wait(500)
+        assert [int(payload) for payload in sink.payloads] == list(range(500))
 
 
 @pytest.mark.usefixtures("paced")
-def test_a_loss_while_reading_waits_is_noticed() -> None:
-    async def test(core: Core, connection: Connection, sink: In) -> None:
+async def test_a_loss_while_reading_waits_is_noticed() -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection)
         connection.deliver("t", b"last")
         await sink.wait(1)
         connection.abort()
         await core.lost()
 
-    with_stream(test)
 
-
-def test_closing_does_not_wait_for_reading_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forever(Always):
-        pause = 1000.0
-
-    async def test(core: Core, connection: Connection, sink: In) -> None:
+@pytest.mark.usefixtures("paced")
+async def test_closing_does_not_wait_for_a_paced_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection)
+        monkeypatch.setattr(Always, "pause", 1000.0)
         connection.deliver("t", b"1")
         await sink.wait(1)
         closing = asyncio.create_task(core.adapter.close())
         await connection.expect(0xE0)
         connection.close()
-        async with asyncio.timeout(0.9):  # not the time that a broker is given
+        async with asyncio.timeout(0.9):  # less than the time that a broker is given
             await closing
-
-    # from now on: what came before was not to be waited for
-    def pacer() -> ReadPacer:
-        return ReadPacer()
-
-    monkeypatch.setattr("adapters.mqtt.link.ReadPacer", pacer)
-
-    async def with_pause(core: Core, connection: Connection, sink: In) -> None:
-        core.adapter._link._pacer = Forever()  # type: ignore[assignment, union-attr]
-        await test(core, connection, sink)
-
-    with_stream(with_pause)
 
 
 class Suspending(In):
-    """A sink whose consumer is behind as soon as it got anything."""
+    """A sink whose consumer is behind as soon as it received a message."""
 
-    core: Core
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        self._core = core
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         super().deliver(batch)
-        self.core.adapter.suspend_reading()
+        self._core.adapter.suspend_reading()
 
 
-@pytest.mark.parametrize("paced", [True, False])
-def test_packets_read_already_wait_as_well_and_go_on_where_they_were(
-    paced: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_paced", [True, False])
+async def test_packets_that_were_read_wait_while_reading_is_suspended(
+    is_paced: bool, request: pytest.FixtureRequest
 ) -> None:
-    if paced:
-        monkeypatch.setattr("adapters.mqtt.link.ReadPacer", Always)
-    sink = Suspending()
-
-    async def test(core: Core, connection: Connection, _: In) -> None:
-        sink.core = core
+    if is_paced:
+        request.getfixturevalue("paced")
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, "t", Suspending(core))
         for number in range(2000):
             connection.deliver("t", b"%d" % number)
         handed: list[int] = []
@@ -123,17 +90,13 @@ def test_packets_read_already_wait_as_well_and_go_on_where_they_were(
             core.adapter.resume_reading()
             await sink.wait(before + 1)
             handed.append(len(sink.messages) - before)
-        assert max(handed) <= 512  # a handful, and what was left of the read before
+        assert max(handed) <= 512  # a batch, and the rest of the read before
         assert [int(payload) for payload in sink.payloads] == list(range(2000))
 
-    with_stream(test, sink)
 
-
-def test_a_loss_while_packets_wait_is_noticed_and_closing_goes_on_with_them() -> None:
-    sink = Suspending()
-
-    async def test(core: Core, connection: Connection, _: In) -> None:
-        sink.core = core
+async def test_a_loss_while_reading_is_suspended_is_noticed() -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, "t", Suspending(core))
         for number in range(1000):
             connection.deliver("t", b"%d" % number)
         await sink.wait(1)
@@ -144,4 +107,17 @@ def test_a_loss_while_packets_wait_is_noticed_and_closing_goes_on_with_them() ->
             core.adapter.resume_reading()
         assert [int(payload) for payload in sink.payloads] == list(range(len(sink.payloads)))
 
-    with_stream(test, sink)
+
+async def test_closing_processes_packets_that_were_read() -> None:
+    """Also where their sink suspends reading again: their answers are part of closing in good order."""
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, "t", Suspending(core))
+        for number in range(1000):
+            connection.deliver("t", b"%d" % number)
+        await sink.wait(1)
+        await asyncio.sleep(0.05)
+        closing = asyncio.create_task(core.adapter.close())
+        await connection.expect(0xE0)
+        connection.close()
+        async with asyncio.timeout(0.9):
+            await closing

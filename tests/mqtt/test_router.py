@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from adapters.mqtt.packets import Properties, Publish
-from adapters.mqtt.router import Router, Stream
+from adapters.mqtt.router import Router
+from adapters.mqtt.streams import Stream
 from tests.mqtt.harness import In
 
 

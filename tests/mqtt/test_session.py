@@ -1,4 +1,4 @@
-"""Exchanges and sessions over the loss of a connection: byte by byte against a scripted peer, and against mosquitto."""
+"""Handshakes and sessions over the loss of a connection: against a scripted peer, and against mosquitto."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import adapter as adapter_module
-from adapters.mqtt import packets
+from adapters.mqtt import outbound, packets
 from messaging.errors import (
     ConnectionLostError,
     PayloadTooLargeError,
@@ -16,8 +16,8 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import Core, In, connected, run, settled
-from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed
+from tests.mqtt.harness import Core, In, connected, lasting, settled
+from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
 
@@ -25,85 +25,51 @@ PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_
 # --- publishing
 
 
-def test_the_window_is_receive_maximum_and_ids_are_unique() -> None:
-    async def main() -> None:
-        async with session(b"\x21\x00\x03") as (core, _, connection):
-            outs = [core.out("t", b"%d" % number, qos="12"[number % 2]) for number in range(8)]
-            sending = asyncio.create_task(core.adapter.publish(outs))
-            first = [await connection.publish() for _ in range(3)]
-            assert [publish.payload for publish in first] == [b"0", b"1", b"2"]
-            assert len({publish.id for publish in first}) == 3
-            assert [out.was_sent for out in outs] == [True] * 3 + [False] * 5
-            # the core gives one up: its slot is not free before the broker answers
-            outs[0].fail(PublishRefusedError("deadline"))
-            # and one that was never sent must not be sent any more
-            outs[4].fail(PublishRefusedError("deadline"))
-            connection.answer(packets.PUBREC, first[1].id)
-            assert await connection.expect(packets.PUBREL) == first[1].id.to_bytes(2, "big")
-            assert not outs[1].settled
-            connection.answer(packets.PUBCOMP, first[1].id)
-            third = await connection.publish()
-            assert third.payload == b"3"
-            await outs[1].done
-            connection.answer(packets.PUBACK, first[0].id)
-            connection.answer(packets.PUBACK, first[2].id)
-            rest = [await connection.publish() for _ in range(2)]
-            assert [publish.payload for publish in rest] == [b"5", b"6"]
-            assert not sending.done()
-            connection.answer(packets.PUBACK, rest[1].id)
-            last = await connection.publish()
-            assert last.payload == b"7"
-            await sending
-
-    run(main())
+async def test_the_window_is_receive_maximum_and_ids_are_unique() -> None:
+    async with session(b"\x21\x00\x03") as (core, _, connection):
+        outs = [core.out("t", b"%d" % number, qos="12"[number % 2]) for number in range(8)]
+        sending = asyncio.create_task(core.adapter.publish(outs))
+        first = [await connection.publish() for _ in range(3)]
+        assert [publish.payload for publish in first] == [b"0", b"1", b"2"]
+        assert len({publish.id for publish in first}) == 3
+        assert [out.was_sent for out in outs] == [True] * 3 + [False] * 5
+        # the core gives one up: its slot is not free before the broker answers
+        outs[0].fail(PublishRefusedError("deadline"))
+        # and one that was never sent must not be sent any more
+        outs[4].fail(PublishRefusedError("deadline"))
+        connection.answer(packets.PUBREC, first[1].id)
+        assert await connection.expect(packets.PUBREL) == first[1].id.to_bytes(2, "big")
+        assert not outs[1].settled
+        connection.answer(packets.PUBCOMP, first[1].id)
+        third = await connection.publish()
+        assert third.payload == b"3"
+        await outs[1].done
+        connection.answer(packets.PUBACK, first[0].id)
+        connection.answer(packets.PUBACK, first[2].id)
+        rest = [await connection.publish() for _ in range(2)]
+        assert [publish.payload for publish in rest] == [b"5", b"6"]
+        assert not sending.done()
+        connection.answer(packets.PUBACK, rest[1].id)
+        last = await connection.publish()
+        assert last.payload == b"7"
+        await sending
 
 
 @pytest.mark.parametrize(("version", "qos", "window"), [("3.1.1", "1", 100), ("3.1.1", "2", 20), ("5", "1", 1024)])
-def test_the_window_where_the_broker_names_none(version: str, qos: str, window: int) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            for setting, expected in ((None, window), (5, 5)):
-                core = Core(peer.url, version=version, max_inflight=setting)
-                opening = asyncio.create_task(core.open())
-                connection, _ = await peer.accept()
-                connection.send(0x20, b"\0\0" if version == "3.1.1" else b"\0\0\0")
-                await opening
-                outs = [core.out("t", b"", qos=qos) for _ in range(1100)]
-                sending = asyncio.create_task(core.adapter.publish(outs))
-                for _ in range(expected):
-                    await connection.publish(version == "5")
-                subscribing = asyncio.create_task(core.subscribe("mark"))
-                await connection.expect(0x80)  # and no PUBLISH before it
-                connection.abort()
-                await settled(sending, subscribing)
-                await core.adapter.close()
-
-    run(main())
-
-
-@pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
-def test_refusals_name_the_channel_and_the_reason_and_free_the_slot(kind: int) -> None:
-    async def main() -> None:
-        async with session(b"\x21\x00\x01") as (core, _, connection):
-            qos = "1" if kind == packets.PUBACK else "2"
-            for reason, text in (
-                (0x97, "Quota exceeded"), (0x87, "Not authorized"), (0xEE, "reason code 0xEE"),
-                (0xFF, "reason code 0xFF"), (0x95, "Packet too large"),  # listed for other packets only
-            ):  # fmt: skip
-                out = core.out("some/where", b"", qos=qos)
-                await core.send(out)
-                publish = await connection.publish()
-                connection.answer(kind, publish.id, reason)
-                with pytest.raises(PublishRefusedError, match=f"'some/where': {text}"):
-                    await out.done
-            out = core.out("t", b"", qos="1")
-            await core.send(out)
-            publish = await connection.publish()  # no PUBREL before it
-            connection.answer(packets.PUBACK, publish.id, 0x10)  # no matching subscribers: a success
-            await out.done
-            assert not core.losses
-
-    run(main())
+async def test_the_window_where_the_broker_names_none(version: str, qos: str, window: int) -> None:
+    async with Peer() as peer:
+        for setting, expected in ((None, window), (5, 5)):
+            core = Core(peer.url, version=version, max_inflight=setting)
+            connection, _ = await accept(core, peer)
+            outs = [core.out("t", b"", qos=qos) for _ in range(1100)]
+            sending = asyncio.create_task(core.adapter.publish(outs))
+            for _ in range(expected):
+                await connection.publish(version == "5")
+            subscribing = asyncio.create_task(core.subscribe("mark"))
+            await connection.expect(0x80)  # and no PUBLISH before it
+            connection.abort()
+            await settled(sending, subscribing)
+            await core.adapter.close()
 
 
 @pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
@@ -115,372 +81,312 @@ def test_refusals_name_the_channel_and_the_reason_and_free_the_slot(kind: int) -
         (b"\x97\x04\x1f\x00\x01\xff", r"refused .* 'some/where': Quota exceeded \(malformed properties\)"),
     ],
 )
-def test_a_malformed_answer_fails_its_message_and_nothing_else(kind: int, rest: bytes, text: str) -> None:
-    async def main() -> None:
-        async with session(b"\x21\x00\x01") as (core, _, connection):
-            out = core.out("some/where", b"", qos="1" if kind == packets.PUBACK else "2")
-            await core.send(out)
-            publish = await connection.publish()
-            connection.send(kind, publish.id.to_bytes(2, "big") + rest)
-            with pytest.raises(PublishRefusedError, match=text):
-                await out.done
-            if kind == packets.PUBREC and rest[0] < packets.FAILURE:  # the broker holds the id until told otherwise
-                assert await connection.expect(packets.PUBREL) == publish.id.to_bytes(2, "big")
-                connection.answer(packets.PUBCOMP, publish.id)
-            out = core.out("t", b"", qos="1")
-            await core.send(out)
-            connection.answer(packets.PUBACK, (await connection.publish()).id)
+async def test_a_malformed_answer_fails_its_message_only(kind: int, rest: bytes, text: str) -> None:
+    async with session(b"\x21\x00\x01") as (core, _, connection):
+        out, publish = await sent(core, connection, "some/where", b"", qos="1" if kind == packets.PUBACK else "2")
+        connection.send(kind, publish.id.to_bytes(2, "big") + rest)
+        with pytest.raises(PublishRefusedError, match=text):
             await out.done
-            assert not core.losses
-
-    run(main())
-
-
-def test_answers_to_nothing_hurt_nothing() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            for kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP, packets.PUBREL | 2):
-                connection.answer(kind, 77)
-            assert await connection.packet() == (packets.PUBREL | 2, b"\x00\x4d")
-            assert await connection.packet() == (packets.PUBCOMP, b"\x00\x4d")
-            out = core.out("t", b"", qos="2")
-            await core.send(out)
-            publish = await connection.publish()
-            connection.answer(packets.PUBREC, publish.id)
-            connection.answer(packets.PUBREC, publish.id)  # twice
-            for _ in range(2):
-                await connection.expect(packets.PUBREL)
-            assert not out.settled
+        if kind == packets.PUBREC and rest[0] < packets.FAILURE:  # the broker holds the id until told otherwise
+            assert await connection.expect(packets.PUBREL) == publish.id.to_bytes(2, "big")
             connection.answer(packets.PUBCOMP, publish.id)
-            await out.done
-            out = core.out("t", b"", qos="1")
-            await core.send(out)
-            publish = await connection.publish()
-            connection.answer(packets.PUBREC, publish.id)  # of the wrong kind
+        out, publish = await sent(core, connection, "t", b"", qos="1")
+        connection.answer(packets.PUBACK, publish.id)
+        await out.done
+        assert not core.losses
+
+
+async def test_answers_to_unknown_messages_are_harmless() -> None:
+    async with session() as (core, _, connection):
+        for kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP, packets.PUBREL | 2):
+            connection.answer(kind, 77)
+        assert await connection.packet() == (packets.PUBREL | 2, b"\x00\x4d")
+        assert await connection.packet() == (packets.PUBCOMP, b"\x00\x4d")
+        out, publish = await sent(core, connection, "t", b"", qos="2")
+        connection.answer(packets.PUBREC, publish.id)
+        connection.answer(packets.PUBREC, publish.id)  # twice
+        for _ in range(2):
             await connection.expect(packets.PUBREL)
-            assert not out.settled
+        assert not out.settled
+        connection.answer(packets.PUBCOMP, publish.id)
+        await out.done
+        out, publish = await sent(core, connection, "t", b"", qos="1")
+        connection.answer(packets.PUBREC, publish.id)  # of the wrong kind
+        await connection.expect(packets.PUBREL)
+        assert not out.settled
+        connection.answer(packets.PUBACK, publish.id)
+        await out.done
+        assert not core.losses
+
+
+async def test_a_broker_may_make_qos_1_of_qos_2() -> None:
+    async with session(b"\x21\x00\x01") as (core, _, connection):
+        for _ in range(2):
+            out, publish = await sent(core, connection, "t", b"", qos="2")
             connection.answer(packets.PUBACK, publish.id)
             await out.done
-            assert not core.losses
-
-    run(main())
 
 
-def test_a_broker_may_make_qos_1_of_qos_2() -> None:
-    async def main() -> None:
-        async with session(b"\x21\x00\x01") as (core, _, connection):
-            for _ in range(2):
-                out = core.out("t", b"", qos="2")
-                await core.send(out)
-                connection.answer(packets.PUBACK, (await connection.publish()).id)
-                await out.done
+async def test_without_a_session_unconfirmed_messages_fail() -> None:
+    async with session() as (core, peer, connection):
+        outs = [core.out("t", b"", qos=qos) for qos in "12"]
+        await core.send(*outs)
+        publishes = [await connection.publish() for _ in range(2)]
+        connection.answer(packets.PUBREC, publishes[1].id)
+        await connection.expect(packets.PUBREL)
+        connection, resumed = await reconnect(core, peer, connection, present=False)
+        assert not resumed
+        assert all(isinstance(out.error(), ConnectionLostError) for out in outs)
+        out = core.out("t", b"new", qos="1")
+        await core.send(out)
+        assert (await connection.publish()).payload == b"new"
 
-    run(main())
 
-
-def test_without_a_session_the_core_is_to_send_again() -> None:
-    async def main() -> None:
-        async with session() as (core, peer, connection):
-            outs = [core.out("t", b"", qos=qos) for qos in "12"]
-            await core.send(*outs)
-            publishes = [await connection.publish() for _ in range(2)]
-            connection.answer(packets.PUBREC, publishes[1].id)
+async def test_a_resumed_session_finishes_every_handshake_in_order_within_the_window() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("12212")]
+        await core.send(*outs)
+        sent = [await connection.publish() for _ in range(5)]
+        connection.answer(packets.PUBREC, sent[1].id)
+        await connection.expect(packets.PUBREL)
+        # the core gives two up meanwhile: the handshake of QoS 2 has to be finished all the same
+        outs[2].fail(PublishRefusedError("deadline"))
+        outs[3].fail(PublishRefusedError("deadline"))
+        connection, resumed = await reconnect(core, peer, connection, present=True, properties=b"\x21\x00\x02")
+        assert resumed
+        assert not outs[0].settled
+        late = core.out("t", b"late", qos="1")
+        sending = asyncio.create_task(core.adapter.publish([late]))
+        again = await connection.publish()
+        assert (again.id, again.payload, again.dup, again.qos) == (sent[0].id, b"0", True, 1)
+        assert await connection.expect(packets.PUBREL) == sent[1].id.to_bytes(2, "big")
+        connection.answer(packets.PUBCOMP, sent[1].id)
+        again = await connection.publish()
+        assert (again.id, again.payload, again.dup) == (sent[2].id, b"2", True)
+        connection.answer(packets.PUBACK, sent[0].id)
+        again = await connection.publish()
+        assert (again.id, again.payload, again.dup) == (sent[4].id, b"4", True)
+        assert not sending.done()
+        for publish in (sent[2], sent[4]):
+            connection.answer(packets.PUBREC, publish.id)
             await connection.expect(packets.PUBREL)
-            connection, resumed = await reconnect(core, peer, connection, present=False)
-            assert not resumed
-            assert all(isinstance(out.error(), ConnectionLostError) for out in outs)
-            out = core.out("t", b"new", qos="1")
-            await core.send(out)
-            assert (await connection.publish()).payload == b"new"
-
-    run(main())
-
-
-def test_a_resumed_session_finishes_every_exchange_in_order_within_the_window() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, peer, connection):
-            outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("12212")]
-            await core.send(*outs)
-            sent = [await connection.publish() for _ in range(5)]
-            connection.answer(packets.PUBREC, sent[1].id)
-            await connection.expect(packets.PUBREL)
-            # the core gives two up meanwhile: the exchange of QoS 2 has to be finished all the same
-            outs[2].fail(PublishRefusedError("deadline"))
-            outs[3].fail(PublishRefusedError("deadline"))
-            connection, resumed = await reconnect(core, peer, connection, present=True, properties=b"\x21\x00\x02")
-            assert resumed
-            assert not outs[0].settled
-            late = core.out("t", b"late", qos="1")
-            sending = asyncio.create_task(core.adapter.publish([late]))
-            again = await connection.publish()
-            assert (again.id, again.payload, again.dup, again.qos) == (sent[0].id, b"0", True, 1)
-            assert await connection.expect(packets.PUBREL) == sent[1].id.to_bytes(2, "big")
-            connection.answer(packets.PUBCOMP, sent[1].id)
-            again = await connection.publish()
-            assert (again.id, again.payload, again.dup) == (sent[2].id, b"2", True)
-            connection.answer(packets.PUBACK, sent[0].id)
-            again = await connection.publish()
-            assert (again.id, again.payload, again.dup) == (sent[4].id, b"4", True)
-            assert not sending.done()
-            for publish in (sent[2], sent[4]):
-                connection.answer(packets.PUBREC, publish.id)
-                await connection.expect(packets.PUBREL)
-                connection.answer(packets.PUBCOMP, publish.id)
-            new = await connection.publish()
-            assert (new.payload, new.dup) == (b"late", False)
-            await sending
-            connection.answer(packets.PUBACK, new.id)
-            await settled(*(out.done for out in (*outs, late)))
-            assert [out.error() is None for out in outs] == [True, True, False, False, True]
-
-    run(main())
+            connection.answer(packets.PUBCOMP, publish.id)
+        new = await connection.publish()
+        assert (new.payload, new.dup) == (b"late", False)
+        await sending
+        connection.answer(packets.PUBACK, new.id)
+        await settled(*(out.done for out in (*outs, late)))
+        assert [out.error() is None for out in outs] == [True, True, False, False, True]
 
 
-def test_if_the_session_turns_out_to_be_gone_unfinished_messages_are_sent_as_new_ones() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, peer, connection):
-            outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("122")]
-            await core.send(*outs)
-            sent = [await connection.publish() for _ in range(3)]
-            connection.answer(packets.PUBREC, sent[1].id)
-            await connection.expect(packets.PUBREL)
-            outs[2].fail(PublishRefusedError("deadline"))
-            connection, resumed = await reconnect(core, peer, connection, present=False)
-            assert not resumed
-            again = [await connection.publish() for _ in range(2)]
-            assert [(publish.payload, publish.dup) for publish in again] == [(b"0", False), (b"1", False)]
-            connection.answer(packets.PUBACK, again[0].id)
-            connection.answer(packets.PUBREC, again[1].id)
-            await connection.expect(packets.PUBREL)
-            connection.answer(packets.PUBCOMP, again[1].id)
-            await settled(*(out.done for out in outs))
-            assert [out.error() is None for out in outs] == [True, True, False]
-
-    run(main())
+async def test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("122")]
+        await core.send(*outs)
+        sent = [await connection.publish() for _ in range(3)]
+        connection.answer(packets.PUBREC, sent[1].id)
+        await connection.expect(packets.PUBREL)
+        outs[2].fail(PublishRefusedError("deadline"))
+        connection, resumed = await reconnect(core, peer, connection, present=False)
+        assert not resumed
+        again = [await connection.publish() for _ in range(2)]
+        assert [(publish.payload, publish.dup) for publish in again] == [(b"0", False), (b"1", False)]
+        connection.answer(packets.PUBACK, again[0].id)
+        connection.answer(packets.PUBREC, again[1].id)
+        await connection.expect(packets.PUBREL)
+        connection.answer(packets.PUBCOMP, again[1].id)
+        await settled(*(out.done for out in outs))
+        assert [out.error() is None for out in outs] == [True, True, False]
 
 
-def test_packet_ids_of_publish_and_subscribe_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            # as if 32,768 messages had been published before
-            core.adapter._outbound._id = 65_535
-            outs = [core.out("t", b"", qos="1") for _ in range(3)]
-            await core.send(*outs)
-            publishes = [await connection.publish() for _ in range(3)]
-            assert [publish.id for publish in publishes] == [1, 2, 3]
-            subscribing = asyncio.create_task(core.subscribe("x"))
-            await asyncio.sleep(0.05)
-            connection.answer(packets.PUBACK, 2)
-            await outs[1].done
-            await asyncio.sleep(0.05)
-            connection.answer(packets.PUBACK, 1)
-            assert (await connection.suback())[:2] == b"\x00\x01"
-            await subscribing
-            core.adapter._outbound._id = 1
-            subscribing = asyncio.create_task(core.subscribe("y"))
-            body = await connection.expect(0x80)
-            assert body[:2] == b"\x00\x02"
-            out = core.out("t", b"", qos="1")
-            await core.send(out)
-            assert (await connection.publish()).id == 4  # 2 waits for SUBACK, 3 for PUBACK
-            connection.send(0x90, body[:2] + b"\0\0")
-            await subscribing
+async def test_packet_ids_of_publish_and_subscribe_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "FIRST_ID", 65_535)
 
-    run(main())
+    async with session() as (core, _, connection):
+        outs = [core.out("t", b"", qos="1") for _ in range(3)]
+        await core.send(*outs)
+        publishes = [await connection.publish() for _ in range(3)]
+        assert [publish.id for publish in publishes] == [65_535, 1, 2]
+        subscribing = asyncio.create_task(core.subscribe("x"))
+        body = await connection.expect(0x80)
+        assert body[:2] == b"\x00\x03"  # 1 and 2 wait for PUBACK
+        _, publish = await sent(core, connection, "t", b"", qos="1")
+        assert publish.id == 4  # 3 waits for SUBACK
+        connection.send(0x90, body[:2] + b"\0\0")
+        _, handle = await subscribing
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+        body = await connection.expect(0xA0)
+        assert body[:2] == b"\x00\x05"  # 4 waits for PUBACK
+        connection.send(0xB0, body[:2] + b"\0\0")
+        await unsubscribing
 
 
-def test_messages_over_the_brokers_packet_size_are_not_sent() -> None:
-    async def main() -> None:
-        async with session(b"\x27\x00\x00\x00\x40") as (core, _, connection):
-            fits = core.out("t", bytes(64 - 2 - 3 - 1))
-            over = core.out("t", bytes(64 - 2 - 3 - 1 + 1))
-            long = core.out("t" * 30, bytes(40))
-            await core.send(over, long, fits)
-            for out, limit in ((over, 58), (long, 29)):
-                error = out.error()
-                assert isinstance(error, PayloadTooLargeError)
-                assert error.limit == limit
-            assert len((await connection.publish()).payload) == 58
-
-    run(main())
+async def test_messages_over_the_brokers_packet_size_are_not_sent() -> None:
+    async with session(b"\x27\x00\x00\x00\x40") as (core, _, connection):
+        fits = core.out("t", bytes(64 - 2 - 3 - 1))
+        over = core.out("t", bytes(64 - 2 - 3 - 1 + 1))
+        long = core.out("t" * 30, bytes(40))
+        await core.send(over, long, fits)
+        for out, limit in ((over, 58), (long, 29)):
+            error = out.error()
+            assert isinstance(error, PayloadTooLargeError)
+            assert error.limit == limit
+        assert len((await connection.publish()).payload) == 58
 
 
 # --- receiving
 
 
-def test_qos_2_is_released_in_two_steps_and_a_duplicate_is_answered_not_delivered() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            sink, _ = await subscribed(core, connection, qos="2")
-            connection.deliver("t", b"x", 9, 2)
-            (message,) = await sink.wait(1)
-            connection.deliver("t", b"x", 9, 2, packets.DUP)  # impatient
-            connection.deliver("t", b"mark")
-            await sink.wait(2)
-            core.acknowledge(message)
-            assert await connection.packet() == (packets.PUBREC, b"\x00\x09")
-            connection.deliver("t", b"x", 9, 2, packets.DUP)  # PUBREC was not seen
-            assert await connection.packet() == (packets.PUBREC, b"\x00\x09")
-            connection.answer(packets.PUBREL | 2, 9)
-            assert await connection.packet() == (packets.PUBCOMP, b"\x00\x09")
-            connection.deliver("t", b"y", 9, 2)  # the id is free again
-            assert (await sink.wait(3))[2].payload == b"y"
-            assert sink.payloads == [b"x", b"mark", b"y"]
-
-    run(main())
+async def test_qos_2_is_released_in_two_steps_and_a_duplicate_is_answered_not_delivered() -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
+        connection.deliver("t", b"x", 9, 2)
+        (message,) = await sink.wait(1)
+        connection.deliver("t", b"x", 9, 2, packets.DUP)  # impatient
+        connection.deliver("t", b"mark")
+        await sink.wait(2)
+        core.acknowledge(message)
+        assert await connection.packet() == (packets.PUBREC, b"\x00\x09")
+        connection.deliver("t", b"x", 9, 2, packets.DUP)  # PUBREC was not seen
+        assert await connection.packet() == (packets.PUBREC, b"\x00\x09")
+        connection.answer(packets.PUBREL | 2, 9)
+        assert await connection.packet() == (packets.PUBCOMP, b"\x00\x09")
+        connection.deliver("t", b"y", 9, 2)  # the id is free again
+        assert (await sink.wait(3))[2].payload == b"y"
+        assert sink.payloads == [b"x", b"mark", b"y"]
 
 
-def test_tokens_of_a_resumed_session_stay_valid_and_messages_come_once() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, peer, connection):
-            sink, _ = await subscribed(core, connection, qos="2")
-            for packet_id, qos in ((1, 1), (2, 2), (3, 1), (4, 2)):
-                connection.deliver("t", b"%d" % packet_id, packet_id, qos)
-            one, two, three, four = await sink.wait(4)
-            core.acknowledge(four)
-            await connection.expect(packets.PUBREC)
-            connection.abort()
-            await core.lost()
-            core.acknowledge(one)  # nobody to tell it yet
-            connection, resumed = await accept(core, peer, present=True)
-            assert resumed
-            assert not any(core.adapter.is_stale(message.token) for message in (two, three))
-            core.acknowledge(three)  # not before the broker has sent it here too
-            for packet_id, qos in ((1, 1), (2, 2), (3, 1)):
-                connection.deliver("t", b"%d" % packet_id, packet_id, qos, packets.DUP)
-            connection.deliver("t", b"4", 4, 2, packets.DUP)  # PUBREC got lost
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x03")
-            assert await connection.packet() == (packets.PUBREC, b"\x00\x04")
-            core.acknowledge(two)
-            assert await connection.packet() == (packets.PUBREC, b"\x00\x02")
-            connection.deliver("t", b"end")
-            await sink.wait(5)
-            assert sink.payloads == [b"1", b"2", b"3", b"4", b"end"]
-
-    run(main())
+async def test_tokens_of_a_resumed_session_stay_valid_and_messages_come_once() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        sink, _ = await subscribed(core, connection, qos="2")
+        for packet_id, qos in ((1, 1), (2, 2), (3, 1), (4, 2)):
+            connection.deliver("t", b"%d" % packet_id, packet_id, qos)
+        one, two, three, four = await sink.wait(4)
+        core.acknowledge(four)
+        await connection.expect(packets.PUBREC)
+        connection.abort()
+        await core.lost()
+        core.acknowledge(one)  # without a connection
+        connection, resumed = await accept(core, peer, present=True)
+        assert resumed
+        assert not any(core.adapter.is_stale(message.token) for message in (two, three))
+        core.acknowledge(three)  # not before the broker has sent it here too
+        for packet_id, qos in ((1, 1), (2, 2), (3, 1)):
+            connection.deliver("t", b"%d" % packet_id, packet_id, qos, packets.DUP)
+        connection.deliver("t", b"4", 4, 2, packets.DUP)  # PUBREC got lost
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x03")
+        assert await connection.packet() == (packets.PUBREC, b"\x00\x04")
+        core.acknowledge(two)
+        assert await connection.packet() == (packets.PUBREC, b"\x00\x02")
+        connection.deliver("t", b"end")
+        await sink.wait(5)
+        assert sink.payloads == [b"1", b"2", b"3", b"4", b"end"]
 
 
-def test_an_id_that_a_forgetful_broker_gives_to_another_message_is_another_message() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, peer, connection):
-            sink, _ = await subscribed(core, connection, qos="1")
-            connection.deliver("t", b"old", 1, 1)
-            connection.deliver("t", b"older", 2, 1)
-            old, older = await sink.wait(2)
-            connection, _ = await reconnect(core, peer, connection, present=True)
-            connection.deliver("t", b"new", 1, 1)
-            connection.deliver("t", b"newer", 2, 1, packets.DUP)
-            _, _, new, newer = await sink.wait(4)
-            core.acknowledge(old, older)  # must not answer for the new ones
-            core.acknowledge(newer, new)
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x02")
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
-
-    run(main())
+async def test_an_id_that_a_forgetful_broker_gives_to_another_message_is_another_message() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        sink, _ = await subscribed(core, connection, qos="1")
+        connection.deliver("t", b"old", 1, 1)
+        connection.deliver("t", b"older", 2, 1)
+        old, older = await sink.wait(2)
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        connection.deliver("t", b"new", 1, 1)
+        connection.deliver("t", b"newer", 2, 1, packets.DUP)
+        _, _, new, newer = await sink.wait(4)
+        core.acknowledge(old, older)  # must not answer for the new ones
+        core.acknowledge(newer, new)
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x02")
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
 
 
 @pytest.mark.parametrize("settings", [{}, PERSISTENT])
-def test_tokens_of_a_session_that_is_gone_are_stale_and_never_reach_the_next_one(settings: dict[str, Any]) -> None:
-    async def main() -> None:
-        async with session(**settings) as (core, peer, connection):
-            sink, old_handle = await subscribed(core, connection, qos="1")
-            connection.deliver("t", b"old", 1, 1)
-            (old,) = await sink.wait(1)
-            connection, resumed = await reconnect(core, peer, connection, present=False)
-            assert not resumed
-            assert core.adapter.is_stale(old.token)
-            new_sink, _ = await subscribed(core, connection, qos="1")
-            connection.deliver("t", b"new", 1, 1)
-            (new,) = await new_sink.wait(1)
-            core.acknowledge(old)
-            await core.adapter.unsubscribe(old_handle)
-            core.acknowledge(new)
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
-            assert len(sink.messages) == 1
-
-    run(main())
-
-
-def test_closing_leaves_unsettled_messages_to_the_session() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, _, connection):
-            sink, _ = await subscribed(core, connection, qos="1")
-            connection.deliver("t", b"x", 1, 1)
-            (message,) = await sink.wait(1)
-            closing = asyncio.create_task(core.adapter.close())
-            assert await connection.packet() == (0xE0, b"")
-            core.acknowledge(message)
-            connection.close()
-            await closing
-
-    run(main())
+async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(
+    settings: dict[str, Any],
+) -> None:
+    async with session(**settings) as (core, peer, connection):
+        sink, old_handle = await subscribed(core, connection, qos="1")
+        connection.deliver("t", b"old", 1, 1)
+        (old,) = await sink.wait(1)
+        connection, resumed = await reconnect(core, peer, connection, present=False)
+        assert not resumed
+        assert core.adapter.is_stale(old.token)
+        new_sink, _ = await subscribed(core, connection, qos="1")
+        connection.deliver("t", b"new", 1, 1)
+        (new,) = await new_sink.wait(1)
+        core.acknowledge(old)
+        await core.adapter.unsubscribe(old_handle)
+        core.acknowledge(new)
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
+        assert len(sink.messages) == 1
 
 
-def test_messages_of_a_resumed_session_wait_for_those_who_subscribe(
+async def test_closing_leaves_unsettled_messages_to_the_session() -> None:
+    async with session(**PERSISTENT) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, qos="1")
+        connection.deliver("t", b"x", 1, 1)
+        (message,) = await sink.wait(1)
+        closing = asyncio.create_task(core.adapter.close())
+        assert await connection.packet() == (0xE0, b"")
+        core.acknowledge(message)
+        connection.close()
+        await closing
+
+
+async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 0.3)
 
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, **PERSISTENT)
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack(session=True)
-            for packet_id, topic in ((1, "a"), (2, "b"), (3, "a")):
-                connection.deliver(topic, b"%d" % packet_id, packet_id, 1)
-            assert await opening is False  # the core does not know of it
-            sink, _ = await subscribed(core, connection, "a", qos="1")
-            await sink.wait(2)
-            assert sink.payloads == [b"1", b"3"]
-            core.acknowledge(sink.messages[0])
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x02")  # nobody wanted it
-            assert "the first on 'b'" in caplog.text
-            connection.deliver("b", b"", 4, 1)
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x04")
-            await farewell(core, connection)
-
-    run(main())
+    async with Peer() as peer:
+        core = Core(peer.url, **PERSISTENT)
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection.connack(session=True)
+        for packet_id, topic in ((1, "a"), (2, "b"), (3, "a")):
+            connection.deliver(topic, b"%d" % packet_id, packet_id, 1)
+        assert await opening is False  # the core does not know of it
+        sink, _ = await subscribed(core, connection, "a", qos="1")
+        await sink.wait(2)
+        assert sink.payloads == [b"1", b"3"]
+        core.acknowledge(sink.messages[0])
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x02")  # no stream wanted it
+        assert "the first on 'b'" in caplog.text
+        connection.deliver("b", b"", 4, 1)
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x04")
+        await farewell(core, connection)
 
 
-def test_without_a_session_messages_for_nobody_are_acknowledged_at_once() -> None:
-    async def main() -> None:
-        async with session() as (_, _, connection):
-            connection.deliver("nobody", b"", 1, 1)
-            connection.deliver("nobody", b"", 2, 2)
-            assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
-            assert await connection.packet() == (packets.PUBREC, b"\x00\x02")
-
-    run(main())
+async def test_without_a_session_messages_without_a_stream_are_acknowledged_at_once() -> None:
+    async with session() as (_, _, connection):
+        connection.deliver("none", b"", 1, 1)
+        connection.deliver("none", b"", 2, 2)
+        assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
+        assert await connection.packet() == (packets.PUBREC, b"\x00\x02")
 
 
-def test_answers_wait_if_the_broker_exceeds_its_credit_and_stay_within_its_window() -> None:
-    """The newest of the settled ones first, but none beyond the window. Those that wait need no further verdict."""
+async def test_answers_wait_if_the_broker_exceeds_its_credit_and_stay_within_its_window() -> None:
+    """The newest settled message first, but none beyond the window. Waiting answers need no further verdict."""
+    async with session(receive_maximum=3) as (core, _, connection):
 
-    async def main() -> None:
-        async with session(receive_maximum=3) as (core, _, connection):
+        async def answered(count: int) -> list[int]:
+            return [int.from_bytes(await connection.expect(packets.PUBACK), "big") for _ in range(count)]
 
-            async def answered(count: int) -> list[int]:
-                return [int.from_bytes(await connection.expect(packets.PUBACK), "big") for _ in range(count)]
-
-            sink, _ = await subscribed(core, connection, qos="1")
-            for packet_id in range(1, 8):
-                connection.deliver("t", b"", packet_id, 1)
-            messages = await sink.wait(7)
-            core.acknowledge(*messages[:4])  # still three unsettled
-            core.acknowledge(messages[4])  # two: there is credit for one
-            assert await answered(5) == [3, 4, 5, 2, 1]
-            connection.deliver("t", b"", 8, 1)
-            await sink.wait(8)
-            core.acknowledge(*sink.messages[5:8])
-            assert await answered(3) == [6, 7, 8]
-
-    run(main())
+        sink, _ = await subscribed(core, connection, qos="1")
+        for packet_id in range(1, 8):
+            connection.deliver("t", b"", packet_id, 1)
+        messages = await sink.wait(7)
+        core.acknowledge(*messages[:4])  # still three unsettled
+        core.acknowledge(messages[4])  # two: there is credit for one
+        assert await answered(5) == [3, 4, 5, 2, 1]
+        connection.deliver("t", b"", 8, 1)
+        await sink.wait(8)
+        core.acknowledge(*sink.messages[5:8])
+        assert await answered(3) == [6, 7, 8]
 
 
-def test_what_arrives_together_is_handed_over_together() -> None:
+async def test_messages_that_arrive_together_are_handed_over_together() -> None:
     class Counting(In):
         batches = 0
 
@@ -488,118 +394,96 @@ def test_what_arrives_together_is_handed_over_together() -> None:
             self.batches += 1
             super().deliver(batch)
 
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            sink, other = Counting(), Counting()
-            for channel, each in (("t", sink), ("#", other)):
-                subscribing = asyncio.create_task(core.subscribe(channel, each))
-                await connection.suback()
-                await subscribing
-            for number in range(500):
-                connection.deliver("t", b"%d" % number)
-            await other.wait(500)
-            assert sink.payloads == other.payloads == [b"%d" % number for number in range(500)]
-            assert sink.batches < 50
-
-    run(main())
+    async with session() as (core, _, connection):
+        sink, other = Counting(), Counting()
+        for channel, each in (("t", sink), ("#", other)):
+            subscribing = asyncio.create_task(core.subscribe(channel, each))
+            await connection.suback()
+            await subscribing
+        for number in range(500):
+            connection.deliver("t", b"%d" % number)
+        await other.wait(500)
+        assert sink.payloads == other.payloads == [b"%d" % number for number in range(500)]
+        assert sink.batches < 50
 
 
 # --- subscriptions
 
 
-def test_a_refused_subscription_names_channel_queue_and_reason() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            cases: list[tuple[dict[str, Any], str]] = [
-                ({}, "'a/#': Not authorized"),
-                ({"queue": "q"}, r"'a/#' \(queue 'q'\): Not authorized"),
-            ]
-            for options, text in cases:
-                subscribing = asyncio.create_task(core.subscribe("a/#", **options))
-                await connection.suback(0x87)
-                with pytest.raises(SubscriptionRefusedError, match=text):
-                    await subscribing
-                unsubscribe = await connection.expect(0xA0)  # harmless, and certain
-                connection.send(0xB0, unsubscribe[:2] + b"\0\0")
-            sink, _ = await subscribed(core, connection, "a/#", qos="2")
-            connection.deliver("a/b", b"")
-            await sink.wait(1)
-
-    run(main())
+async def test_a_refused_subscription_names_channel_queue_and_reason() -> None:
+    async with session() as (core, _, connection):
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({}, "'a/#': Not authorized"),
+            ({"queue": "q"}, r"'a/#' \(queue 'q'\): Not authorized"),
+        ]
+        for options, text in cases:
+            subscribing = asyncio.create_task(core.subscribe("a/#", **options))
+            await connection.suback(0x87)
+            with pytest.raises(SubscriptionRefusedError, match=text):
+                await subscribing
+            await connection.unsuback()  # harmless, and certain
+        sink, _ = await subscribed(core, connection, "a/#", qos="2")
+        connection.deliver("a/b", b"")
+        await sink.wait(1)
 
 
-def test_an_answer_that_never_comes_is_not_waited_for_for_ever() -> None:
-    async def main() -> None:
-        async with session(timeout=0.1) as (core, _, connection):
-            with pytest.raises(SubscriptionRefusedError, match="did not answer"):
-                await core.subscribe("x")
-            await connection.expect(0x80)
-            await connection.expect(0xA0)
-
-    run(main())
+async def test_waiting_for_suback_ends_at_the_timeout() -> None:
+    async with session(timeout=0.1) as (core, _, connection):
+        with pytest.raises(SubscriptionRefusedError, match="did not answer"):
+            await core.subscribe("x")
+        await connection.expect(0x80)
+        await connection.expect(0xA0)
 
 
-def test_closing_ends_what_waits_for_an_answer_with_a_typed_error() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            _, handle = await subscribed(core, connection)
-            subscribing = asyncio.create_task(core.subscribe("x"))
-            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
-            for _ in range(2):
-                await connection.packet()
-            await farewell(core, connection)
-            for waiting in (subscribing, unsubscribing):
-                with pytest.raises(ConnectionLostError):  # nobody cancelled these tasks
-                    await waiting
-
-    run(main())
+async def test_closing_fails_pending_requests_with_a_typed_error() -> None:
+    async with session() as (core, _, connection):
+        _, handle = await subscribed(core, connection)
+        subscribing = asyncio.create_task(core.subscribe("x"))
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+        for _ in range(2):
+            await connection.packet()
+        await farewell(core, connection)
+        for waiting in (subscribing, unsubscribing):
+            with pytest.raises(ConnectionLostError):  # these tasks were not cancelled
+                await waiting
 
 
-def test_a_cancelled_subscription_is_taken_back() -> None:
-    async def main() -> None:
-        async with session() as (core, _, connection):
-            subscribing = asyncio.create_task(core.subscribe("x"))
-            await connection.expect(0x80)
-            subscribing.cancel()
-            await settled(subscribing)
-            await connection.expect(0xA0)
-
-    run(main())
+async def test_a_cancelled_subscription_is_taken_back() -> None:
+    async with session() as (core, _, connection):
+        subscribing = asyncio.create_task(core.subscribe("x"))
+        await connection.expect(0x80)
+        subscribing.cancel()
+        await settled(subscribing)
+        await connection.expect(0xA0)
 
 
-def test_what_was_unsubscribed_without_a_connection_is_unsubscribed_in_the_resumed_session() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, peer, connection):
-            kept, _ = await subscribed(core, connection, "kept")
-            _, gone = await subscribed(core, connection, "gone")
-            connection.abort()
-            await core.lost()
-            await core.adapter.unsubscribe(gone)
+async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        kept, _ = await subscribed(core, connection, "kept")
+        _, gone = await subscribed(core, connection, "gone")
+        connection.abort()
+        await core.lost()
+        await core.adapter.unsubscribe(gone)
+        connection, resumed = await accept(core, peer, present=True)
+        assert resumed
+        assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
+        connection.deliver("kept", b"")
+        await kept.wait(1)
+
+
+async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_one() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        await subscribed(core, connection)
+        connection.abort()
+        await core.lost()
+        # accepted with a new session, and lost in the same moment
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection._writer.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8b\x00")
+        results = await asyncio.gather(opening, return_exceptions=True)
+        if results[0] is not False:
             connection, resumed = await accept(core, peer, present=True)
-            assert resumed
-            assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
-            connection.deliver("kept", b"")
-            await kept.wait(1)
-
-    run(main())
-
-
-def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_one() -> None:
-    async def main() -> None:
-        async with session(**PERSISTENT) as (core, peer, connection):
-            await subscribed(core, connection)
-            connection.abort()
-            await core.lost()
-            # accepted with a new session, and lost in the same moment
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection._writer.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8b\x00")
-            results = await asyncio.gather(opening, return_exceptions=True)
-            if results[0] is not False:
-                connection, resumed = await accept(core, peer, present=True)
-                assert not resumed
-
-    run(main())
+            assert not resumed
 
 
 # --- mosquitto
@@ -607,94 +491,81 @@ def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_one() ->
 
 @pytest.mark.usefixtures("needs_mosquitto")
 @pytest.mark.parametrize("qos", ["1", "2"])
-def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
-    async def main() -> None:
-        with Mosquitto(["message_size_limit 1000"]) as broker:
-            async with connected(broker.url) as core:
-                with pytest.raises(PublishRefusedError, match="'t': Packet too large"):
-                    await core.publish("t", bytes(1001), qos=qos)
-                assert "closed by the broker" in str(await core.lost())
-                await core.open()
-                await core.publish("t", bytes(1000), qos=qos)
-
-    run(main())
-
-
-@pytest.mark.usefixtures("needs_mosquitto")
-def test_mosquitto_resumes_a_session_and_nothing_is_lost_or_doubled(version: str) -> None:
-    async def main() -> None:
-        settings: dict[str, Any] = {"version": version, "client_id": "me", "clean_start": False}
-        if version == "5":
-            settings["session_expiry"] = 1000
-        with Mosquitto() as broker:
-            core = Core(broker.url, **settings)
-            assert await core.open() is False
-            sink, _ = await core.subscribe("s", qos="2")
-            outs = []
-            for round_number in range(3):
-                new = [core.out("s", b"%d-%d" % (round_number, number), qos="2") for number in range(200)]
-                outs += new
-                sending = asyncio.create_task(core.adapter.publish(new))
-                await settled(*(out.done for out in new[:50]))
-                core.acknowledge(*sink.messages[: len(sink.messages) // 2])
-                core.vanish()
-                await core.lost(round_number + 1)
-                await sending
-                # the core would send again what it was given back
-                refused = [out for out in new if isinstance(out.error(), ConnectionLostError)]
-                assert not any(out.was_sent for out in refused)
-                assert await core.open() is True
-                again = [core.out("s", out.payload, qos="2") for out in refused]
-                outs = [out for out in outs if out not in refused] + again
-                sending = asyncio.create_task(core.adapter.publish(again))
-                while not sending.done() or len(sink.messages) < 200 * (round_number + 1):
-                    core.acknowledge(*sink.messages)
-                    await asyncio.sleep(0.005)
-            await settled(*(out.done for out in outs))
-            assert all(out.error() is None for out in outs)
-            expected = [b"%d-%d" % (round_number, number) for round_number in range(3) for number in range(200)]
-            assert sorted(sink.payloads) == sorted(expected)
-            core.acknowledge(*sink.messages)
-            # offline, then another process with the same session
-            await core.adapter.close()
-            other = Core(broker.url)
-            await other.open()
-            await other.publish("s", b"meanwhile", qos="1")
-            core = Core(broker.url, **settings)
-            assert await core.open() is False
-            sink, _ = await core.subscribe("s", qos="2")
-            (message,) = await sink.wait(1)
-            assert message.payload == b"meanwhile"
-            core.acknowledge(message)
-            await core.adapter.close()
-            await other.adapter.close()
-
-    run(main())
-
-
-@pytest.mark.usefixtures("needs_mosquitto")
-def test_a_session_survives_a_broker_that_is_killed(version: str) -> None:
-    async def main() -> None:
-        settings: dict[str, Any] = {"version": version, "client_id": "me", "clean_start": False}
-        if version == "5":
-            settings["session_expiry"] = 1000
-        with Mosquitto(persistence=True) as broker:
-            core = Core(broker.url, **settings)
+async def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
+    with Mosquitto(["message_size_limit 1000"]) as broker:
+        async with connected(broker.url) as core:
+            with pytest.raises(PublishRefusedError, match="'t': Packet too large"):
+                await core.publish("t", bytes(1001), qos=qos)
+            assert "closed by the broker" in str(await core.lost())
             await core.open()
-            sink, _ = await core.subscribe("s", qos="2")
-            await core.publish("s", b"1", qos="1")
-            await core.publish("s", b"2", qos="2")
-            one, two = await sink.wait(2)
-            broker.kill()
-            await core.lost()
-            broker.start()
-            assert await core.reopen() is True
-            await core.publish("s", b"3", qos="1")
-            three = (await sink.wait(3))[2]
-            core.acknowledge(one, two, three)
-            await core.publish("s", b"4", qos="1")
-            await sink.wait(4)
-            assert sink.payloads == [b"1", b"2", b"3", b"4"]
-            await core.adapter.close()
+            await core.publish("t", bytes(1000), qos=qos)
 
-    run(main())
+
+@pytest.mark.usefixtures("needs_mosquitto")
+async def test_mosquitto_resumes_a_session_and_nothing_is_lost_or_doubled(version: str) -> None:
+    settings = lasting(version)
+    with Mosquitto() as broker:
+        core = Core(broker.url, **settings)
+        assert await core.open() is False
+        sink, _ = await core.subscribe("s", qos="2")
+        outs = []
+        for round_number in range(3):
+            new = [core.out("s", b"%d-%d" % (round_number, number), qos="2") for number in range(200)]
+            outs += new
+            sending = asyncio.create_task(core.adapter.publish(new))
+            await settled(*(out.done for out in new[:50]))
+            core.acknowledge(*sink.messages[: len(sink.messages) // 2])
+            core.vanish()
+            await core.lost(round_number + 1)
+            await sending
+            # the core would send again what it was given back
+            refused = [out for out in new if isinstance(out.error(), ConnectionLostError)]
+            assert not any(out.was_sent for out in refused)
+            assert await core.open() is True
+            again = [core.out("s", out.payload, qos="2") for out in refused]
+            outs = [out for out in outs if out not in refused] + again
+            sending = asyncio.create_task(core.adapter.publish(again))
+            while not sending.done() or len(sink.messages) < 200 * (round_number + 1):
+                core.acknowledge(*sink.messages)
+                await asyncio.sleep(0.005)
+        await settled(*(out.done for out in outs))
+        assert all(out.error() is None for out in outs)
+        expected = [b"%d-%d" % (round_number, number) for round_number in range(3) for number in range(200)]
+        assert sorted(sink.payloads) == sorted(expected)
+        core.acknowledge(*sink.messages)
+        # offline, then another process with the same session
+        await core.adapter.close()
+        other = Core(broker.url)
+        await other.open()
+        await other.publish("s", b"meanwhile", qos="1")
+        core = Core(broker.url, **settings)
+        assert await core.open() is False
+        sink, _ = await core.subscribe("s", qos="2")
+        (message,) = await sink.wait(1)
+        assert message.payload == b"meanwhile"
+        core.acknowledge(message)
+        await core.adapter.close()
+        await other.adapter.close()
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
+async def test_a_session_survives_a_broker_that_is_killed(version: str) -> None:
+    settings = lasting(version)
+    with Mosquitto(persistence=True) as broker:
+        core = Core(broker.url, **settings)
+        await core.open()
+        sink, _ = await core.subscribe("s", qos="2")
+        await core.publish("s", b"1", qos="1")
+        await core.publish("s", b"2", qos="2")
+        one, two = await sink.wait(2)
+        broker.kill()
+        await core.lost()
+        broker.start()
+        assert await core.reopen() is True
+        await core.publish("s", b"3", qos="1")
+        three = (await sink.wait(3))[2]
+        core.acknowledge(one, two, three)
+        await core.publish("s", b"4", qos="1")
+        await sink.wait(4)
+        assert sink.payloads == [b"1", b"2", b"3", b"4"]
+        await core.adapter.close()

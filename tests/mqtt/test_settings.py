@@ -142,7 +142,7 @@ def test_features_are_what_the_version_can_do() -> None:
     assert five.default_qos == "0"
 
 
-def test_without_paho_the_package_imports_and_an_adapter_says_what_to_install() -> None:
+def test_without_paho_the_package_imports_and_an_adapter_names_the_missing_extra() -> None:
     script = """
 import sys
 sys.modules["paho"] = None

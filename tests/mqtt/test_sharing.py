@@ -13,8 +13,8 @@ from messaging import MessageStream, Messaging
 from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import PATIENCE, Core, In, run
-from tests.mqtt.peer import Connection, Peer, farewell
+from tests.mqtt.harness import PATIENCE, Core, In
+from tests.mqtt.peer import Connection, Peer, accept, farewell, session
 from tests.proxy import Proxy
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
@@ -35,7 +35,7 @@ def refusal(m: Messaging, channel: str = "jobs") -> str:
 
 
 @pytest.mark.parametrize("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
-def test_a_broker_without_shared_subscriptions_is_told(
+def test_a_broker_without_shared_subscriptions_refuses_queues(
     rabbitmq_mqtt: RabbitMQ, connect: Connect, others: list[str]
 ) -> None:
     """Whatever else the instance is subscribed to: RabbitMQ takes $share for the level of a channel."""
@@ -54,7 +54,9 @@ def test_a_broker_without_shared_subscriptions_is_told(
         assert stream.receive(PATIENCE).payload == b"x"
 
 
-def test_a_broker_with_them_is_asked_once_and_keeps_nothing(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_broker_with_shared_subscriptions_is_probed_once_and_keeps_no_subscription(
+    mosquitto: Mosquitto, connect: Connect
+) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy, ExitStack() as stack:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", version="3.1.1")
         stack.enter_context(subscribed(m, "sharing/plain"))
@@ -69,7 +71,7 @@ def test_a_broker_with_them_is_asked_once_and_keeps_nothing(mosquitto: Mosquitto
         assert after.receive(PATIENCE).context.channel == "messaging/probe/last"  # nothing was retained
 
 
-def test_mqtt_5_announces_them_and_is_not_asked(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_mqtt_5_announces_shared_subscriptions_and_is_not_probed(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}")
         with subscribed(m, "sharing/jobs", queue="one"):
@@ -109,44 +111,28 @@ class Silent:
 
 async def queue_at(core: Core, peer: Peer, **how: Any) -> In:
     """Subscribe to a queue at a broker whose probe ends as told."""
-    opening = asyncio.create_task(core.open())
-    connection, _ = await peer.accept()
-    connection.connack_v3()
-    await opening
+    connection, _ = await accept(core, peer)
     serving = asyncio.create_task(Silent(peer, **how).serve())
     subscribing = asyncio.create_task(core.subscribe("jobs", queue="one"))
-    body = await connection.expect(0x80)
-    assert b"$share/one/jobs" in body
-    connection.send(0x90, body[:2] + b"\0")
+    assert b"$share/one/jobs" in await connection.suback(v5=False)
     sink, _ = await subscribing
     await serving
     await farewell(core, connection)
     return sink
 
 
-def test_a_broker_that_could_not_be_reached_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A probe whose connection ends says nothing about the broker."""
-
-    async def main() -> None:
-        async with Peer() as peer:
-            core = Core(peer.url, version="3.1.1")
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack_v3()
-            await opening
-            for _ in range(2):
-                subscribing = asyncio.create_task(core.subscribe("jobs", queue="one"))
-                probe, _ = await peer.accept()
-                probe.abort()
-                body = await connection.expect(0x80)
-                connection.send(0x90, body[:2] + b"\0")
-                _, handle = await subscribing
-                ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-                connection.send(0xB0, (await connection.expect(0xA0))[:2])
-                await ending
-            await farewell(core, connection)
-
-    run(main())
+async def test_a_broker_that_could_not_be_reached_is_probed_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A probe whose connection ends has no result."""
+    async with session(version="3.1.1") as (core, peer, connection):
+        for _ in range(2):
+            subscribing = asyncio.create_task(core.subscribe("jobs", queue="one"))
+            probe, _ = await peer.accept()
+            probe.abort()
+            await connection.suback(v5=False)
+            _, handle = await subscribing
+            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
+            await connection.unsuback(v5=False)
+            await ending
     assert caplog.text.count("cannot find out whether the broker has shared subscriptions") == 2
 
 
@@ -155,11 +141,8 @@ def test_a_broker_that_could_not_be_reached_is_asked_again(caplog: pytest.LogCap
     [(0, "no message arrives"), (5, "refused a client without user name")],
     ids=["silent", "refused"],
 )
-def test_a_probe_without_result_is_warned_of(caplog: pytest.LogCaptureFixture, code: int, reason: str) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            await queue_at(Core(peer.url, version="3.1.1"), peer, code=code)
-
-    run(main())
+async def test_a_probe_without_result_is_warned_of(caplog: pytest.LogCaptureFixture, code: int, reason: str) -> None:
+    async with Peer() as peer:
+        await queue_at(Core(peer.url, version="3.1.1"), peer, code=code)
     assert "cannot find out whether the broker has shared subscriptions" in caplog.text
     assert reason in caplog.text

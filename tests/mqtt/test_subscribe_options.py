@@ -13,7 +13,6 @@ from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, Un
 from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import run
 from tests.mqtt.peer import reconnect, session, subscribed
 from tests.proxy import Proxy
 
@@ -36,7 +35,7 @@ def other(mosquitto: Mosquitto, connect: Connect) -> Messaging:
 
 @pytest.fixture
 def channel(other: Messaging) -> str:
-    """A channel nobody else uses, with the retained message ``b"kept"``."""
+    """A channel of this test alone, with the retained message ``b"kept"``."""
     name = f"options/{next(_numbers)}"
     publish(other, name, [b"kept"], qos=1, retain=True)
     return name
@@ -45,16 +44,9 @@ def channel(other: Messaging) -> str:
 # --- retain handling
 
 
-@pytest.mark.parametrize(("handling", "expected"), [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
-def test_what_a_new_subscription_is_sent(m: Messaging, channel: str, handling: int, expected: list[bytes]) -> None:
-    with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
-        assert receive(stream, len(expected)) == expected
-        nothing_more(m, channel, stream, qos=1)
-
-
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize(("second", "expected"), [(0, [b"kept"]), (1, []), (2, [])])
-def test_what_a_second_stream_of_a_channel_is_sent_is_its_own_choice_and_no_concern_of_the_first(
+def test_retain_handling_of_a_second_stream_is_its_own(
     m: Messaging, channel: str, first: int, second: int, expected: list[bytes]
 ) -> None:
     with m.subscribe(channel, qos=1, retain_handling=first) as one:
@@ -194,37 +186,30 @@ def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(
         inbox.disposable.dispose()
 
 
-def test_it_works_without_subscription_identifiers() -> None:
+async def test_retain_as_published_works_without_subscription_identifiers() -> None:
     """The broker cannot say which SUBSCRIBE a retained message answers: there is but one that it can be."""
-
-    async def main() -> None:
-        async with session(NO_IDENTIFIERS) as (core, _, connection):
-            told, _ = await subscribed(core, connection, "t", retain_as_published=True)
-            for payload, flags in ((b"old", 1), (b"live", 1), (b"again", 1), (b"fleeting", 0)):
-                connection.deliver("t", payload, flags=flags)
-            await told.wait(4)
-            assert [(each.payload, each.extensions.get("retain")) for each in told.messages] == [
-                (b"old", True), (b"live", True), (b"again", True), (b"fleeting", None),
-            ]  # fmt: skip
-
-    run(main())
+    async with session(NO_IDENTIFIERS) as (core, _, connection):
+        told, _ = await subscribed(core, connection, "t", retain_as_published=True)
+        for payload, flags in ((b"old", 1), (b"live", 1), (b"again", 1), (b"fleeting", 0)):
+            connection.deliver("t", payload, flags=flags)
+        await told.wait(4)
+        assert [(each.payload, each.extensions.get("retain")) for each in told.messages] == [
+            (b"old", True), (b"live", True), (b"again", True), (b"fleeting", None),
+        ]  # fmt: skip
 
 
-def test_without_identifiers_other_streams_have_a_retained_message_once() -> None:
-    async def main() -> None:
-        async with session(NO_IDENTIFIERS) as (core, _, connection):
-            one, _ = await subscribed(core, connection, "t")
-            connection.deliver("t", b"old", flags=1)
-            await one.wait(1)
-            two, _ = await subscribed(core, connection, "t")
-            connection.deliver("t", b"old", flags=1)
-            await two.wait(1)
-            connection.deliver("t", b"live")
-            for sink in (one, two):
-                await sink.wait(2)
-                assert sink.payloads == [b"old", b"live"]
-
-    run(main())
+async def test_without_identifiers_other_streams_have_a_retained_message_once() -> None:
+    async with session(NO_IDENTIFIERS) as (core, _, connection):
+        one, _ = await subscribed(core, connection, "t")
+        connection.deliver("t", b"old", flags=1)
+        await one.wait(1)
+        two, _ = await subscribed(core, connection, "t")
+        connection.deliver("t", b"old", flags=1)
+        await two.wait(1)
+        connection.deliver("t", b"live")
+        for sink in (one, two):
+            await sink.wait(2)
+            assert sink.payloads == [b"old", b"live"]
 
 
 def _flags(stream: Any, count: int) -> list[tuple[bytes, bool | None]]:
@@ -235,7 +220,7 @@ def _flags(stream: Any, count: int) -> list[tuple[bytes, bool | None]]:
 # --- no local
 
 
-def test_what_this_instance_published_does_not_come_back(m: Messaging, other: Messaging, channel: str) -> None:
+def test_with_no_local_own_messages_do_not_come_back(m: Messaging, other: Messaging, channel: str) -> None:
     with (
         m.subscribe(channel, qos=1, no_local=True, retain_handling=2) as quiet,
         m.subscribe(f"{channel}/#", qos=1, retain_handling=2) as loud,
@@ -246,7 +231,7 @@ def test_what_this_instance_published_does_not_come_back(m: Messaging, other: Me
         assert receive(quiet, 1) == [b"theirs"]
 
 
-def test_two_quiet_streams_of_a_channel_share_a_subscription(m: Messaging, other: Messaging, channel: str) -> None:
+def test_two_no_local_streams_of_a_channel_share_a_subscription(m: Messaging, other: Messaging, channel: str) -> None:
     with (
         m.subscribe(channel, no_local=True, retain_handling=2) as one,
         m.subscribe(channel, no_local=True, retain_handling=2) as two,
@@ -258,7 +243,7 @@ def test_two_quiet_streams_of_a_channel_share_a_subscription(m: Messaging, other
         assert isinstance(loud.ready.exception(PATIENCE), SubscriptionRefusedError)
 
 
-def test_it_is_not_for_queues(m: Messaging) -> None:
+def test_no_local_is_not_for_queues(m: Messaging) -> None:
     """A protocol error, says MQTT 5, 3.8.3.1: the broker would hang up."""
     with pytest.raises(InvalidExtensionError, match="without queue") as refusal:
         m.subscribe("x", queue="q", no_local=True)
@@ -284,16 +269,13 @@ def test_it_is_not_for_queues(m: Messaging) -> None:
         ({"qos": "1", "no_local": True, "retain_as_published": True, "retain_handling": 2}, 0x2D),
     ],
 )
-def test_the_broker_is_asked_for_what_was_asked_for(options: dict[str, Any], byte: int) -> None:
-    async def main() -> None:
-        async with session() as (core, peer, connection):
-            for _ in range(2):  # the core asks again after a loss
-                subscribing = asyncio.create_task(core.subscribe("t", **options))
-                assert (await connection.suback())[-1] == byte
-                await subscribing
-                connection, _ = await reconnect(core, peer, connection, present=False)
-
-    run(main())
+async def test_subscribe_carries_the_options(options: dict[str, Any], byte: int) -> None:
+    async with session() as (core, peer, connection):
+        for _ in range(2):  # the core asks again after a loss
+            subscribing = asyncio.create_task(core.subscribe("t", **options))
+            assert (await connection.suback())[-1] == byte
+            await subscribing
+            connection, _ = await reconnect(core, peer, connection, present=False)
 
 
 @pytest.mark.parametrize(
@@ -303,13 +285,15 @@ def test_the_broker_is_asked_for_what_was_asked_for(options: dict[str, Any], byt
         ("retain_as_published", 1), ("no_local", "yes"),
     ],
 )  # fmt: skip
-def test_values_that_mean_nothing_are_refused(m: Messaging, key: str, value: object) -> None:
+def test_invalid_values_are_refused(m: Messaging, key: str, value: object) -> None:
     with pytest.raises(InvalidExtensionError):
         m.subscribe("x", **{key: value})
 
 
 @pytest.mark.parametrize("key", ["retain_handling", "retain_as_published", "no_local"])
-def test_they_are_of_mqtt_5_and_for_subscribing(mosquitto: Mosquitto, connect: Connect, m: Messaging, key: str) -> None:
+def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(
+    mosquitto: Mosquitto, connect: Connect, m: Messaging, key: str
+) -> None:
     value = 1 if key == "retain_handling" else True
     with pytest.raises(InvalidExtensionError, match="for subscribing"):
         m.publish("x", b"", **{key: value})

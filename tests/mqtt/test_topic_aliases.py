@@ -9,8 +9,8 @@ import pytest
 from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
 from tests.brokers import Mosquitto
-from tests.mqtt.harness import Core, connected, run
-from tests.mqtt.peer import Connection, Peer
+from tests.mqtt.harness import Core, connected
+from tests.mqtt.peer import Connection, Peer, reconnect, sent, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -29,9 +29,7 @@ async def open_core(peer: Peer, properties: bytes = b"", **settings: object) -> 
 
 async def travelled(core: Core, connection: Connection, channel: str, qos: str = "0") -> tuple[str, int]:
     """Topic and alias of the next message, as it is on the wire."""
-    out = core.out(channel, b"x", qos=qos)
-    await core.send(out)
-    publish = await connection.publish()
+    out, publish = await sent(core, connection, channel, b"x", qos=qos)
     if publish.qos:
         connection.answer(packets.PUBACK, publish.id)
     await out.done
@@ -39,136 +37,93 @@ async def travelled(core: Core, connection: Connection, channel: str, qos: str =
 
 
 @pytest.mark.parametrize("qos", ["0", "1"])
-def test_a_topic_gets_an_alias_when_it_is_used_again_and_from_then_on_travels_as_a_number(qos: str) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer, TWO)
-            seen = [await travelled(core, connection, "some/topic", qos) for _ in range(4)]
-            assert seen == [("some/topic", 0), ("some/topic", 1), ("", 1), ("", 1)]
-            await core.adapter.close()
-
-    run(main())
+async def test_a_topic_gets_an_alias_when_it_is_used_again_and_from_then_on_travels_as_a_number(qos: str) -> None:
+    async with session(TWO) as (core, _, connection):
+        seen = [await travelled(core, connection, "some/topic", qos) for _ in range(4)]
+        assert seen == [("some/topic", 0), ("some/topic", 1), ("", 1), ("", 1)]
 
 
-def test_there_are_no_more_aliases_than_the_broker_takes_and_short_topics_get_none() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer, TWO)
-            for topic, alias in (("topic/1", 1), ("topic/2", 2), ("topic/3", 0), ("abc", 0)):
-                for _ in range(2):
-                    seen = await travelled(core, connection, topic)
-                assert seen == (topic, alias)
-            assert await travelled(core, connection, "topic/1") == ("", 1)
-            assert await travelled(core, connection, "topic/2") == ("", 2)
-            assert await travelled(core, connection, "topic/3") == ("topic/3", 0)
-            await core.adapter.close()
-
-    run(main())
-
-
-def test_without_an_offer_of_the_broker_there_are_none() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer)
-            assert [await travelled(core, connection, "some/topic") for _ in range(3)] == [("some/topic", 0)] * 3
-            await core.adapter.close()
-
-    run(main())
-
-
-def test_aliases_end_with_their_connection_and_what_is_sent_again_has_its_topic() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer, TWO, session_expiry=60, client_id="a")
+async def test_aliases_stay_within_the_brokers_maximum_and_short_topics_get_none() -> None:
+    async with session(TWO) as (core, _, connection):
+        for topic, alias in (("topic/1", 1), ("topic/2", 2), ("topic/3", 0), ("abc", 0)):
             for _ in range(2):
-                await travelled(core, connection, "some/topic", "1")
-            out = core.out("some/topic", b"unanswered", qos="1")
-            await core.send(out)
-            assert (await connection.publish()).topic == ""
-            connection.abort()
-            await core.lost()
-            opening = asyncio.create_task(core.open())
-            connection, _ = await peer.accept()
-            connection.connack(TWO, session=True)
-            await opening
-            again = await connection.publish()
-            assert (again.topic, again.properties.alias, again.dup, again.payload) == (
-                "some/topic", 0, True, b"unanswered",
-            )  # fmt: skip
-            connection.answer(packets.PUBACK, again.id)
-            await out.done
-            assert await travelled(core, connection, "some/topic") == ("some/topic", 1)
-            assert await travelled(core, connection, "some/topic") == ("", 1)
-            await core.adapter.close()
-
-    run(main())
+                seen = await travelled(core, connection, topic)
+            assert seen == (topic, alias)
+        assert await travelled(core, connection, "topic/1") == ("", 1)
+        assert await travelled(core, connection, "topic/2") == ("", 2)
+        assert await travelled(core, connection, "topic/3") == ("topic/3", 0)
 
 
-def test_an_alias_that_a_refused_message_would_have_introduced_is_introduced_by_the_next() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer, TWO + b"\x27\x00\x00\x00\x50")  # packets up to 80 bytes
-            assert await travelled(core, connection, "some/topic") == ("some/topic", 0)
-            with pytest.raises(PayloadTooLargeError):
-                await core.publish("some/topic", bytes(100))
-            seen = [await travelled(core, connection, "some/topic") for _ in range(3)]
-            assert seen == [("some/topic", 0), ("some/topic", 1), ("", 1)]
-            await core.adapter.close()
-
-    run(main())
+async def test_without_topic_alias_maximum_there_are_no_aliases() -> None:
+    async with session() as (core, _, connection):
+        assert [await travelled(core, connection, "some/topic") for _ in range(3)] == [("some/topic", 0)] * 3
 
 
-def test_aliases_of_the_broker_are_understood() -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer, topic_alias_maximum=3)
-            subscribing = asyncio.create_task(core.subscribe("#"))
-            await connection.suback()
-            sink, _ = await subscribing
-            for topic, alias in (("a", 3), ("", 3), ("b", 3), ("", 3), ("c", 0)):
-                properties = b"\x23" + alias.to_bytes(2, "big") if alias else b""
-                connection.send(0x30, packets.text(topic) + bytes((len(properties),)) + properties + b"x")
-            assert [message.channel for message in await sink.wait(5)] == ["a", "a", "b", "b", "c"]
-            await core.adapter.close()
+async def test_aliases_end_with_their_connection_and_resent_messages_have_their_topic() -> None:
+    async with session(TWO, session_expiry=60, client_id="a") as (core, peer, connection):
+        for _ in range(2):
+            await travelled(core, connection, "some/topic", "1")
+        out = core.out("some/topic", b"unanswered", qos="1")
+        await core.send(out)
+        assert (await connection.publish()).topic == ""
+        connection, _ = await reconnect(core, peer, connection, present=True, properties=TWO)
+        again = await connection.publish()
+        assert (again.topic, again.properties.alias, again.dup, again.payload) == (
+            "some/topic", 0, True, b"unanswered",
+        )  # fmt: skip
+        connection.answer(packets.PUBACK, again.id)
+        await out.done
+        assert await travelled(core, connection, "some/topic") == ("some/topic", 1)
+        assert await travelled(core, connection, "some/topic") == ("", 1)
 
-    run(main())
+
+async def test_an_alias_that_a_refused_message_would_have_introduced_is_introduced_by_the_next() -> None:
+    async with Peer() as peer:
+        core, connection = await open_core(peer, TWO + b"\x27\x00\x00\x00\x50")  # packets up to 80 bytes
+        assert await travelled(core, connection, "some/topic") == ("some/topic", 0)
+        with pytest.raises(PayloadTooLargeError):
+            await core.publish("some/topic", bytes(100))
+        seen = [await travelled(core, connection, "some/topic") for _ in range(3)]
+        assert seen == [("some/topic", 0), ("some/topic", 1), ("", 1)]
+        await core.adapter.close()
+
+
+async def test_aliases_of_the_broker_are_understood() -> None:
+    async with session(topic_alias_maximum=3) as (core, _, connection):
+        sink, _ = await subscribed(core, connection, "#")
+        for topic, alias in (("a", 3), ("", 3), ("b", 3), ("", 3), ("c", 0)):
+            properties = b"\x23" + alias.to_bytes(2, "big") if alias else b""
+            connection.send(0x30, packets.text(topic) + bytes((len(properties),)) + properties + b"x")
+        assert [message.channel for message in await sink.wait(5)] == ["a", "a", "b", "b", "c"]
 
 
 @pytest.mark.parametrize(
-    ("properties", "topic", "reason"),
+    ("maximum", "properties", "topic", "reason"),
     [
-        (b"\x23\x00\x04", "a", "topic alias 4; at most 3"),
-        (b"\x23\x00\x01", "", "topic alias 1 stands for nothing"),
-        (b"\x23\x00\x00", "a", "topic alias 0"),
-        (b"", "", "neither topic nor alias"),
+        (3, b"\x23\x00\x04", "a", "topic alias 4; at most 3"),
+        (0, b"\x23\x00\x01", "a", "topic alias 1; at most 0"),
+        (3, b"\x23\x00\x01", "", "topic alias 1 stands for nothing"),
+        (3, b"\x23\x00\x00", "a", "topic alias 0"),
+        (3, b"", "", "neither topic nor alias"),
     ],
 )
-def test_an_alias_that_cannot_be_ends_the_connection_and_the_broker_is_told(
-    properties: bytes, topic: str, reason: str
+async def test_an_invalid_alias_ends_the_connection_with_its_reason_code(
+    maximum: int, properties: bytes, topic: str, reason: str
 ) -> None:
-    async def main() -> None:
-        async with Peer() as peer:
-            core, connection = await open_core(peer, topic_alias_maximum=3)
-            connection.send(0x30, packets.text(topic) + bytes((len(properties),)) + properties)
-            assert reason in str(await core.lost())
-            head, body = await connection.packet()
-            assert (head, body[0]) == (packets.DISCONNECT, 0x94 if properties else packets.PROTOCOL_ERROR)
-            await core.adapter.close()
-
-    run(main())
+    async with session(topic_alias_maximum=maximum) as (core, _, connection):
+        connection.send(0x30, packets.text(topic) + bytes((len(properties),)) + properties)
+        assert reason in str(await core.lost())
+        head, body = await connection.packet()
+        assert (head, body[0]) == (packets.DISCONNECT, 0x94 if properties else packets.PROTOCOL_ERROR)
 
 
-def test_mosquitto_agrees(mosquitto: Mosquitto) -> None:
+async def test_mosquitto_accepts_aliases_for_every_qos(mosquitto: Mosquitto) -> None:
     """It takes ten aliases."""
-
-    async def main() -> None:
-        async with connected(mosquitto.url) as receiver, connected(mosquitto.url) as core:
-            sink, _ = await receiver.subscribe("alias/#", qos="1")
-            for qos in "012":
-                for _ in range(5):
-                    for number in range(12):
-                        await core.publish(f"alias/{number}", qos.encode(), qos=qos)
-            messages = await sink.wait(180)
-            assert [message.channel for message in messages] == [f"alias/{number}" for number in range(12)] * 15
-
-    run(main())
+    async with connected(mosquitto.url) as receiver, connected(mosquitto.url) as core:
+        sink, _ = await receiver.subscribe("alias/#", qos="1")
+        for qos in "012":
+            for _ in range(5):
+                for number in range(12):
+                    await core.publish(f"alias/{number}", qos.encode(), qos=qos)
+        messages = await sink.wait(180)
+        assert [message.channel for message in messages] == [f"alias/{number}" for number in range(12)] * 15

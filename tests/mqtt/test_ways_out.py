@@ -14,7 +14,7 @@ from tests.mqtt.conftest import Connect
 
 ENVELOPE = "set version=5, or envelope=true on both sides"
 
-#: what is tried -> the feature it needs, and the way out
+#: attempt -> the feature it needs, and the way out
 CASES: dict[str, tuple[Callable[[Messaging], Any], str, str]] = {
     "headers": (lambda m: m.publish("a", b"x", headers={"k": "v"}), "headers", ENVELOPE),
     "timeToLive": (lambda m: m.publish("a", b"x", time_to_live=1.0), "timeToLive", ENVELOPE),
@@ -53,7 +53,7 @@ def test_the_envelope_is_a_way_out(mosquitto: Mosquitto, connect: Connect, case:
         CASES[case][0](m).result(10)
 
 
-def test_what_no_setting_brings_names_none(mosquitto: Mosquitto, connect: Connect) -> None:
+def test_a_feature_that_no_setting_brings_names_none(mosquitto: Mosquitto, connect: Connect) -> None:
     m = connect(mosquitto.url, version="3.1.1")
     with pytest.raises(UnsupportedFeatureError) as caught:
         m.publish("a", b"x", priority=3)

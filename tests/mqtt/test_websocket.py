@@ -42,25 +42,22 @@ def url(broker: WebBroker) -> str:
 
 
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
-def test_messages_of_every_size_pass(broker: WebBroker, version: str) -> None:
-    async def main() -> None:
-        async with connected(url(broker), version=version) as core, connected(broker.url) as plain:
-            sink, _ = await core.subscribe("ws/small/#", qos="2")
-            plain_sink, _ = await plain.subscribe("ws/#", qos="2")
-            sizes = [0, 1, 125, 126, 127, 65_535, 65_536]
-            for qos in "012":
-                await core.send(*[core.out(f"ws/small/{size}", bytes(size), qos=qos) for size in sizes])
-            # only this way: mosquitto 2.0 sends more than 100 kB of a message only when something else happens, too
-            await core.send(core.out("ws/large", bytes(1_000_000), qos="1"))
-            messages = await sink.wait(3 * len(sizes))
-            assert sorted(len(message.payload) for message in messages) == sorted(sizes * 3)
-            assert all(message.channel == f"ws/small/{len(message.payload)}" for message in messages)
-            core.acknowledge(*messages)
-            await plain_sink.wait(3 * len(sizes) + 1)
-            assert max(len(payload) for payload in plain_sink.payloads) == 1_000_000
-            plain.acknowledge(*plain_sink.messages)
-
-    run(main())
+async def test_messages_of_every_size_pass(broker: WebBroker, version: str) -> None:
+    async with connected(url(broker), version=version) as core, connected(broker.url) as plain:
+        sink, _ = await core.subscribe("ws/small/#", qos="2")
+        plain_sink, _ = await plain.subscribe("ws/#", qos="2")
+        sizes = [0, 1, 125, 126, 127, 65_535, 65_536]
+        for qos in "012":
+            await core.send(*[core.out(f"ws/small/{size}", bytes(size), qos=qos) for size in sizes])
+        # only this way: mosquitto 2.0 sends more than 100 kB of a message only when something else happens, too
+        await core.send(core.out("ws/large", bytes(1_000_000), qos="1"))
+        messages = await sink.wait(3 * len(sizes))
+        assert sorted(len(message.payload) for message in messages) == sorted(sizes * 3)
+        assert all(message.channel == f"ws/small/{len(message.payload)}" for message in messages)
+        core.acknowledge(*messages)
+        await plain_sink.wait(3 * len(sizes) + 1)
+        assert max(len(payload) for payload in plain_sink.payloads) == 1_000_000
+        plain.acknowledge(*plain_sink.messages)
 
 
 def test_wss_verifies_as_mqtts_does(authority: Authority) -> None:
@@ -83,7 +80,7 @@ def test_through_the_public_api_over_a_lost_connection(broker: WebBroker) -> Non
     with messaging.connect(url(broker)) as m, m.subscribe("ws/api", qos=1) as stream:
         m.publish("ws/api", b"1", qos=1).result(10)
         assert stream.receive(10).payload == b"1"
-        m._adapter._link._wire.interrupt()  # type: ignore[attr-defined]
+        m._adapter.link._wire.interrupt()  # type: ignore[attr-defined]
         m.publish("ws/api", b"2", qos=1).result(10)
         assert stream.receive(10).payload == b"2"
 
@@ -93,14 +90,10 @@ def test_tls_options_need_wss() -> None:
         Core("ws://localhost?cafile=x")
 
 
-def test_what_is_no_websocket_is_told(mosquitto: Mosquitto) -> None:
+async def test_a_peer_that_speaks_no_websocket_is_refused(mosquitto: Mosquitto) -> None:
     """A plain MQTT broker does not answer a GET."""
-
-    async def main() -> None:
-        with pytest.raises(ConnectFailedError):
-            await Core(f"ws://127.0.0.1:{mosquitto.port}").open()
-
-    run(main())
+    with pytest.raises(ConnectFailedError):
+        await Core(f"ws://127.0.0.1:{mosquitto.port}").open()
 
 
 class Server:
@@ -159,31 +152,25 @@ class Server:
         (b"", "some%20path"),
     ],
 )
-def test_a_refused_handshake_says_why(response: bytes, text: str) -> None:
-    async def main() -> None:
-        async with Server(response) as server:
-            with pytest.raises(ConnectFailedError, match=text):
-                await Core(server.url).open()
-            assert server.request.startswith(b"GET /some%20path HTTP/1.1")
-            assert b"Sec-WebSocket-Protocol: mqtt" in server.request
-
-    run(main())
+async def test_a_refused_handshake_says_why(response: bytes, text: str) -> None:
+    async with Server(response) as server:
+        with pytest.raises(ConnectFailedError, match=text):
+            await Core(server.url).open()
+        assert server.request.startswith(b"GET /some%20path HTTP/1.1")
+        assert b"Sec-WebSocket-Protocol: mqtt" in server.request
 
 
-def test_pings_are_answered_and_packets_may_be_cut_anywhere() -> None:
-    async def main() -> None:
-        async with Server() as server:
-            core = Core(server.url)
-            opening = asyncio.create_task(core.open())
-            await server.ready.wait()
-            server.send(Opcode.BINARY, CONNACK[:2], fin=False)
-            server.send(Opcode.PING, b"there?")
-            server.send(Opcode.CONT, CONNACK[2:])
-            await opening
-            assert await server.frame() == (Opcode.PONG, b"there?")
-            await core.adapter.close()
-
-    run(main())
+async def test_pings_are_answered_and_packets_may_be_cut_anywhere() -> None:
+    async with Server() as server:
+        core = Core(server.url)
+        opening = asyncio.create_task(core.open())
+        await server.ready.wait()
+        server.send(Opcode.BINARY, CONNACK[:2], fin=False)
+        server.send(Opcode.PING, b"there?")
+        server.send(Opcode.CONT, CONNACK[2:])
+        await opening
+        assert await server.frame() == (Opcode.PONG, b"there?")
+        await core.adapter.close()
 
 
 @pytest.mark.parametrize(
@@ -195,28 +182,21 @@ def test_pings_are_answered_and_packets_may_be_cut_anywhere() -> None:
         (Frame(Opcode.CLOSE, b"\x03\xe9").serialize(mask=False), "closed by the broker"),
     ],
 )
-def test_what_a_server_may_not_send_ends_the_connection(data: bytes, text: str) -> None:
-    async def main() -> None:
-        async with Server() as server:
-            core = Core(server.url)
-            opening = asyncio.create_task(core.open())
-            await server.ready.wait()
-            server.send(Opcode.BINARY, CONNACK)
-            await opening
-            server.writer.write(data)
-            assert text in str(await core.lost())
-            await core.adapter.close()
-
-    run(main())
+async def test_an_invalid_websocket_frame_ends_the_connection(data: bytes, text: str) -> None:
+    async with Server() as server:
+        core = Core(server.url)
+        opening = asyncio.create_task(core.open())
+        await server.ready.wait()
+        server.send(Opcode.BINARY, CONNACK)
+        await opening
+        server.writer.write(data)
+        assert text in str(await core.lost())
+        await core.adapter.close()
 
 
-def test_the_password_is_not_logged_on_debug(broker: WebBroker, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_password_is_not_logged_on_debug(broker: WebBroker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-
-    async def main() -> None:
-        async with connected(url(broker), username="me", password="hunter2-hunter2"):
-            pass
-
-    run(main())
+    async with connected(url(broker), username="me", password="hunter2-hunter2"):
+        pass
     assert "hunter2" not in caplog.text
     assert b"hunter2".hex() not in caplog.text.replace(" ", "")

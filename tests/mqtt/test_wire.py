@@ -1,4 +1,4 @@
-"""The socket paho is given: cutting what arrives into packets, gathering what is written."""
+"""The socket of a connection: bytes are cut into packets, written packets are gathered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import ProtocolError
-from adapters.mqtt.wire import Dialer, Wire
+from adapters.mqtt.wire import Wire
 
 PACKETS = st.lists(
     st.tuples(st.integers(0, 255), st.binary(max_size=20) | st.integers(100, 20_000).map(bytes)), max_size=8
@@ -58,7 +58,7 @@ def test_packets_are_found_however_the_stream_is_cut(packets_: list[tuple[int, b
         assert found == packets_
 
 
-def test_a_length_of_more_than_four_bytes_is_told() -> None:
+def test_a_length_of_more_than_four_bytes_is_a_protocol_error() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ProtocolError):
         list(Wire(ours).split(b"\x30\xff\xff\xff\xff\x01"))
@@ -77,22 +77,10 @@ def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
         assert found == [(0x30, body)]
 
 
-def test_paho_reads_what_it_is_fed_and_would_block_otherwise(pair: tuple[Wire, socket.socket]) -> None:
+def test_writes_are_gathered_and_unsent_bytes_stay(pair: tuple[Wire, socket.socket]) -> None:
     wire, theirs = pair
-    theirs.send(b"not for paho")
-    with pytest.raises(BlockingIOError):
-        wire.recv(1)
-    wire.feed(0xD0, b"ab")
-    assert wire.pending() == 4
-    assert [wire.recv(1), wire.recv(1), wire.recv(5)] == [b"\xd0", b"\x02", b"ab"]
-    with pytest.raises(BlockingIOError):
-        wire.recv(1)
-
-
-def test_writes_are_gathered_and_what_the_socket_does_not_take_stays(pair: tuple[Wire, socket.socket]) -> None:
-    wire, theirs = pair
-    assert wire.send(b"ab") == 2
-    assert wire.send(b"cd") == 2
+    wire.send(b"ab")
+    wire.send(b"cd")
     with pytest.raises(BlockingIOError):
         theirs.recv(10)
     wire.flush()
@@ -124,28 +112,6 @@ def test_the_end_of_the_stream_is_told_from_silence(pair: tuple[Wire, socket.soc
     wire.send(b"x")
     with pytest.raises(OSError, match=r"Broken pipe|reset"):
         wire.flush()
-
-
-def test_a_cancelled_dialer_closes_what_it_is_given() -> None:
-    dialer = Dialer()
-    dialer.cancel()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        with pytest.raises(OSError):
-            dialer.wrap_socket(ours)
-        assert ours.fileno() == -1
-
-
-@pytest.mark.parametrize("dialed_first", [True, False])
-def test_a_dialer_closes_its_wire_whoever_is_first(dialed_first: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        dialer = Dialer()
-        wire = dialer.wrap_socket(socket.create_connection(server.getsockname()))
-        steps = [dialer.dialed, dialer.cancel]
-        for step in steps if dialed_first else reversed(steps):
-            step()
-        assert wire.fileno() == -1
-        dialer.cancel()
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])

@@ -12,7 +12,7 @@ from tests.interrupts import InterruptError, again, interrupt_everywhere, ready
 
 
 class Log:
-    """A listener that keeps what it was told."""
+    """A listener that records its events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[ServiceEventKind, ServiceReference]] = []
@@ -36,7 +36,7 @@ def registry() -> Iterator[ServiceRegistry]:
 
 
 def consistent(registry: ServiceRegistry) -> list[ServiceReference]:
-    """Return what is registered, by every interface the same and in the order of ranking."""
+    """Return the registered services, the same for every interface and in the order of ranking."""
     found = registry.find()
     assert found == registry.find("a") == registry.find("b")
     assert found == sorted(found, key=lambda each: (-each.ranking, each.id))
@@ -65,7 +65,7 @@ def test_an_interrupted_register_leaves_nothing_registered(registry: ServiceRegi
             assert kinds == [ServiceEventKind.REGISTERED, ServiceEventKind.UNREGISTERING]
         log.events.clear()
 
-    assert interrupt_everywhere(run, check, "registry.py") > 30
+    assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30
 
 
 def test_an_interrupted_update_changes_properties_and_order_or_neither(registry: ServiceRegistry) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupted_update_changes_properties_and_order_or_neither(registry:
             assert log.kinds_of(registration.reference)[-1] is ServiceEventKind.MODIFIED
             assert registry.find()[1] is registration.reference
 
-        assert interrupt_everywhere(run, check, "registry.py") > 30
+        assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30
 
 
 def test_listeners_hear_of_a_service_that_goes_whatever_is_interrupted(registry: ServiceRegistry) -> None:
@@ -106,4 +106,4 @@ def test_listeners_hear_of_a_service_that_goes_whatever_is_interrupted(registry:
             ServiceEventKind.UNREGISTERING,
         ]
 
-    assert interrupt_everywhere(run, check, "registry.py") > 30
+    assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30

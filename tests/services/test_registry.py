@@ -1,3 +1,5 @@
+"""The service registry: offering and finding services, and their events (OSGi core 5)."""
+
 from __future__ import annotations
 
 import logging
@@ -7,9 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from messaging.errors import ArgumentError, ClosedError, InvalidFilterError
 from messaging.services import (
@@ -23,13 +22,11 @@ from messaging.services import (
     default_registry,
     interface_name,
 )
+from tests.threads import PATIENCE, in_threads
 
 REGISTERED = ServiceEventKind.REGISTERED
 MODIFIED = ServiceEventKind.MODIFIED
-ENDMATCH = ServiceEventKind.MODIFIED_ENDMATCH
 UNREGISTERING = ServiceEventKind.UNREGISTERING
-
-PATIENCE = 20.0
 
 
 class Printer:
@@ -38,7 +35,7 @@ class Printer:
 
 
 class Events:
-    """A listener that remembers."""
+    """A listener that records its events."""
 
     def __init__(self) -> None:
         self.events: list[ServiceEvent] = []
@@ -195,26 +192,6 @@ def test_bad_services_and_scopes_are_refused(registry: ServiceRegistry) -> None:
         registry.add_listener(Events(), filter=5)  # type: ignore[arg-type]
 
 
-def test_higher_ranking_comes_first_then_who_was_there_first(registry: ServiceRegistry) -> None:
-    low, one, two, high = (registry.register("a", ranking, {"service.ranking": ranking}) for ranking in (-1, 0, 0, 5))
-
-    assert registry.find("a") == [each.reference for each in (high, one, two, low)]
-    assert registry.find("a", "(service.ranking<=0)") == [each.reference for each in (one, two, low)]
-    low.update({"service.ranking": 6})
-    high.update()
-    assert registry.find() == [each.reference for each in (low, one, two, high)]
-    assert registry.service("a") == -1
-
-
-def test_a_prototype_is_made_anew_each_time(registry: ServiceRegistry) -> None:
-    reference = registry.register(Printer, Printer, scope="prototype").reference
-    one, two = registry.get(reference), registry.service(Printer)
-
-    assert isinstance(one, Printer)
-    assert isinstance(two, Printer)
-    assert one is not two
-
-
 def test_what_a_factory_raises_reaches_the_caller(registry: ServiceRegistry) -> None:
     def broken() -> Any:
         raise LookupError("no paper")
@@ -328,56 +305,12 @@ def test_there_is_one_default_registry() -> None:
 # --- listeners ---------------------------------------------------------------------------------------------
 
 
-def test_a_listener_is_told_what_happens_to_a_service(registry: ServiceRegistry) -> None:
-    events = Events()
-    registry.add_listener(events)
-    registration = registry.register("a", 1)
-    registration.update({"x": 1})
-    registration.unregister()
-    registration.unregister()
-
-    assert events.kinds == [REGISTERED, MODIFIED, UNREGISTERING]
-    assert {event.reference for event in events.events} == {registration.reference}
-
-
-def test_a_listener_is_not_told_of_what_was_before(registry: ServiceRegistry) -> None:
-    registry.register("a", 1)
-    events = Events()
-    registry.add_listener(events)
-
-    assert events.kinds == []
-
-
 def test_a_service_is_there_when_it_is_registered_and_gone_when_it_is_unregistering(registry: ServiceRegistry) -> None:
     seen: list[tuple[ServiceEventKind, Any, int]] = []
     registry.add_listener(lambda event: seen.append((event.kind, registry.get(event.reference), len(registry.find()))))
     registry.register("a", 5).unregister()
 
     assert seen == [(REGISTERED, 5, 1), (UNREGISTERING, None, 0)]
-
-
-def test_a_listener_may_want_one_interface_only(registry: ServiceRegistry) -> None:
-    events = Events()
-    registry.add_listener(events, Printer)
-    registry.register("a", 1).unregister()
-    registration = registry.register(["a", Printer], 1)
-
-    assert [event.reference for event in events.events] == [registration.reference]
-
-
-def test_a_listener_with_a_filter_is_told_when_a_service_stops_matching(registry: ServiceRegistry) -> None:
-    events = Events()
-    registry.add_listener(events, "a", "(x=1)")
-    registration = registry.register("a", 1, {"x": 0})
-    assert events.kinds == []
-    registration.update({"x": 1})
-    registration.update({"x": 1, "y": 1})
-    registration.update({"x": 2})
-    registration.update({"x": 3})
-    registration.unregister()
-    assert events.kinds == [MODIFIED, MODIFIED, ENDMATCH]
-    registry.register("a", 1, {"x": 1}).unregister()
-    assert events.kinds[3:] == [REGISTERED, UNREGISTERING]
 
 
 def test_a_removed_listener_hears_nothing_more(registry: ServiceRegistry) -> None:
@@ -509,28 +442,6 @@ def test_a_change_during_an_event_does_not_wait_and_is_delivered_by_the_deliveri
 # --- threads -----------------------------------------------------------------------------------------------
 
 
-def run_together(count: int, work: Any) -> None:
-    """Run ``work(index)`` in threads that start at the same moment; what one raises is raised here."""
-    barrier = threading.Barrier(count)
-    errors: list[BaseException] = []
-
-    def run(index: int) -> None:
-        try:
-            barrier.wait(PATIENCE)
-            work(index)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not any(thread.is_alive() for thread in threads)
-    if errors:
-        raise errors[0]
-
-
 def test_threads_that_register_find_and_unregister_do_not_disturb_each_other(registry: ServiceRegistry) -> None:
     def work(index: int) -> None:
         for turn in range(50):
@@ -544,14 +455,14 @@ def test_threads_that_register_find_and_unregister_do_not_disturb_each_other(reg
                 assert registration.reference in registry.find("shared", f"(service.ranking={turn % 3})")
             assert registry.get(registration.reference) is None
 
-    run_together(6, work)
+    in_threads(6, work)
 
     assert registry.find() == []
     assert registry.find("shared") == []
 
 
 def test_ids_are_unique_across_threads(registry: ServiceRegistry) -> None:
-    run_together(6, lambda _: [registry.register("a", 1) for _ in range(50)])
+    in_threads(6, lambda _: [registry.register("a", 1) for _ in range(50)])
 
     found = registry.find("a")
     assert len(found) == 300
@@ -585,7 +496,7 @@ def test_threads_that_change_one_service_never_have_its_events_overlap_or_get_lo
                 return
             updates.append(turn)
 
-    run_together(5, work)
+    in_threads(5, work)
 
     assert overlaps == []
     assert events.kinds == [REGISTERED] + [MODIFIED] * len(updates) + [UNREGISTERING]
@@ -596,7 +507,7 @@ def test_a_service_unregistered_by_many_is_unregistered_once(registry: ServiceRe
     registry.add_listener(events)
     registration = registry.register("a", 1)
     wins: list[bool] = []
-    run_together(8, lambda _: wins.append(registration.unregister()))
+    in_threads(8, lambda _: wins.append(registration.unregister()))
 
     assert sorted(wins) == [False] * 7 + [True]
     assert events.kinds == [REGISTERED, UNREGISTERING]
@@ -620,88 +531,3 @@ def test_no_service_is_missed_by_listening_first_and_looking_second(registry: Se
 
     assert known | {event.reference for event in events.events} == set(registry.find("a"))
     assert len(registry.find("a")) == 200
-
-
-# --- against a model ---------------------------------------------------------------------------------------
-
-INTERFACES = st.sampled_from(["a", "b", "c"])
-PROPERTIES = st.fixed_dictionaries({"X": st.integers(0, 2)}, optional={"service.ranking": st.integers(-1, 1)})
-
-
-class RegistryMachine(RuleBasedStateMachine):
-    """The registry does what a plain list would."""
-
-    registrations: Bundle[ServiceRegistration] = Bundle("registrations")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.registry = ServiceRegistry()
-        self.model: dict[ServiceRegistration, tuple[list[str], object, dict[str, int]]] = {}
-        self.events = Events()
-        self.expected: list[tuple[ServiceEventKind, ServiceReference]] = []
-        self.registry.add_listener(self.events, "a", "(x=1)")
-
-    def expect(
-        self, kind: ServiceEventKind, registration: ServiceRegistration, before: dict[str, int] | None = None
-    ) -> None:
-        names, _, properties = self.model[registration]
-        if "a" in names and properties["X"] == 1:
-            self.expected.append((kind, registration.reference))
-        elif "a" in names and before is not None and before["X"] == 1:
-            self.expected.append((ENDMATCH, registration.reference))
-
-    @rule(target=registrations, names=st.lists(INTERFACES, min_size=1, max_size=3), properties=PROPERTIES)
-    def register(self, names: list[str], properties: dict[str, int]) -> ServiceRegistration:
-        service = object()
-        registration = self.registry.register(names, service, properties)
-        self.model[registration] = names, service, properties
-        self.expect(REGISTERED, registration)
-        return registration
-
-    @rule(registration=registrations, properties=PROPERTIES)
-    def update(self, registration: ServiceRegistration, properties: dict[str, int]) -> None:
-        if registration not in self.model:
-            with pytest.raises(ClosedError):
-                registration.update(properties)
-            return
-        registration.update(properties)
-        names, service, before = self.model[registration]
-        self.model[registration] = names, service, properties
-        self.expect(MODIFIED, registration, before)
-
-    @rule(registration=consumes(registrations))
-    def unregister(self, registration: ServiceRegistration) -> None:
-        assert registration.unregister() is (registration in self.model)
-        if registration in self.model:
-            self.expect(UNREGISTERING, registration)
-            del self.model[registration]
-        assert self.registry.get(registration.reference) is None
-
-    @rule(registration=registrations)
-    def unregister_but_keep(self, registration: ServiceRegistration) -> None:
-        assert registration.unregister() is (registration in self.model)
-        if registration in self.model:
-            self.expect(UNREGISTERING, registration)
-            del self.model[registration]
-
-    @rule(name=st.none() | INTERFACES, x=st.none() | st.integers(0, 2))
-    def find(self, name: str | None, x: int | None) -> None:
-        fitting = [
-            (-properties.get("service.ranking", 0), registration.reference.id, registration.reference, service)
-            for registration, (names, service, properties) in self.model.items()
-            if (name is None or name in names) and (x is None or properties["X"] == x)
-        ]
-        fitting.sort(key=lambda each: each[:2])
-        wanted = None if x is None else f"(x={x})"
-
-        assert self.registry.find(name, wanted) == [each[2] for each in fitting]
-        assert self.registry.find_one(name, wanted) is (fitting[0][2] if fitting else None)
-        assert self.registry.service(name, wanted) is (fitting[0][3] if fitting else None)
-
-    @invariant()
-    def events_are_those_expected(self) -> None:
-        assert [(event.kind, event.reference) for event in self.events.events] == self.expected
-
-
-TestRegistryAgainstModel = RegistryMachine.TestCase
-TestRegistryAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

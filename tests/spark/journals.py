@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.spark.columns import batch_of
 from adapters.spark.errors import JournalFullError
 from adapters.spark.journal import Journal, Source
-from adapters.spark.log import Log, LogWriter, read
+from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def fill(log: LogWriter, count: int) -> int | None:
 
 
 def write_on(path: str, seed: int, reports: Connection) -> None:
-    """Append for ever, and tell of all that returned: what was committed, and the end."""
+    """Append forever; report the committed offset and the end after each call."""
     random.seed(seed)
     opened = Journal.open(path, SOURCE, segment_bytes=20_000)
     (log,) = opened.logs

@@ -1,4 +1,4 @@
-"""Drivers that are killed with -9 at random moments, and what is in the table afterwards.
+"""Drivers that are killed with -9 at random moments, and checks of their table.
 
 The test runs a few rounds; for more of them::
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 import messaging
 from adapters.spark.errors import JournalUnreadableError
 from adapters.spark.journal import Journal
-from adapters.spark.log import read
+from adapters.spark.journal.log import read
 from messaging import MessagingError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.spark.harness import wait_for
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from tests.brokers import Broker
 
-#: what a round may end with
+#: kinds of kills
 KINDS: Final = ("driver", "receiver", "machine")
 _START_SECONDS: Final = 120.0
 
@@ -159,14 +159,14 @@ class Publisher:
 
 
 class Ledger:
-    """What the journal was seen to hold, by offset."""
+    """The rows that the journal had after each kill, by offset."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self.seen: dict[int, bytes] = {}
 
     def note(self) -> None:
-        """Read the journal, and hold it against what it held before."""
+        """Read the journal, and compare it with its earlier rows."""
         try:
             opened = Journal.view(self._path)
         except JournalUnreadableError:
@@ -181,7 +181,7 @@ class Ledger:
 def run(
     broker: Broker, folder: Path, kinds: Sequence[str], chance: random.Random, *, rate: float = 2000.0
 ) -> Counter[str]:
-    """Rounds that end as ``kinds`` say, one after the other; then one that ends well. Returns what was counted.
+    """Run a round for each of ``kinds``, then one without a kill. Return counters.
 
     Raises:
         AssertionError: something was lost, came twice, or changed.
@@ -278,7 +278,7 @@ def main() -> None:
 
 
 def make_broker(name: str) -> Broker:
-    """A broker that keeps what a client has not got."""
+    """A broker that keeps undelivered messages."""
     if name == "rabbitmq":
         return RabbitMQ()
     return Mosquitto(["max_queued_messages 0", "set_tcp_nodelay true"])

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from adapters.spark.options import ReadOptions
-from adapters.spark.source import JournalStreamReader, schema_of
-from tests.spark.harness import wait_for
+from adapters.spark.read.journaled import JournalStreamReader
+from adapters.spark.read.rows import schema_of
+from tests.spark.harness import publish, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,3 +80,11 @@ class Driven:
 
     def __exit__(self, *_: Any) -> None:
         self.reader.stop()
+
+
+def processed(payloads: list[bytes], url: str, journal: Path, **options: str) -> Driven:
+    """Publish to the channel of a new query; return the query after it has processed the messages and stopped."""
+    with Driven(url, journal, **options).start() as query:
+        publish(url, options["channel"], payloads)
+        assert query.receive(len(payloads)) == payloads
+    return query

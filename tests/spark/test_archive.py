@@ -30,9 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import messaging
-from adapters.spark import archived as reading_archives
 from adapters.spark.archive import (
-    SCHEMA,
     ArchiveMissingError,
     ArchiveUnreadableError,
     EventRecorder,
@@ -42,11 +40,12 @@ from adapters.spark.archive import (
     Replayed,
     archive,
     read_events,
+    reader,
     replay,
-    to_rows,
 )
-from adapters.spark.recorded import dump_data, dump_event, load_data, load_event
-from adapters.spark.recorder import filters_of, pattern_of, patterns_of
+from adapters.spark.archive.query import SCHEMA, to_rows
+from adapters.spark.recorder.recorded_event import dump_data, dump_event, load_data, load_event
+from adapters.spark.recorder.topic_patterns import filters_of, pattern_of, patterns_of
 from messaging import Message, Messaging
 from messaging.errors import (
     ArgumentError,
@@ -125,7 +124,7 @@ def memory() -> Iterator[Messaging]:
 
 
 class Handled:
-    """An untyped handler that keeps what it gets."""
+    """An untyped handler that collects its events."""
 
     def __init__(self, bus: TypedEventBus, *topics: str) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -197,7 +196,7 @@ values = st.recursive(
 
 
 def typed(value: Any) -> Any:
-    """``value`` with the types of its parts: what is equal is not always the same."""
+    """``value`` with the types of its parts: equal values may differ in type."""
     if isinstance(value, dict):
         return {key: typed(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -218,7 +217,7 @@ def test_data_survives_a_round_trip(data: dict[str, Any]) -> None:
 @given(st.binary() | st.recursive(st.none() | st.integers() | st.text(), lambda each: st.lists(each)).map(
     lambda each: json.dumps(each).encode()
 ))  # fmt: skip
-def test_what_is_no_recorded_event_is_refused_and_nothing_else(payload: bytes) -> None:
+def test_payloads_that_are_no_recorded_event_are_refused(payload: bytes) -> None:
     with pytest.raises(DecodeError, match="not a recorded event"):
         load_event(payload)
 
@@ -246,7 +245,7 @@ def test_an_enum_comes_back_as_one_that_converts_to_the_original() -> None:
     assert convert(found["none"], Rights) == Rights(0)
 
 
-def test_values_that_an_event_may_have_become_what_the_bus_would_make_of_them() -> None:
+def test_other_values_of_an_event_are_recorded_as_the_bus_converts_them() -> None:
     data = {
         "tuple": (1, 2),
         "path": PurePosixPath("/a b"),
@@ -274,7 +273,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("value", [object(), {object(): 1}, {1: 0, "1": 0}, {None: 1}, nested(100_000)])
-def test_what_cannot_be_recorded_is_said(value: Any) -> None:
+def test_values_that_cannot_be_recorded_are_refused(value: Any) -> None:
     with pytest.raises(InvalidEventError):
         dump_data({"value": value})
 
@@ -413,7 +412,7 @@ def test_a_recorder_needs_no_spark() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
-def test_closing_records_what_was_published_before(bus: TypedEventBus, memory: Messaging) -> None:
+def test_closing_records_the_events_that_were_published_before(bus: TypedEventBus, memory: Messaging) -> None:
     found: list[Message] = []
     memory.subscribe("events/#", qos=1).subscribe(found.append)
     with EventRecorder(bus.monitor, memory) as recorder:
@@ -514,7 +513,9 @@ def test_wrong_arguments_of_a_recorder(
     assert bus.get_dto().monitors == 0
 
 
-def test_a_stuck_broker_holds_up_nobody(bus: TypedEventBus, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stuck_broker_blocks_neither_publishers_nor_handlers(
+    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
+) -> None:
     require("mosquitto")
     handled = Handled(bus)
     with Mosquitto() as broker, messaging.connect(broker.url, services=ServiceRegistry()) as m:
@@ -562,7 +563,7 @@ def test_closing_does_not_wait_for_a_stuck_broker(bus: TypedEventBus, caplog: py
     eventually(lambda: recorder.get_dto().lost == 1)
 
 
-def test_what_the_monitor_leaves_out_is_a_gap(memory: Messaging) -> None:
+def test_events_that_the_monitor_drops_are_a_gap(memory: Messaging) -> None:
     with TypedEventBus(ServiceRegistry()) as bus:
         bus.monitor.limit = 10
         found: list[Message] = []
@@ -648,14 +649,14 @@ def test_events_come_in_order_over_files_and_days_and_each_once(tmp_path: Path) 
     assert reading.duplicates == 14 + 13 + 20 + 20
 
 
-def test_what_does_not_fit_into_memory_is_sorted_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_beyond_the_buffer_is_sorted_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [event(number, NOON + timedelta(seconds=number // 3)) for number in range(3000)]
     for part in (several[::-2], several[::2], several[1::2][:500]):
         write(tmp_path / "archive", *part)
     (tmp_path / "sorting").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "sorting"))
-    monkeypatch.setattr(reading_archives, "BUFFER_BYTES", 2000)
-    monkeypatch.setattr(reading_archives, "_ROWS", 100)
+    monkeypatch.setattr(reader, "BUFFER_BYTES", 2000)
+    monkeypatch.setattr(reader, "_ROWS", 100)
     events = read_events(tmp_path / "archive", **ALWAYS)
     first = next(events)
     assert len(list((tmp_path / "sorting").rglob("*.arrow"))) > 5
@@ -685,7 +686,7 @@ def test_topics_of_a_replay(tmp_path: Path, other: TypedEventBus, topics: Any, f
     assert handled.numbers == found
 
 
-def test_files_that_are_not_complete_are_left_alone_and_deleted_ones_forgotten(tmp_path: Path) -> None:
+def test_incomplete_and_deleted_files_are_ignored(tmp_path: Path) -> None:
     log = tmp_path / "_spark_metadata"
     log.mkdir()
 
@@ -703,7 +704,7 @@ def test_files_that_are_not_complete_are_left_alone_and_deleted_ones_forgotten(t
         before = {*tmp_path.rglob("*.parquet")}
         write(tmp_path, event(number))
         files += {*tmp_path.rglob("*.parquet")} - before
-    commit("0", (files[4], "add"))  # what the summary does not have any more
+    commit("0", (files[4], "add"))  # no longer in the summary
     commit("1.compact", (files[0], "add"), (files[1], "add"), ("gone.parquet", "add"))
     commit("2", (files[2], "add"), (files[1], "delete"))
     (log / ".3.crc").write_bytes(b"\x00")
@@ -717,7 +718,7 @@ def test_files_that_are_not_complete_are_left_alone_and_deleted_ones_forgotten(t
         read_events(tmp_path, **ALWAYS)
 
 
-def test_an_archive_that_is_none(tmp_path: Path, other: TypedEventBus) -> None:
+def test_paths_without_an_archive_are_refused(tmp_path: Path, other: TypedEventBus) -> None:
     with pytest.raises(ArchiveMissingError):
         replay(tmp_path / "missing", other, **ALWAYS)
     with pytest.raises(ArchiveMissingError):
@@ -771,7 +772,7 @@ def test_wrong_arguments_of_a_replay(
 
 
 class Clock:
-    """Time that passes only while somebody waits."""
+    """Time that passes only during waits."""
 
     def __init__(self, on_wait: Callable[[threading.Event], object] = lambda _: None) -> None:
         self.time = 100.0
@@ -814,7 +815,7 @@ def test_a_replay_that_is_late_catches_up(tmp_path: Path, other: TypedEventBus) 
     assert len(clock.waits) < 4
 
 
-def test_a_replay_as_fast_as_it_goes_waits_for_slow_handlers_and_not_for_the_clock(
+def test_a_replay_without_speed_waits_for_slow_handlers_and_not_for_the_clock(
     tmp_path: Path, other: TypedEventBus
 ) -> None:
     path = write(tmp_path, *(event(number, NOON + timedelta(seconds=number)) for number in range(12_000)))
@@ -869,7 +870,7 @@ def test_replayed_events_can_be_told_by_a_prefix_or_by_a_mark(tmp_path: Path, ot
     assert handled.events[1] == ("orders/placed", {"n": 5, "id": 1, "total": 2.0, "placed": NOON})
 
 
-def test_data_that_nobody_can_read_is_left_out(tmp_path: Path, other: TypedEventBus) -> None:
+def test_unreadable_data_is_left_out(tmp_path: Path, other: TypedEventBus) -> None:
     write(tmp_path, event(0), event(2), payloads=(b"none", b""))
     table = pa.Table.from_batches([to_rows(messages(dump_event(event(1))), bool)])
     odd = table.set_column(2, "data", pa.array(['{"x":{"$future":1}}']))
@@ -918,7 +919,7 @@ class Archived:
         )  # fmt: skip
 
     def catch_up(self, **options: Any) -> None:
-        """A run that writes what is there, and ends."""
+        """A run that writes the kept messages, and ends."""
         query = self.start(trigger={"availableNow": True}, **options)
         assert query.awaitTermination(60)
         error = query.exception()
@@ -935,7 +936,7 @@ def archived(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> Archived
 def test_events_of_a_bus_are_archived_and_replayed_onto_another_one(
     archived: Archived, bus: TypedEventBus, other: TypedEventBus
 ) -> None:
-    archived.catch_up()  # from now on the broker keeps what comes
+    archived.catch_up()  # from now on the broker keeps messages
     notes = {"nan": math.inf, "big": 2**70, "bytes": b"\x00", "decimal": Decimal("1.10"), "$set": {"a": {1, 2}}}
     given = [
         Order(number, number / 3, NOON + timedelta(days=number), [Item("lamp", number)] * 2, Colour.GREEN, notes)
@@ -987,7 +988,7 @@ def tokyo(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tokyo")
-def test_an_archive_goes_on_after_a_restart_and_duplicates_are_dropped_by_who_reads(
+def test_an_archive_continues_after_a_restart_and_replays_drop_duplicates(
     archived: Archived, other: TypedEventBus
 ) -> None:
     def publish(*given: RecordedEvent) -> None:

@@ -58,7 +58,7 @@ def test_rows_that_are_read_again_get_no_time_of_their_own() -> None:
     assert batch_of([message()], 0, 0, None).column("timestamp").null_count == 1
 
 
-def test_what_a_message_does_not_have_is_null() -> None:
+def test_absent_properties_of_a_message_are_null() -> None:
     found = row(message(b""))
     assert found["value"] == b""
     assert found["timestamp"] == datetime.fromtimestamp(NOW / 1e6, UTC)

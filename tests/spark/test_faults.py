@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.spark import source
 from adapters.spark.errors import JournalFullError
+from adapters.spark.read import journaled
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
 from tests.spark.harness import Collected, numbers, publish, values, wait_for
 from tests.spark.readers import Driven
-from tests.spark.test_source import make_stream, stream, unique
+from tests.spark.test_read import make_stream, stream, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,10 +68,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_holds_up_nothing_but_what_does_not_fit(
+def test_a_full_disk_delays_only_the_messages_that_do_not_fit(
     spark: SparkSession, rabbitmq: RabbitMQ, small_disk: Path, tmp_path: Path
 ) -> None:
-    """Ten times what the disk has room for goes through it: what is processed makes room."""
+    """Ten times the size of the disk passes through it: processed rows make room."""
     frame = stream(
         spark, rabbitmq.url, tmp_path, channel="full/disk", journalPath=str(small_disk / "journal"), prefetch="50",
         journalBytes="1g", group="full-disk",
@@ -87,7 +87,7 @@ def test_a_disk_that_stays_full_fails_the_query(
     rabbitmq: RabbitMQ, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Spark: in its process the ten seconds that a full disk may take cannot be set."""
-    monkeypatch.setattr(source, "PATIENCE", 0.5)
+    monkeypatch.setattr(journaled, "PATIENCE", 0.5)
     journal, channel = small_disk / "journal", unique("no-room")
     with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
         (small_disk / "ballast").write_bytes(b"x" * (4 * 2**20 - 40_000))

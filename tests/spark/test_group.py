@@ -1,5 +1,4 @@
-"""What the broker keeps for a query is found again, or the query fails before it receives anything; and one query has
-it."""
+"""A query finds the messages that the broker keeps for it, or fails before it receives any; one query has a group."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ from uuid import uuid4
 import pytest
 
 import messaging
-from adapters.spark import owner
 from adapters.spark.errors import DataLossError, JournalMismatchError
-from adapters.spark.owner import lock_group
-from adapters.spark.rivals import is_earlier
+from adapters.spark.read import group_lock
+from adapters.spark.read.group_lock import lock_group
+from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
 from tests.spark.harness import numbers, publish, wait_for
-from tests.spark.readers import Driven
+from tests.spark.readers import Driven, processed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +44,7 @@ def group() -> str:
 
 
 def failure(query: Driven) -> Exception | None:
-    """What the ingests of ``query`` ended with."""
+    """Return the error that ended the receivers of ``query``."""
     with pytest.raises(TakenOverError) as caught:
         wait_for(lambda: query.micro_batch() and False, "the query to fail", patience=30)
     return caught.value
@@ -54,13 +53,11 @@ def failure(query: Driven) -> Exception | None:
 # --- a journal that was lost
 
 
-def test_a_query_whose_journal_was_deleted_receives_what_the_broker_keeps(
+def test_a_query_whose_journal_was_deleted_receives_the_messages_of_the_broker(
     url: str, channel: str, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
-    with Driven(url, journal, channel=channel).start() as first:
-        publish(url, channel, numbers(20))
-        assert first.receive(20) == numbers(20)
+    first = processed(numbers(20), url, journal, channel=channel)
     publish(url, channel, numbers(30, 20))
     for times in range(1, 3):  # the session is found again however often the journal is lost
         shutil.rmtree(journal)
@@ -75,9 +72,7 @@ def test_a_query_whose_journal_was_deleted_fails_before_it_touches_the_broker(
     url: str, channel: str, tmp_path: Path, rabbitmq: RabbitMQ
 ) -> None:
     journal = tmp_path / "journal"
-    with Driven(url, journal, channel=channel).start() as first:
-        publish(url, channel, numbers(20))
-        first.receive(20)
+    first = processed(numbers(20), url, journal, channel=channel)
     left = json.loads(first.checkpoint[-1])["group"]
     shutil.rmtree(journal)
     publish(url, channel, numbers(5, 20))
@@ -93,13 +88,9 @@ def test_a_query_whose_journal_was_deleted_fails_before_it_touches_the_broker(
         assert third.receive(5) == numbers(5, 20)
 
 
-def test_two_sessions_with_messages_are_not_taken_for_one(url: str, channel: str, tmp_path: Path) -> None:
-    with Driven(url, tmp_path / "one", channel=channel).start() as one:
-        publish(url, channel, numbers(5))
-        one.receive(5)
-    with Driven(url, tmp_path / "two", channel=channel).start() as two:
-        publish(url, channel, numbers(5, 5))
-        two.receive(5)
+def test_two_sessions_with_messages_are_refused(url: str, channel: str, tmp_path: Path) -> None:
+    one = processed(numbers(5), url, tmp_path / "one", channel=channel)
+    two = processed(numbers(5, 5), url, tmp_path / "two", channel=channel)
     left, other = (json.loads(query.checkpoint[-1])["group"] for query in (one, two))
     options = {"channel": channel, "failOnDataLoss": "false"}
     with (
@@ -115,9 +106,7 @@ def test_another_group_is_refused_because_the_broker_keeps_messages_for_the_one_
     url: str, channel: str, group: str, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
-    with Driven(url, journal, channel=channel, group=group).start() as first:
-        publish(url, channel, numbers(5))
-        first.receive(5)
+    first = processed(numbers(5), url, journal, channel=channel, group=group)
     publish(url, channel, numbers(5, 5))
     with (
         Driven(url, journal, first.checkpoint, channel=channel, group=f"{group}-2") as other,
@@ -132,9 +121,7 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
     mosquitto: Mosquitto, channel: str, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
-    with Driven(mosquitto.url, journal, channel=channel).start() as one:
-        publish(mosquitto.url, channel, numbers(5))
-        one.receive(5)
+    one = processed(numbers(5), mosquitto.url, journal, channel=channel)
     publish(mosquitto.url, channel, numbers(5, 5))
     with (
         Driven(mosquitto.url, journal, one.checkpoint, channel=channel, receivers="2") as two,
@@ -149,10 +136,10 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
 # --- two queries with one group
 
 
-def test_a_second_query_of_a_group_on_one_machine_ends_and_the_first_goes_on(
+def test_a_second_query_of_a_group_on_one_machine_ends_and_the_first_continues(
     url: str, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "LOCK_SECONDS", 0.3)
+    monkeypatch.setattr(group_lock, "LOCK_SECONDS", 0.3)
     with Driven(url, tmp_path / "one", channel=channel, group=group).start() as first:
         with (
             Driven(url, tmp_path / "two", channel=channel, group=group) as second,
@@ -194,14 +181,14 @@ def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
-def test_a_query_does_not_end_for_what_is_no_earlier_query(payload: bytes) -> None:
-    assert not is_earlier(payload, (1_700_000_000.0, "a"))
+def test_other_payloads_on_the_channel_end_no_query(payload: bytes) -> None:
+    assert not started_earlier(payload, (1_700_000_000.0, "a"))
 
 
 def test_the_query_that_comes_second_to_a_queue_ends(
     rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "QUEUE_SECONDS", 0.3)
+    monkeypatch.setattr(group_lock, "QUEUE_SECONDS", 0.3)
     options = {"channel": channel, "group": group, "receivers": "2"}
     with Driven(rabbitmq.url, tmp_path / "one", **options).start() as first:
         with (
@@ -218,7 +205,7 @@ def test_the_query_that_comes_second_to_a_queue_ends(
 def test_a_query_that_loses_its_queue_to_another_while_it_is_disconnected_ends(
     rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner, "REGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(group_lock, "REGAIN_SECONDS", 0.3)
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
         options = {"channel": channel, "group": group}
         with Driven(_through(rabbitmq.url, proxy), tmp_path / "one", reconnect_max="0.2", **options).start() as first:
@@ -286,7 +273,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         made.mkdir()
         return made
 
-    monkeypatch.setattr(owner, "lock_folder", folder)
+    monkeypatch.setattr(group_lock, "lock_folder", folder)
 
 
 class _Overtaker:

@@ -1,4 +1,4 @@
-"""What the journal promises: what it took is there, in order, whole, after anything; or it says that it is not."""
+"""The promises of the journal: appended rows survive any failure, in order and intact, or reading them fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adapters.spark import folders
 from adapters.spark.columns import batch_of
 from adapters.spark.errors import (
     DataLossError,
@@ -39,9 +38,9 @@ from adapters.spark.errors import (
     JournalMismatchError,
     JournalUnreadableError,
 )
-from adapters.spark.folders import LocalFolder
-from adapters.spark.journal import Journal, leave_mark
-from adapters.spark.log import Log, LogWriter, read
+from adapters.spark.journal import Journal, folders, leave_mark
+from adapters.spark.journal.folders import LocalFolder
+from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
@@ -61,8 +60,27 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "journal")
 
 
+_OPENED: list[Journal[LogWriter]] = []
+
+
+@pytest.fixture(autouse=True)
+def _closing() -> Iterator[None]:
+    """Close the journals of a test at its end."""
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
 def opened(path: str, **more: Any) -> Journal[LogWriter]:
-    return Journal.open(path, more.pop("source", SOURCE), **more)
+    _OPENED.append(Journal.open(path, more.pop("source", SOURCE), **more))
+    return _OPENED[-1]
+
+
+def opened_log(path: str, **more: Any) -> tuple[Journal[LogWriter], LogWriter]:
+    """Open a journal; return it and the log of its only partition."""
+    journal = opened(path, **more)
+    (log,) = journal.logs
+    return journal, log
 
 
 def stored(folder: Path, *counts: int) -> tuple[Path, list[int]]:
@@ -122,8 +140,7 @@ def test_append_returns_when_the_disk_has_the_rows_and_the_name(path: str, monke
 
     for name in ("pwritev", "fsync", "fdatasync", "ftruncate"):
         spied(name)
-    with_journal = opened(path, segment_bytes=5000)
-    (log,) = with_journal.logs
+    _, log = opened_log(path, segment_bytes=5000)
     assert calls.index(("fsync", ".journal.json.new")) < calls.index(("fsync", "journal"), 2)
     assert {("fsync", "journal"), ("fsync", Path(path).parent.name), ("fsync", "0")} <= set(calls)
     while len(segments(log)) < 3:
@@ -133,11 +150,10 @@ def test_append_returns_when_the_disk_has_the_rows_and_the_name(path: str, monke
         segment = segments(log)[-1]
         assert calls[-2:] == [("pwritev", segment), ("fdatasync", segment)]
         assert (("fsync", "0") in calls) == (len(segments(log)) > new)
-    with_journal.close()
 
 
-def test_what_is_found_is_on_the_disk_before_it_counts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wrote it may have been killed between writing and waiting for the disk."""
+def test_a_reopened_journal_is_synced_before_its_rows_count(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer may have been killed between writing and waiting for the disk."""
     first = opened(path)
     add(first.logs[0])
     first.close()
@@ -149,58 +165,51 @@ def test_what_is_found_is_on_the_disk_before_it_counts(path: str, monkeypatch: p
         real(file)
 
     monkeypatch.setattr(os, "fsync", spy)
-    second = opened(path)
+    opened(path)
     assert {"journal", "0", f"{0:020d}.segment"} <= synced
-    second.close()
 
 
 def test_the_same_offsets_give_the_same_bytes(path: str) -> None:
-    with_journal = opened(path, segment_bytes=4000)
-    (log,) = with_journal.logs
+    journal, log = opened_log(path, segment_bytes=4000)
     for count in (1, 7, 30, 2):
         add(log, count)
-    before = [batch.serialize().to_pybytes() for batch in read(with_journal.folder, log.spans(2, 35))]
+    before = [batch.serialize().to_pybytes() for batch in read(journal.folder, log.spans(2, 35))]
     spans = log.spans(2, 35)
-    with_journal.close()
+    journal.close()
     again = opened(path)
     assert again.logs[0].spans(2, 35) == spans
     after = [batch.serialize().to_pybytes() for batch in read(again.folder, pickle.loads(pickle.dumps(spans)))]
     assert after == before
-    again.close()
 
 
 def test_offsets_never_come_back_though_everything_is_committed(path: str) -> None:
     for run in range(5):
-        with_journal = opened(path, segment_bytes=1)
-        (log,) = with_journal.logs
+        journal, log = opened_log(path, segment_bytes=1)
         assert log.end == run * 9
         for _ in range(3):
             add(log)
         log.commit(log.end)
         assert len(segments(log)) == 1
         assert log.backlog == 0
-        with_journal.close()
+        journal.close()
 
 
-def test_an_append_of_nothing_is_none(path: str) -> None:
-    with_journal = opened(path)
-    with_journal.logs[0].append(rows(0, 0))
-    assert segments(with_journal.logs[0]) == []
-    with_journal.close()
+def test_an_empty_append_writes_nothing(path: str) -> None:
+    journal = opened(path)
+    journal.logs[0].append(rows(0, 0))
+    assert segments(journal.logs[0]) == []
 
 
 def test_nothing_is_written_after_close(path: str) -> None:
-    with_journal = opened(path)
-    (log,) = with_journal.logs
-    with_journal.close()
-    with_journal.close()
+    journal, log = opened_log(path)
+    journal.close()
+    journal.close()
     with pytest.raises(JournalError, match="closed"):
         add(log)
 
 
-def test_close_waits_for_what_is_being_written(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_journal = opened(path)
-    (log,) = with_journal.logs
+def test_close_waits_for_a_write_in_progress(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, log = opened_log(path)
     add(log)
     inside, go_on = threading.Event(), threading.Event()
     real = os.pwritev
@@ -211,7 +220,7 @@ def test_close_waits_for_what_is_being_written(path: str, monkeypatch: pytest.Mo
         return real(*arguments)
 
     monkeypatch.setattr(os, "pwritev", slow)
-    writer, closer = threading.Thread(target=add, args=(log,)), threading.Thread(target=with_journal.close)
+    writer, closer = threading.Thread(target=add, args=(log,)), threading.Thread(target=journal.close)
     writer.start()
     assert inside.wait(30)
     closer.start()
@@ -249,7 +258,7 @@ def test_a_tail_cut_anywhere_in_the_last_two_frames_costs_only_them(
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 5000, b"RXJ1" * 300, random.Random(1).randbytes(5000), b"R"])
-def test_a_tail_of_garbage_is_cut_off_and_writing_goes_on(
+def test_a_tail_of_garbage_is_cut_off_and_the_log_continues(
     tmp_path: Path, tail: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     segment, _ = stored(tmp_path, 2, 3)
@@ -294,7 +303,7 @@ def test_a_flip_anywhere_before_the_last_frame_is_an_error(tmp_path: Path) -> No
     assert segment.stat().st_size == len(held.data)  # nothing is cut off
 
 
-def test_readers_notice_every_bit_that_flips(tmp_path: Path) -> None:
+def test_readers_detect_every_flipped_bit(tmp_path: Path) -> None:
     segment, ends = stored(tmp_path, 2, 3)
     [span] = reloaded(tmp_path).spans(0, 5)
     held = Held(segment.name, segment.read_bytes())
@@ -306,7 +315,7 @@ def test_readers_notice_every_bit_that_flips(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in read(held, [span])) == 5
 
 
-def test_readers_notice_what_was_cut_off(tmp_path: Path) -> None:
+def test_readers_detect_a_truncated_segment(tmp_path: Path) -> None:
     segment, _ = stored(tmp_path, 2, 3)
     [span] = reloaded(tmp_path).spans(0, 5)
     data = segment.read_bytes()
@@ -318,11 +327,11 @@ def test_readers_notice_what_was_cut_off(tmp_path: Path) -> None:
 
 def segmented(path: str, count: int = 4, **more: Any) -> list[Path]:
     """A journal of segments of three rows each."""
-    with_journal = opened(path, segment_bytes=1, **more)
-    for log in with_journal.logs:
+    journal = opened(path, segment_bytes=1, **more)
+    for log in journal.logs:
         for _ in range(count):
             add(log)
-    with_journal.close()
+    journal.close()
     return sorted(Path(path).glob("0/*.segment"))
 
 
@@ -392,10 +401,9 @@ def test_a_first_segment_without_a_whole_frame_still_tells_the_offset(path: str)
     assert (again.logs[0].begin, again.logs[0].end) == (9, 9)
     add(again.logs[0])
     check(again)
-    again.close()
 
 
-def test_readers_say_what_is_gone(path: str, tmp_path: Path) -> None:
+def test_readers_name_missing_segments_and_journals(path: str, tmp_path: Path) -> None:
     files = segmented(path)
     view = Journal.view(path)
     files[0].unlink()
@@ -406,10 +414,9 @@ def test_readers_say_what_is_gone(path: str, tmp_path: Path) -> None:
         check(view)
 
 
-def test_ranges_that_are_not_there_are_data_loss(path: str) -> None:
+def test_missing_ranges_are_data_loss(path: str) -> None:
     segmented(path)
-    with_journal = opened(path)
-    (log,) = with_journal.logs
+    _, log = opened_log(path)
     log.commit(6)
     assert log.begin == 6
     for start, end in ((0, 7), (5, 7), (7, 13), (13, 14)):
@@ -417,7 +424,6 @@ def test_ranges_that_are_not_there_are_data_loss(path: str) -> None:
             log.spans(start, end)
     assert log.spans(3, 3) == []
     assert log.spans(7, 7) == []
-    with_journal.close()
 
 
 # --- a disk that fails ----------------------------------------------------------------------------------------------
@@ -469,27 +475,26 @@ class Faults:
 @pytest.mark.parametrize("partial", [False, True], ids=["at once", "halfway"])
 @pytest.mark.parametrize("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_write_that_fails_adds_nothing_and_does_no_harm(
+def test_a_failed_write_adds_nothing_and_the_log_continues(
     tmp_path: Path, number: int, segment_bytes: int, partial: bool, stay: bool
 ) -> None:
     kind = JournalError if number == errno.EIO else JournalFullError
     failed = set()
     for nth in range(1, 8):
         path = str(tmp_path / str(nth))
-        with_journal = opened(path, segment_bytes=segment_bytes)
-        (log,) = with_journal.logs
+        journal, log = opened_log(path, segment_bytes=segment_bytes)
         add(log, 4)
         with Faults(number, nth, partial=partial, stay=stay) as faults, contextlib.suppress(kind):
             add(log, 5)
         assert log.end == (9 if set(faults.failed) <= {"ftruncate"} else 4)
         failed.update(faults.failed)
         count = log.end
-        check(with_journal)
+        check(journal)
         for more in (1, 6):  # other rows than those that failed, in other frames
             add(log, more)
-            check(with_journal)
+            check(journal)
         check(Journal.view(path))
-        with_journal.close()
+        journal.close()
         again = opened(path)
         assert again.logs[0].end == count + 7
         check(again)
@@ -503,8 +508,7 @@ def test_a_disk_that_did_not_sync_is_not_asked_again_for_the_same_file(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux says of the second attempt that it went well, whatever became of the pages."""
-    with_journal = opened(path)
-    (log,) = with_journal.logs
+    journal, log = opened_log(path)
     add(log)
     synced: list[str] = []
     real = os.fdatasync
@@ -520,57 +524,55 @@ def test_a_disk_that_did_not_sync_is_not_asked_again_for_the_same_file(
         add(log)
     add(log)
     assert synced == [f"{0:020d}.segment", f"{3:020d}.segment"]
-    check(with_journal)
-    with_journal.close()
+    check(journal)
+    journal.close()
     check(Journal.view(path))
 
 
 def test_rows_that_failed_and_could_not_be_cut_off_do_not_count(path: str) -> None:
     """They are whole in the file, but the next segment begins with others."""
-    with_journal = opened(path)
-    (log,) = with_journal.logs
+    journal, log = opened_log(path)
     add(log)
     with Faults(errno.EIO, 2, stay=True) as faults, pytest.raises(JournalError):
         log.append(rows(100, 9))
     assert faults.failed == ["fdatasync", "ftruncate"]
     add(log, 2)
     assert segments(log) == [f"{0:020d}.segment", f"{3:020d}.segment"]
-    with_journal.close()
+    journal.close()
     view = Journal.view(path)
     assert view.logs[0].end == 5
     check(view)
 
 
-def test_a_segment_that_was_removed_is_no_place_for_messages(path: str) -> None:
-    with_journal = opened(path)
-    (log,) = with_journal.logs
+def test_a_removed_segment_fails_the_append(path: str) -> None:
+    _, log = opened_log(path)
     add(log)
     shutil.rmtree(path)
     for _ in range(2):
         with pytest.raises(JournalError, match="cannot write"):
             add(log)
     assert log.end == 3
-    with_journal.close()
 
 
-def test_a_full_disk_is_no_mystery_to_whoever_opens_or_commits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_journal = opened(path)
+def test_a_full_disk_is_reported_when_a_journal_is_opened_or_committed(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(path)
     with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError, match=r"journal\.json"):
-        with_journal.begin_query(adopt=False)
-    assert with_journal.meta.query is None
-    with_journal.begin_query(adopt=False)
+        journal.begin_query(adopt=False)
+    assert journal.meta.query is None
+    journal.begin_query(adopt=False)
     with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError):
-        with_journal.note_commit()
-    with_journal.note_commit()
+        journal.note_commit()
+    journal.note_commit()
     assert json.loads((Path(path) / "journal.json").read_text())["committed"]
-    with_journal.close()
+    journal.close()
     with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError):
         opened(path)
 
 
-def test_what_cannot_be_deleted_is_deleted_by_the_next_commit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_journal = opened(path, segment_bytes=1)
-    (log,) = with_journal.logs
+def test_a_failed_delete_is_repeated_by_the_next_commit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, log = opened_log(path, segment_bytes=1)
     for _ in range(4):
         add(log)
     with monkeypatch.context() as patched:
@@ -580,7 +582,6 @@ def test_what_cannot_be_deleted_is_deleted_by_the_next_commit(path: str, monkeyp
     assert (log.begin, len(segments(log))) == (9, 4)
     log.commit(9)
     assert len(segments(log)) == 1
-    with_journal.close()
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -612,16 +613,15 @@ def in_memory() -> Iterator[str]:
 def killed(child: Any) -> None:
     child.kill()
     child.join()
-    child.close()
 
 
-def test_what_a_killed_writer_said_is_there(in_memory: str, processes: Any) -> None:
+def test_appended_rows_survive_a_killed_writer(in_memory: str, processes: Any) -> None:
     path = in_memory
     choose = random.Random(3)
     committed = end = 0
     for run in range(25):
         child, reports = started(processes, journals.write_on, path, run)
-        assert reports.recv() >= (0, end)  # what the run before said is still there
+        assert reports.recv() >= (0, end)  # the rows of the previous run are still there
         for _ in range(choose.randrange(20)):
             committed, end = reports.recv()
         reports.poll(choose.random() / 500)
@@ -639,7 +639,6 @@ def test_what_a_killed_writer_said_is_there(in_memory: str, processes: Any) -> N
     assert end > 500
     again = opened(path)
     check(again)
-    again.close()
 
 
 def test_one_writer_at_a_time_and_a_kill_frees_the_journal(
@@ -653,15 +652,15 @@ def test_one_writer_at_a_time_and_a_kill_frees_the_journal(
     Journal.view(path)
     killed(child)
     reports.close()
-    with_journal = opened(path)
-    assert with_journal.meta.id == identity
+    journal = opened(path)
+    assert journal.meta.id == identity
     with pytest.raises(JournalLockedError):
         opened(path)
-    with_journal.close()
-    opened(path).close()
+    journal.close()
+    opened(path)
 
 
-def test_a_query_that_ends_is_waited_for(path: str) -> None:
+def test_opening_waits_for_a_query_that_stops(path: str) -> None:
     first = opened(path)
     timer = threading.Timer(0.2, first.close)
     timer.start()
@@ -669,12 +668,11 @@ def test_a_query_that_ends_is_waited_for(path: str) -> None:
     timer.join()
 
 
-def test_a_lock_that_was_removed_locks_nobody_out_and_lets_no_two_in(path: str) -> None:
-    first = opened(path)
+def test_a_removed_lock_file_still_admits_one_writer(path: str) -> None:
+    opened(path)
     (Path(path) / "lock").unlink()
     with LocalFolder(path).lock(), pytest.raises(JournalLockedError), mock.patch.object(folders, "LOCK_SECONDS", 0):
         opened(path)
-    first.close()
 
 
 def test_a_limit_of_the_size_of_files_is_a_full_disk(path: str, processes: Any) -> None:
@@ -687,7 +685,7 @@ def test_a_limit_of_the_size_of_files_is_a_full_disk(path: str, processes: Any) 
     check(view)
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+def test_a_full_file_system_loses_no_row(tmp_path: Path) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare")
     mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"', str(tmp_path)]
@@ -739,14 +737,14 @@ def test_partitions_may_be_added_and_not_taken_away(path: str) -> None:
     opened(path, source=replace(SOURCE, partitions=3)).close()  # the lock is free
 
 
-def test_a_query_takes_a_journal_that_nobody_has_committed_to(path: str) -> None:
-    with_journal = opened(path)
-    first = with_journal.begin_query(adopt=False)
-    second = with_journal.begin_query(adopt=False)
+def test_a_query_takes_a_journal_without_commits(path: str) -> None:
+    journal = opened(path)
+    first = journal.begin_query(adopt=False)
+    second = journal.begin_query(adopt=False)
     assert first != second
-    with_journal.note_commit()
-    with_journal.note_commit()
-    with_journal.close()
+    journal.note_commit()
+    journal.note_commit()
+    journal.close()
     again = opened(path)
     assert again.meta.query == second
     with pytest.raises(JournalMismatchError, match="adoptJournal"):
@@ -756,7 +754,6 @@ def test_a_query_takes_a_journal_that_nobody_has_committed_to(path: str) -> None
     again.close()
     last = opened(path)
     assert (last.meta.query, last.meta.committed) == (third, False)
-    last.close()
 
 
 @pytest.mark.parametrize(
@@ -774,7 +771,7 @@ def test_a_query_takes_a_journal_that_nobody_has_committed_to(path: str) -> None
         ("more", "does not parse"),
     ],
 )
-def test_what_is_no_journal_is_unreadable(path: str, text: str, what: str) -> None:
+def test_an_invalid_journal_file_is_unreadable(path: str, text: str, what: str) -> None:
     segmented(path)
     meta = Path(path) / "journal.json"
     known = json.loads(meta.read_text())
@@ -791,9 +788,9 @@ def test_what_is_no_journal_is_unreadable(path: str, text: str, what: str) -> No
 
 def test_segments_without_their_journal_are_unreadable(path: str) -> None:
     source = replace(SOURCE, partitions=2)
-    with_journal = opened(path, source=source)
-    add(with_journal.logs[1])  # the first partition has got nothing yet
-    with_journal.close()
+    journal = opened(path, source=source)
+    add(journal.logs[1])  # the first partition has got nothing yet
+    journal.close()
     (Path(path) / "journal.json").unlink()
     with pytest.raises(JournalUnreadableError, match=r"there are segments, but no journal\.json"):
         opened(path, source=source)
@@ -802,7 +799,7 @@ def test_segments_without_their_journal_are_unreadable(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "0", "journal.json", "lock"])
-def test_what_is_in_the_way_is_unreadable(path: str, name: str) -> None:
+def test_a_file_in_place_of_a_folder_is_unreadable(path: str, name: str) -> None:
     """A file where a folder is to be, or a folder where a file is to be."""
     at = Path(path) / name
     at.parent.mkdir(parents=True, exist_ok=True)
@@ -830,7 +827,7 @@ def test_a_folder_without_permission_is_unreadable(path: str) -> None:
         Path(path).chmod(0o755)
 
 
-def test_a_reader_that_may_not_read_says_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_without_permission_fails(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     segmented(path)
     view = Journal.view(path)
     monkeypatch.setattr(LocalFolder, "read", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
@@ -842,8 +839,7 @@ def test_a_reader_that_may_not_read_says_so(path: str, monkeypatch: pytest.Monke
 
 
 def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_sync: None) -> None:
-    with_journal = opened(path, segment_bytes=8000)
-    (log,) = with_journal.logs
+    journal, log = opened_log(path, segment_bytes=8000)
     stop = threading.Event()
 
     def write() -> None:
@@ -870,21 +866,19 @@ def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_s
         stop.set()
         writer.join()
     assert gone < seen
-    check(with_journal)
+    check(journal)
     end = log.end
-    with_journal.close()
+    journal.close()
     again = opened(path)
     assert again.logs[0].end == end
-    again.close()
 
 
 @pytest.mark.parametrize("when", range(1, 10))
 @pytest.mark.parametrize("committed", [3, 6, 9, 15])
-def test_what_is_committed_while_a_view_opens_is_not_missing(
+def test_rows_committed_while_a_view_opens_are_not_missing(
     path: str, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
 ) -> None:
-    with_journal = opened(path, segment_bytes=1)
-    (log,) = with_journal.logs
+    _, log = opened_log(path, segment_bytes=1)
     for _ in range(5):
         add(log)
     calls = 0
@@ -907,7 +901,6 @@ def test_what_is_committed_while_a_view_opens_is_not_missing(
     (part,) = view.logs
     assert part.end >= 15
     check(view, max(part.begin, log.begin), part.end)
-    with_journal.close()
 
 
 def test_a_listing_that_saw_half_of_a_commit_is_no_damage(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -932,10 +925,10 @@ def test_a_listing_that_saw_half_of_a_commit_is_no_damage(path: str, monkeypatch
     check(view)
 
 
-def test_what_a_writer_takes_back_does_not_end_the_process_that_looks(path: str) -> None:
+def test_a_truncated_segment_does_not_crash_readers(path: str) -> None:
     """A mapped page that is cut off is a bus error."""
-    with_journal = opened(path)
-    add(with_journal.logs[0])
+    journal = opened(path)
+    add(journal.logs[0])
     segment = Path(path) / "0" / f"{0:020d}.segment"
     whole = segment.stat().st_size
     with segment.open("ab") as file:
@@ -944,12 +937,10 @@ def test_what_a_writer_takes_back_does_not_end_the_process_that_looks(path: str)
     os.truncate(segment, whole)
     assert data.size == whole + 2**20
     assert data.to_pybytes()[-1:] == b"\0"
-    with_journal.close()
 
 
-def test_the_tail_is_had_though_a_commit_comes_between(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_journal = opened(path, segment_bytes=1)
-    (log,) = with_journal.logs
+def test_the_tail_is_read_despite_a_concurrent_commit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, log = opened_log(path, segment_bytes=1)
     for _ in range(4):
         add(log)
     real = LocalFolder.read
@@ -966,7 +957,6 @@ def test_the_tail_is_had_though_a_commit_comes_between(path: str, monkeypatch: p
     assert log.tail(100).column("offset").to_pylist() == [6, 7, 8, 9, 10, 11]
     assert log.tail(2).column("offset").to_pylist() == [10, 11]
     assert log.tail(0).num_rows == 0
-    with_journal.close()
 
 
 # --- room -----------------------------------------------------------------------------------------------------------
@@ -976,10 +966,9 @@ def disk_bytes(path: str) -> int:
     return sum(file.stat().st_size for file in Path(path).glob("*/*.segment"))
 
 
-def test_segments_go_when_all_of_their_rows_are_committed(path: str) -> None:
+def test_segments_are_deleted_when_all_of_their_rows_are_committed(path: str) -> None:
     segmented(path)
-    with_journal = opened(path, segment_bytes=1)
-    (log,) = with_journal.logs
+    _, log = opened_log(path, segment_bytes=1)
     assert log.backlog == log.bytes_from(0) > 0
     for committed, left in ((0, 4), (2, 4), (3, 3), (5, 3), (6, 2), (11, 1), (12, 1), (99, 1), (4, 1)):
         log.commit(committed)
@@ -988,12 +977,10 @@ def test_segments_go_when_all_of_their_rows_are_committed(path: str) -> None:
     assert log.begin == 9
     add(log)
     assert log.backlog == log.bytes_from(12) < disk_bytes(path)
-    with_journal.close()
 
 
-def test_the_disk_gets_its_room_back_when_everything_is_committed(path: str) -> None:
-    with_journal = opened(path)
-    (log,) = with_journal.logs
+def test_disk_space_is_freed_when_all_rows_are_committed(path: str) -> None:
+    _, log = opened_log(path)
     payload = Message(b"x" * 100_000, MessageContext("a/b"))
     for _ in range(3):
         for _ in range(15):
@@ -1004,18 +991,16 @@ def test_the_disk_gets_its_room_back_when_everything_is_committed(path: str) -> 
         add(log)
         log.commit(log.end)
         assert disk_bytes(path) < 10_000
-    with_journal.close()
 
 
 def test_a_large_journal_is_not_loaded(path: str) -> None:
-    with_journal = opened(path, segment_bytes=2**23)
-    (log,) = with_journal.logs
+    journal, log = opened_log(path, segment_bytes=2**23)
     payload = Message(b"x" * 2**20, MessageContext("a/b"))
     for _ in range(80):
         log.append(batch_of([payload], 0, log.end, NOW))
-    with_journal.close()
+    journal.close()
     program = (
-        "import resource, sys; from adapters.spark.journal import Journal; from adapters.spark.log import read;"
+        "import resource, sys; from adapters.spark.journal import Journal; from adapters.spark.journal.log import read;"
         "import pyarrow as pa; resident = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') "
         "if l.startswith('RssAnon'));"
         "before = resident(); view = Journal.view(sys.argv[1]);"
@@ -1133,33 +1118,30 @@ def remote() -> Iterator[str]:
 
 
 def test_an_object_for_each_append(remote: str) -> None:
-    with_journal = opened(remote)
-    (log,) = with_journal.logs
+    journal, log = opened_log(remote)
     for count in (1, 5, 2):
         add(log, count)
     assert segments(log) == [f"{n:020d}.segment" for n in (0, 1, 6)]
-    check(with_journal)
+    check(journal)
     check(Journal.view(remote))
     log.commit(6)
     assert segments(log) == [f"{6:020d}.segment"]
-    with_journal.close()
+    journal.close()
     again = opened(remote)
     assert (again.logs[0].begin, again.logs[0].end) == (6, 8)
     add(again.logs[0])
     check(again)
-    again.close()
 
 
-def test_half_an_object_is_written_over(remote: str, caplog: pytest.LogCaptureFixture) -> None:
-    with_journal = opened(remote)
-    (log,) = with_journal.logs
+def test_half_an_object_is_overwritten(remote: str, caplog: pytest.LogCaptureFixture) -> None:
+    journal, log = opened_log(remote)
     add(log)
     add(log)
-    with_journal.close()
+    journal.close()
     name = f"0/{3:020d}.segment"
-    data = with_journal.folder.read(name).to_pybytes()
+    data = journal.folder.read(name).to_pybytes()
     for cut in (0, 10, len(data) // 2, len(data) - 1):
-        with_journal.folder.write(name, [data[:cut]])
+        journal.folder.write(name, [data[:cut]])
         caplog.clear()
         again = opened(remote)
         assert again.logs[0].end == 3
@@ -1171,39 +1153,38 @@ def test_half_an_object_is_written_over(remote: str, caplog: pytest.LogCaptureFi
 
 
 def test_a_damaged_object_is_an_error(remote: str) -> None:
-    with_journal = opened(remote)
+    journal = opened(remote)
     for _ in range(3):
-        add(with_journal.logs[0])
-    with_journal.close()
+        add(journal.logs[0])
+    journal.close()
     name = f"0/{3:020d}.segment"
-    data = with_journal.folder.read(name).to_pybytes()
-    with_journal.folder.write(name, [data[:-1]])
+    data = journal.folder.read(name).to_pybytes()
+    journal.folder.write(name, [data[:-1]])
     with pytest.raises(JournalCorruptError, match="rows 3 to 6 are missing"):
         opened(remote)
 
 
 @pytest.mark.parametrize("where", ["path", "remote"])
 def test_marks_of_one_query_are_found_and_deleted(where: str, request: pytest.FixtureRequest) -> None:
-    with_journal = opened(request.getfixturevalue(where))
-    assert with_journal.mark is None
-    with_journal.begin_query(adopt=False, starts={0: 0})
-    stale = with_journal.mark
-    with_journal.begin_query(adopt=False, starts={0: 0})
-    mark = with_journal.mark
+    journal = opened(request.getfixturevalue(where))
+    assert journal.mark is None
+    journal.begin_query(adopt=False, starts={0: 0})
+    stale = journal.mark
+    journal.begin_query(adopt=False, starts={0: 0})
+    mark = journal.mark
     assert stale is not None
     assert mark is not None
-    leave_mark(with_journal.folder, stale)  # a task of the query before
-    assert not with_journal.is_marked()
+    leave_mark(journal.folder, stale)  # a task of the query before
+    assert not journal.is_marked()
     for _ in range(2):
-        leave_mark(with_journal.folder, mark)
-    assert with_journal.is_marked()
-    with_journal.note_read()
-    assert with_journal.mark is None
-    assert not any(name.startswith("read-") for name in with_journal.folder.list())
-    with_journal.close()
+        leave_mark(journal.folder, mark)
+    assert journal.is_marked()
+    journal.note_read()
+    assert journal.mark is None
+    assert not any(name.startswith("read-") for name in journal.folder.list())
 
 
-def test_the_older_of_two_writers_notices(remote: str) -> None:
+def test_the_older_of_two_writers_fails(remote: str) -> None:
     older = opened(remote)
     add(older.logs[0])
     newer = opened(remote)
@@ -1218,15 +1199,12 @@ def test_the_older_of_two_writers_notices(remote: str) -> None:
     assert older.logs[0].end == 3
     add(newer.logs[0])
     check(newer)
-    older.close()
-    newer.close()
 
 
 def test_a_writer_that_is_overtaken_while_it_writes_has_written_nothing(
     remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = opened(remote)
-    (log,) = older.logs
+    _, log = opened_log(remote)
     add(log)
     real = folders.RemoteFolder.write
 
@@ -1239,13 +1217,11 @@ def test_a_writer_that_is_overtaken_while_it_writes_has_written_nothing(
     with pytest.raises(JournalLockedError):
         add(log)
     assert log.end == 3
-    older.close()
 
 
 def test_a_store_that_fails_is_an_error_of_the_journal(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of object stores have errors of their own."""
-    with_journal = opened(remote)
-    (log,) = with_journal.logs
+    journal, log = opened_log(remote)
     add(log)
     real = folders.RemoteFolder.write
     monkeypatch.setattr(folders.RemoteFolder, "write", mock.Mock(side_effect=OSError("no")))
@@ -1254,5 +1230,4 @@ def test_a_store_that_fails_is_an_error_of_the_journal(remote: str, monkeypatch:
     monkeypatch.setattr(folders.RemoteFolder, "write", real)
     add(log)
     assert log.end == 6
-    check(with_journal)
-    with_journal.close()
+    check(journal)

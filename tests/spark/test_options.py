@@ -1,4 +1,4 @@
-"""Options of a read: every one that is wrong is named, and no secret is."""
+"""Options of a read: errors name the wrong option, and no secret."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from adapters.spark.feeds import feeds
-from adapters.spark.folders import LocalFolder
+from adapters.spark.journal.folders import LocalFolder
 from adapters.spark.options import ReadOptions, WriteOptions
+from adapters.spark.read.receiver_settings import receiver_settings
 from messaging.errors import InvalidOptionError
 
 MQTT = {"url": "mqtt://broker", "channel": "a/#", "journalPath": "/j"}
@@ -23,7 +23,7 @@ def read(given: dict[str, str], name: str = "messaging", **more: Any) -> ReadOpt
 
 
 def refused(option: str, given: dict[str, str], name: str = "messaging", **more: Any) -> str:
-    """What is said about ``option``."""
+    """Return the error about ``option``."""
     with pytest.raises(InvalidOptionError) as caught:
         read(given, name, **more)
     assert caught.value.option == option
@@ -32,7 +32,7 @@ def refused(option: str, given: dict[str, str], name: str = "messaging", **more:
     return str(caught.value)
 
 
-def test_what_is_not_given_has_a_default() -> None:
+def test_absent_options_have_defaults() -> None:
     options = read(MQTT)
     assert options.channels == ("a/#",)
     assert (options.qos, options.receivers, options.prefetch, options.journal_bytes) == ("1", 1, 4096, 2**30)
@@ -252,11 +252,11 @@ def test_no_error_repeats_a_password(given: dict[str, str]) -> None:
 def test_nothing_shows_a_password(tmp_path: Path) -> None:
     for given in ({"url": "mqtt://me:sEcReT@b"}, {"username": "me", "password": "sEcReT"}):
         options = read({**MQTT, **given})
-        [feed] = feeds(options, "group", LocalFolder(str(tmp_path)))
-        for shown in (options, options.broker, feed, options.required_broker.address):
+        [settings] = receiver_settings(options, "group", LocalFolder(str(tmp_path)))
+        for shown in (options, options.broker, settings, options.required_broker.address):
             assert "sEcReT" not in repr(shown) + str(shown)
             assert "me" not in repr(options.required_broker.address)
-        assert "sEcReT" in repr((feed.url, feed.settings))  # but it is there
+        assert "sEcReT" in repr((settings.url, settings.settings))  # but it is there
 
 
 def test_options_travel_between_processes() -> None:
@@ -269,6 +269,6 @@ def test_extensions_are_texts_or_json() -> None:
     assert found == {"buffersize": 9, "overflow": "block"}
 
 
-def test_what_spark_passes_on_of_its_own_is_no_option_of_a_write() -> None:
+def test_options_of_spark_itself_are_ignored_by_a_write() -> None:
     given = {"url": "mqtt://h", "channel": "a", "checkpointLocation": "/x", "queryName": "q"}
     assert WriteOptions.of(given).channel == "a"

@@ -22,7 +22,7 @@ import pytest
 
 from adapters.spark.telemetry import batch
 from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
-from adapters.spark.telemetry.fleet import INTERVAL, START, Plan, Sent, digest, simulate
+from adapters.spark.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
 from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.model import METRICS, Telemetry
 from adapters.spark.telemetry.plots import draw
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-SMALL = Plan(seed=3, devices=8, seconds=10, rate=80)
+SMALL = FleetPlan(seed=3, devices=8, seconds=10, rate=80)
 
 
 # --- the fleet
@@ -48,19 +48,19 @@ SMALL = Plan(seed=3, devices=8, seconds=10, rate=80)
 
 def test_a_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     assert simulate(SMALL) == simulate(SMALL)
-    assert simulate(SMALL) != simulate(Plan(seed=4, devices=8, seconds=10, rate=80))
+    assert simulate(SMALL) != simulate(FleetPlan(seed=4, devices=8, seconds=10, rate=80))
 
 
 def test_a_fleet_sends_as_many_messages_as_it_was_asked_for_in_the_order_of_their_time() -> None:
-    sent = simulate(Plan())
-    assert len(sent) == Plan().readings * Plan().devices
-    assert abs(len(sent) - Plan().rate * Plan().seconds) < Plan().devices
+    sent = simulate(FleetPlan())
+    assert len(sent) == FleetPlan().readings * FleetPlan().devices
+    assert abs(len(sent) - FleetPlan().rate * FleetPlan().seconds) < FleetPlan().devices
     assert [each.at for each in sent] == sorted(each.at for each in sent)
     assert len({(each.device, each.sequence) for each in sent}) == len(sent)
 
 
 def test_readings_of_the_fleet_fit_the_model_and_garbled_ones_do_not() -> None:
-    sent = simulate(Plan())
+    sent = simulate(FleetPlan())
     for each in sent:
         if each.kind == "reading":
             reading = Telemetry.model_validate_json(each.payload)
@@ -72,8 +72,8 @@ def test_readings_of_the_fleet_fit_the_model_and_garbled_ones_do_not() -> None:
     assert len({digest(each.payload) for each in sent}) == len(sent)
 
 
-def test_the_fleet_has_everything_that_goes_wrong_with_fleets() -> None:
-    sent = simulate(Plan())
+def test_the_fleet_has_all_kinds_of_failures() -> None:
+    sent = simulate(FleetPlan())
     readings = [Telemetry.model_validate_json(each.payload) for each in sent if each.kind == "reading"]
     lateness = [reading.sent_at - reading.measured_at for reading in readings]
     assert sum(late < timedelta() for late in lateness) > 100  # clocks that are ahead
@@ -144,7 +144,7 @@ def flagged(readings: Iterator[Reading]) -> list[float]:
     return [anomaly.value for reading in readings for anomaly in history.judge(reading)]
 
 
-def test_a_spike_is_an_anomaly_and_what_follows_is_none() -> None:
+def test_a_spike_is_an_anomaly_and_the_next_reading_is_not() -> None:
     assert flagged(series(*STEADY, 35.0, 20.0, 20.1)) == [35.0]
 
 
@@ -158,7 +158,7 @@ def test_a_lasting_change_becomes_the_normal_state() -> None:
 
 
 def test_day_and_night_are_no_anomaly() -> None:
-    clean = [each for each in simulate(Plan()) if each.kind == "reading" and not each.injected]
+    clean = [each for each in simulate(FleetPlan()) if each.kind == "reading" and not each.injected]
     devices: dict[str, History] = {}
     found = 0
     for each in clean:
@@ -168,12 +168,12 @@ def test_day_and_night_are_no_anomaly() -> None:
     assert found <= len(clean) / 2_000
 
 
-def test_with_too_little_before_it_nothing_is_judged() -> None:
+def test_a_short_history_yields_no_anomaly() -> None:
     assert flagged(series(*STEADY[: ENOUGH - 1], 90.0)) == []
     assert flagged(series(*STEADY, 90.0, every=REACH + timedelta(seconds=1))) == []
 
 
-def test_a_late_reading_is_compared_with_what_was_measured_before_it() -> None:
+def test_a_late_reading_is_compared_with_earlier_measurements() -> None:
     readings = list(series(*STEADY, *[60.0] * 20))
     late = readings.pop(15)
     history = History()
@@ -191,7 +191,7 @@ def test_a_history_is_the_same_after_it_was_state() -> None:
 # --- the batch job
 
 
-def test_the_batch_job_sums_up_and_finds_what_is_missing_or_there_twice(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_batch_job_finds_missing_and_duplicate_messages(spark: SparkSession, tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     at = datetime(2025, 6, 2, 12, tzinfo=UTC)
 
@@ -269,7 +269,7 @@ def wrong(run: Run) -> list[str]:
     return [check.what for check in run.checks() if not check.is_right]
 
 
-def test_a_run_in_which_everything_was_stored_is_right_and_one_that_lost_or_doubled_something_is_not() -> None:
+def test_checks_fail_for_lost_and_duplicate_messages() -> None:
     sent = simulate(SMALL)
     assert wrong(a_run(sent)) == []
     lost = wrong(a_run(sent, counts={"stored": len(sent) - 1, "missing": 1}))
@@ -283,7 +283,7 @@ def test_a_run_in_which_everything_was_stored_is_right_and_one_that_lost_or_doub
     ]
 
 
-def test_an_aggregate_that_misses_a_reading_that_was_in_time_is_noticed() -> None:
+def test_an_aggregate_without_a_timely_reading_fails_a_check() -> None:
     run = a_run(simulate(SMALL))
     counted = run.counted().reset_index()
     closed = counted[counted["start"] < START.replace(tzinfo=None) + timedelta(hours=2)].copy()
@@ -298,14 +298,14 @@ def test_an_aggregate_that_misses_a_reading_that_was_in_time_is_noticed() -> Non
 
 
 def test_plots_are_drawn_of_a_run_in_which_next_to_nothing_happened(tmp_path: Path) -> None:
-    files = draw(a_run(simulate(Plan(devices=1, seconds=2, rate=1))), tmp_path)
+    files = draw(a_run(simulate(FleetPlan(devices=1, seconds=2, rate=1))), tmp_path)
     assert [file.stat().st_size > 10_000 for file in files] == [True] * 4
 
 
 # --- processes and folders
 
 
-def test_a_missing_mosquitto_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_mosquitto_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="apt install mosquitto"):
         find_mosquitto()
@@ -319,7 +319,7 @@ def test_the_private_broker_ends_with_its_context(tmp_path: Path) -> None:
     assert of_folder(tmp_path) == []
 
 
-def test_a_folder_with_something_in_it_is_overwritten_only_when_asked_and_ours(tmp_path: Path) -> None:
+def test_only_an_earlier_output_is_overwritten_and_only_on_request(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(ArgumentError, match="is not empty"):
         prepare(tmp_path, overwrite=False)
@@ -379,7 +379,7 @@ def test_help_needs_no_spark() -> None:
         assert expected in done.stdout
 
 
-def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_pyspark_the_error_names_the_extra(tmp_path: Path) -> None:
     code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
     arguments = ["pipeline", "demo", "--output", str(tmp_path / "run")]
     done = subprocess.run(
@@ -405,7 +405,7 @@ def test_without_pyspark_it_says_what_to_install(tmp_path: Path) -> None:
         ([], "Missing command"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_that_says_why(arguments: list[str], expected: str) -> None:
+def test_a_wrong_command_line_is_an_error_of_one_line(arguments: list[str], expected: str) -> None:
     require("mosquitto")
     require_java()
     done = command(*arguments)
@@ -415,7 +415,7 @@ def test_a_wrong_command_line_is_one_line_that_says_why(arguments: list[str], ex
     assert expected in done.stderr
 
 
-def test_without_java_or_mosquitto_it_says_how_to_get_them(tmp_path: Path) -> None:
+def test_without_java_or_mosquitto_the_error_names_their_packages(tmp_path: Path) -> None:
     done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert "Spark needs Java 17 or newer" in done.stderr
@@ -447,7 +447,7 @@ def test_the_whole_pipeline_stores_every_message_exactly_once_and_leaves_nothing
     done = command("demo", *small, "--output", str(output))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    sent = simulate(Plan(seed=5, devices=12, seconds=8, rate=150))
+    sent = simulate(FleetPlan(seed=5, devices=12, seconds=8, rate=150))
     assert f"8 checks, all right: each of the {len(sent):,} accepted messages is stored exactly once" in done.stdout
     assert "WRONG" not in done.stdout
 
@@ -493,14 +493,14 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         for line in process.stdout:
             if after in line:
                 break
-        time.sleep(1)  # into what it does next
+        time.sleep(1)  # into its next step
         assert of_folder(output)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert f"ended early; logs, and what was stored until then, are in {output}" in out
+    assert f"ended early; logs and stored messages are in {output}" in out
     assert "Traceback" not in err
     until = time.monotonic() + 5
     while of_folder(output) and time.monotonic() < until:

@@ -11,11 +11,11 @@ from uuid import uuid4
 import pytest
 
 from adapters.spark.errors import JournalError, MicroBatchSkippedError
-from adapters.spark.folders import LocalFolder
 from adapters.spark.journal import Journal
+from adapters.spark.journal.folders import LocalFolder
 from tests.spark.harness import numbers, publish, wait_for
-from tests.spark.readers import Driven
-from tests.spark.test_source import stream
+from tests.spark.readers import Driven, processed
+from tests.spark.test_read import stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,13 +31,13 @@ def channel() -> str:
     return f"channel-{uuid4().hex[:8]}"
 
 
-def processed(mosquitto: Mosquitto, channel: str, journal: Path, count: int = 40) -> None:
+def left_behind(mosquitto: Mosquitto, channel: str, journal: Path, count: int = 40) -> None:
     """Leave a journal behind of which a query has processed ``count`` rows, and five messages at the broker."""
     with Driven(mosquitto.url, journal, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(count))
         assert query.receive(count) == numbers(count)
         publish(mosquitto.url, channel, numbers(1, count))
-        query.receive(count + 1)  # commits what was before
+        query.receive(count + 1)  # commits the rows before
     publish(mosquitto.url, channel, numbers(4, count + 1))
 
 
@@ -48,7 +48,7 @@ def test_an_adopted_journal_keeps_the_rows_of_a_skipped_micro_batch_and_the_advi
     mosquitto: Mosquitto, channel: str, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
-    processed(mosquitto, channel, journal)
+    left_behind(mosquitto, channel, journal)
     options = {"channel": channel, "adoptJournal": "true", "availableNowQuiet": "0.2"}
     with Driven(mosquitto.url, journal, skip=1, **options) as skipped:
         skipped.reader.prepareForTriggerAvailableNow()
@@ -84,7 +84,7 @@ def test_a_new_journal_keeps_the_rows_of_a_skipped_micro_batch_too(
     assert Journal.view(str(tmp_path / "journal")).logs[0].begin == 0
 
 
-def test_a_query_that_reads_nothing_on_purpose_goes_on(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:
+def test_a_query_that_reads_no_rows_on_purpose_continues(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with Driven(mosquitto.url, journal, skip=1, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(20))
@@ -106,7 +106,7 @@ def test_marks_are_left_by_the_first_rows_only_and_deleted(mosquitto: Mosquitto,
         assert {each.name for each in journal.iterdir()} == {"journal.json", "lock", "0"}
 
 
-def test_an_executor_that_cannot_write_its_mark_says_so(
+def test_an_executor_that_cannot_write_its_mark_fails(
     mosquitto: Mosquitto, channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: LocalFolder, name: str, parts: Any) -> int:
@@ -123,9 +123,7 @@ def test_a_journal_of_an_earlier_version_is_read_without_marks(
     mosquitto: Mosquitto, channel: str, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
-    with Driven(mosquitto.url, journal, channel=channel).start() as query:
-        publish(mosquitto.url, channel, numbers(5))
-        query.receive(5)
+    query = processed(numbers(5), mosquitto.url, journal, channel=channel)
     values = json.loads((journal / "journal.json").read_text())
     for name in ("group", "sessions", "unread"):
         del values[name]

@@ -1,4 +1,4 @@
-"""Typed columns: payloads become columns, and what does not fit harms nobody."""
+"""Typed columns: payloads become columns; payloads that do not fit affect no other row. Without Spark."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import dataclasses
 import gzip
 import json
 import math
-import os
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -18,7 +15,6 @@ from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
 from ipaddress import IPv4Address, IPv6Network
-from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, NotRequired, Optional, Union
 from uuid import UUID
 
@@ -50,12 +46,11 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 from typing_extensions import TypeAliasType, TypedDict
 
-from adapters.spark.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
-from adapters.spark.typed.by_model import plan_of_model
-from adapters.spark.typed.rows import parse
+from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
+from adapters.spark.read.typed.by_model import plan_of_model
+from adapters.spark.read.typed.rows import parse
 from messaging.errors import BoundReachedError, InvalidOptionError
 
-ROOT = Path(__file__).parents[2]
 HERE = __name__
 
 BESIDE = [name for name in MESSAGE_COLUMNS if name != "_value"] + [CORRUPT]
@@ -243,7 +238,7 @@ class Times(BaseModel):
 
 
 class Changing(BaseModel):
-    """What comes out of its validators, and of its defaults, is not what it says."""
+    """Its validators and defaults return values of other types than its annotations."""
 
     number: Annotated[int, AfterValidator(lambda value: value / 2 if value > 10 else value)] = 0
     day: Annotated[date, AfterValidator(lambda value: datetime(value.year, 1, 1, 5))] | None = None
@@ -467,7 +462,7 @@ def test_a_model_gives_its_fields_and_then_the_columns_of_the_message() -> None:
     }
 
 
-def test_a_schema_gives_what_it_lists_in_its_order() -> None:
+def test_a_schema_gives_its_columns_in_its_order() -> None:
     schema = schema_of("_offset long, a int, _value binary, _corrupt_record string, b string, _mine string")
     columns = TypedColumns.of_schema(schema)
     assert columns.schema == schema
@@ -556,7 +551,7 @@ def test_every_type_of_a_model() -> None:
     }
 
 
-def test_what_is_inside_a_field_is_nullable_if_it_may_be_none() -> None:
+def test_nested_fields_are_nullable_if_they_may_be_none() -> None:
     schema = TypedColumns.of_model(f"{HERE}:Everything").schema
     assert [field.nullable for field in schema["site"].dataType] == [False, True]
     assert [field.nullable for field in schema["loose"].dataType] == [True, True]
@@ -626,13 +621,13 @@ def test_payloads_of_models(model: str, payload: Any, row: dict[str, Any]) -> No
     assert read(columns, b"no", payload, b"no") == [{}, row, {}]
 
 
-def test_a_value_that_arrow_refuses_harms_no_other_row() -> None:
+def test_a_value_that_arrow_refuses_affects_no_other_row() -> None:
     payloads = [{"device": "d", "temperature": 1, "count": 2**70 if i % 100 == 5 else i} for i in range(600)]
     found = read(Reading, *payloads)
     assert [row.get("count") for row in found] == [None if i % 100 == 5 else i for i in range(600)]
 
 
-def test_a_required_field_that_is_none_all_the_same_is_corrupt() -> None:
+def test_a_required_field_without_a_value_is_corrupt() -> None:
     hollow = Holder.model_construct(site=Site.model_construct(name=None))
     plan = plan_of_model(f"{HERE}:Holder")._replace(read=lambda _: hollow)
     kind = to_arrow_schema(plan.schema, timezone="UTC").types
@@ -683,7 +678,7 @@ def test_a_type_without_a_column_is_named(name: str, field: str, kind: str) -> N
         ("__main__:Model", "put the model in a module of its own"),
     ],
 )
-def test_a_reference_to_no_model_says_what_is_right(reference: Any, problem: str) -> None:
+def test_a_wrong_reference_to_a_model_is_explained(reference: Any, problem: str) -> None:
     text = error_of(reference)
     assert repr(reference) in text
     assert problem in text
@@ -815,7 +810,7 @@ def test_elements_that_may_not_be_null() -> None:
     ],
     ids=lambda payload: repr(payload[:20]),
 )
-def test_what_is_no_json_object_is_corrupt(payload: bytes) -> None:
+def test_payloads_that_are_no_json_object_are_corrupt(payload: bytes) -> None:
     assert value(spark.LongType(), payload, b'{"v":1}') == [..., 1]
     assert read(Loose, payload, {"a": 1}) == [{}, {"a": 1, "b": None}]
 
@@ -831,7 +826,7 @@ def test_an_integer_with_a_huge_exponent_beside_a_decimal_is_corrupt_at_once() -
     assert time.process_time() - start < 1
 
 
-def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
+def test_the_last_of_duplicate_fields_counts() -> None:
     assert value(spark.LongType(), b'{"v":1,"v":2}', b'{"v":1,"v":null}') == [2, None]
 
 
@@ -855,7 +850,7 @@ def test_names_are_compared_exactly() -> None:
         ("a variant", "field 'a' cannot be of type variant; supported are string, binary"),
     ],
 )
-def test_a_schema_that_cannot_be_read_says_why(ddl: str, problem: str) -> None:
+def test_a_schema_that_cannot_be_read_is_explained(ddl: str, problem: str) -> None:
     assert problem in schema_error_of(schema_of(ddl))
 
 
@@ -935,7 +930,7 @@ def test_content_that_cannot_be_decoded_is_corrupt(content_type: str | None, enc
     assert read(Content, payload, payload, **keywords) == [{}, {"v": 5, "t": "x"}]
 
 
-def test_a_compressed_payload_may_not_grow_for_ever() -> None:
+def test_a_compressed_payload_has_a_limit() -> None:
     bomb = gzip.compress(b'{"v":5,"t":"' + b" " * (65 * 2**20) + b'"}')
     assert read(Content, bomb, headers=[{"content-encoding": "gzip"}]) == [{}]
 
@@ -1116,79 +1111,19 @@ def test_a_model_survives_pickling(name: str) -> None:
     assert pickle.loads(pickle.dumps(again)).schema == columns.schema
 
 
-def test_a_model_that_is_not_there_is_named_where_it_is_missed() -> None:
+def test_a_model_that_an_executor_lacks_is_named() -> None:
     columns = TypedColumns.of_model(f"{HERE}:Reading")
     columns.__setstate__((columns.schema, "no.such:Model"))
     with pytest.raises(InvalidOptionError, match=r"no\.such:Model"):
         columns.convert(messages([b"{}"]))
 
 
-def test_a_column_that_arrow_cannot_hold_is_said_to_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_that_arrow_cannot_hold_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     def chunked(values: Any, kind: pa.DataType) -> Any:
         if len(values) > 1:
             raise ValueError("two chunks")
         return pa.array(values, kind)
 
-    monkeypatch.setattr("adapters.spark.typed.rows._array", chunked)
+    monkeypatch.setattr("adapters.spark.read.typed.rows._array", chunked)
     with pytest.raises(BoundReachedError, match="2 GiB"):
         TypedColumns.of_model(f"{HERE}:Reading").convert(messages([b'{"device":"d","temperature":1}'] * 2))
-
-
-def in_spark() -> None:
-    """Run in a process of its own: by model and by schema, through executors."""
-    from pyspark.sql import SparkSession
-
-    from tests.spark.harness import JAVA_OPTIONS
-
-    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.driver.extraJavaOptions", JAVA_OPTIONS).getOrCreate()
-    payloads = [json.dumps(EVERYTHING).encode(), b"\xff{"]
-    rows = [
-        (payload, "c", None, 0, i, datetime(2024, 1, 1), None, None, None, {"a": "b"})
-        for i, payload in enumerate(payloads)
-    ]
-    frame = session.createDataFrame(
-        rows, spark.StructType([spark.StructField(name[1:], kind) for name, kind in MESSAGE_COLUMNS.items()])
-    )
-    schema = struct(
-        text=spark.StringType(),
-        time=spark.TimestampType(),
-        exact=spark.DecimalType(38, 18),
-        maps=spark.MapType(
-            spark.StringType(), spark.ArrayType(struct(name=spark.StringType(), floor=spark.LongType()))
-        ),
-        _headers=MESSAGE_COLUMNS["_headers"],
-        _corrupt_record=spark.StringType(),
-    )
-    for columns in (TypedColumns.of_model("tests.spark.test_typed:Everything"), TypedColumns.of_schema(schema)):
-        made = frame.mapInArrow(lambda batches, columns=columns: map(columns.convert, batches), columns.schema)
-        good, corrupt = made.selectExpr("*", "unix_micros(time) as micros").orderBy("_corrupt_record").collect()
-        assert good.text == "Grüße\n", good
-        assert good.micros == datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp() * 1e6
-        assert good.exact == Decimal("12345678901234567890.123456789012345678")
-        assert good.maps["x"][0].asDict() == {"name": "n", "floor": None}
-        assert good["_headers"] == {"a": "b"}
-        assert good[CORRUPT] is None
-        assert corrupt[CORRUPT] == "\ufffd{"
-        assert corrupt.text is None
-        assert corrupt.maps is None
-        if "duration" in good:
-            assert good.duration == timedelta(days=1, seconds=2.5)
-            assert good.site.floor == 7
-    session.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_spark_takes_the_rows() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    program = "from tests.spark.test_typed import in_spark; in_spark()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]

@@ -10,11 +10,11 @@ import pytest
 
 import messaging
 from adapters.spark.archive import EventRecorder
-from adapters.spark.feeds import feeds
-from adapters.spark.ingest import Ingest
 from adapters.spark.journal import Journal, Source
 from adapters.spark.options import ReadOptions
-from adapters.spark.recorded import load_event
+from adapters.spark.read.receiver import Receiver
+from adapters.spark.read.receiver_settings import receiver_settings
+from adapters.spark.recorder.recorded_event import load_event
 from adapters.spark.telemetry.display import Display
 from messaging.services import ServiceRegistry
 from messaging.typedevent import TypedEventBus
@@ -50,20 +50,20 @@ def test_a_receiver_starts_waits_and_stops_without_a_breakable_wait(broker: Mosq
     options = ReadOptions.of({"url": broker.url, "journalPath": str(tmp_path / "journal"), "channel": "a/#"})
     journal = Journal.open(str(tmp_path / "journal"), Source("mqtt://anywhere", [], None, "1", 1))
     (log,) = journal.logs
-    (feed,) = feeds(options, options.group or "group", journal.folder)
-    ingest = Ingest(feed, log)
+    (settings,) = receiver_settings(options, options.group or "group", journal.folder)
+    receiver = Receiver(settings, log)
     try:
         with breakable_waits() as found:
-            ingest.start()
+            receiver.start()
         publish(broker.url, "a/b", numbers(100))
         wait_for(lambda: log.end == 100, "100 rows")
         with breakable_waits() as found_later:
-            ingest.wait_quiet(0.05, time.monotonic() + PATIENCE)
-            ingest.raise_failure()
-            ingest.make_room()
-            ingest.stop()
+            receiver.wait_quiet(0.05, time.monotonic() + PATIENCE)
+            receiver.raise_failure()
+            receiver.commit(0)
+            receiver.stop()
     finally:
-        ingest.stop()
+        receiver.stop()
         journal.close()
     assert not found | found_later
 

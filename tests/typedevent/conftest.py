@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -75,7 +75,7 @@ def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator
         yield bus
     finally:
         bus.close()
-    died = ("worker job failed", "a service listener failed", "what was to be called")
+    died = ("worker job failed", "service registry: a listener failed", "what was to be called")
     assert not [each for each in caplog.records if each.getMessage().startswith(died)]
 
 
@@ -139,8 +139,9 @@ class Failing(Recorder):
 
 
 def _register(
-    interface: type[Any], services: ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
+    interface: type[Any], where: TypedEventBus | ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
 ) -> ServiceRegistration:
+    services = where.services if isinstance(where, TypedEventBus) else where
     return services.register(interface, handler, named(topics, **properties))
 
 
@@ -156,22 +157,34 @@ unhandled = functools.partial(_register, UnhandledEventHandler)
 
 
 def flush(bus: TypedEventBus) -> None:
-    """Wait until all handlers are through with what was published."""
+    """Wait until all handlers have processed the published events."""
     bus.flush().result(PATIENCE)
 
 
+def send(bus: TypedEventBus, topic: str | None, *events: Any) -> None:
+    """Publish events to one topic, and wait until all handlers have processed them."""
+    for event in events:
+        bus.deliver(event, topic)
+    flush(bus)
+
+
 def handler_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO | None:
-    """What the bus says of the only handler of a registration; ``None`` if it ignores it."""
+    """Return the snapshot of the only handler of a registration; ``None`` if the bus ignores it."""
     found = [each for each in bus.get_dto().handlers if each.service_id == registration.reference.id]
     assert len(found) <= 1
     return found[0] if found else None
 
 
-def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None:
-    """Why a handler is blocked."""
+def state_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO:
+    """Return the snapshot of the only handler of a registration."""
     found = handler_of(bus, registration)
     assert found is not None
-    return found.blocked
+    return found
+
+
+def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None:
+    """Return why a handler is blocked, or ``None``."""
+    return state_of(bus, registration).blocked
 
 
 def eventually(condition: Callable[[], T], what: str = "condition") -> T:
@@ -185,7 +198,7 @@ def eventually(condition: Callable[[], T], what: str = "condition") -> T:
 
 
 def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.WARNING) -> list[str]:
-    """What this project logged, from ``level`` on, with all these parts in it."""
+    """Return the log records of this project from ``level`` on that contain all ``parts``."""
     return [
         text
         for each in [*caplog.records]
@@ -196,9 +209,32 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.W
 
 
 def ignored(caplog: pytest.LogCaptureFixture, registration: ServiceRegistration) -> str:
-    """What was logged about a service that the bus ignores."""
+    """Return the log record of a service that the bus ignores."""
     (text,) = logged(caplog, repr(registration.reference), "is ignored", level=logging.ERROR)
     return text
+
+
+def count(bus: TypedEventBus, numbers: Iterable[int], topic: str = "a") -> None:
+    """Publish ``{"n": number}`` for each number."""
+    for number in numbers:
+        bus.deliver_untyped(topic, {"n": number})
+
+
+def send_to(bus: TypedEventBus, topics: Iterable[str], event: dict[str, Any]) -> None:
+    """Publish an event to several topics, and wait until all handlers have processed it."""
+    for topic in topics:
+        bus.deliver_untyped(topic, event)
+    flush(bus)
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Return whether a topic filter matches a topic, by a naive reading of 157.4.3."""
+    wanted, tokens = topic_filter.split("/"), topic.split("/")
+    if wanted[-1] == "*":
+        if len(tokens) < len(wanted):
+            return False
+        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
+    return len(wanted) == len(tokens) and all(one in ("+", other) for one, other in zip(wanted, tokens, strict=True))
 
 
 def in_threads(count: int, run: Callable[[int], object]) -> None:

@@ -17,6 +17,7 @@ from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus, Unhan
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.history import UNLIMITED, History
 from tests.conformance.helpers import eventually
+from tests.typedevent.conftest import matches
 
 PATIENCE = 10.0
 
@@ -30,17 +31,8 @@ bounds = st.sampled_from([0, 0, 1, 2, 3, 5, UNLIMITED])
 policies = st.builds(lambda one, other: RangePolicy(min(one, other), max(one, other)), bounds, bounds)
 
 
-def matches(topic_filter: str, topic: str) -> bool:
-    wanted, tokens = topic_filter.split("/"), topic.split("/")
-    if wanted[-1] == "*":
-        if len(tokens) < len(wanted):
-            return False
-        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
-    return len(wanted) == len(tokens) and all(one in ("+", other) for one, other in zip(wanted, tokens, strict=True))
-
-
 class Model:
-    """What is kept: a list of topics and numbers, the oldest first."""
+    """The kept events: a list of topics and numbers, the oldest first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -89,7 +81,7 @@ class Model:
             )
 
     def configure(self, topic_filter: str, policy: RangePolicy) -> type[Exception] | int:
-        """How many are kept of such a topic, or what is to be raised."""
+        """Return how many events of such a topic are kept, or the error to be raised."""
         room = self.room_beside(topic_filter)
         if self.capacity >= 0:
             if {"+", "*"} & set(topic_filter.split("/")) and policy.minimum:
@@ -185,6 +177,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_most_specific_policy_counts_and_comes_first(self) -> None:
+        """157.6.2.1, 157.11.4.2."""
         configured = self.history.configured()
         assert configured == self.model.policies
         for topic in TOPICS:
@@ -194,7 +187,7 @@ class HistoryMachine(RuleBasedStateMachine):
             assert self.history.policy(parse_filter(each)) == self.model.policies.get(each)
 
     @invariant()
-    def nothing_is_left_of_what_is_gone(self) -> None:
+    def no_structure_outlives_its_events(self) -> None:
         assert len(self.history._spare) <= len(self.history._kept) == len({topic for topic, _ in self.model.kept})
         assert len(self.history._spare) == sum(kept.is_listed for kept in self.history._kept.values())
         if not self.model.policies:
@@ -315,7 +308,7 @@ class BusMachine(RuleBasedStateMachine):
     @rule(handler=handlers, topics=st.lists(filters, min_size=1, max_size=3), at_least=st.none() | st.integers(0, 4))
     def update(self, handler: Handler, topics: list[str], at_least: int | None) -> None:
         handler.topics, handler.at_least = topics, at_least
-        # whatever it asks for now: nothing is replayed to whom is there already
+        # An update replays nothing to a registered handler.
         handler.registration.update(handler.properties(0 if handler.is_unhandled else 5))
 
     @rule(handler=consumes(handlers))
@@ -354,7 +347,7 @@ class BusMachine(RuleBasedStateMachine):
         self.watching.remove(watcher)
 
     @invariant()
-    def everybody_got_what_was_for_them_in_order_and_once(self) -> None:
+    def each_receiver_got_its_events_in_order_and_once(self) -> None:
         if self.bus is None:
             return
         self.bus.flush().result(PATIENCE)

@@ -1,4 +1,4 @@
-"""Watching a bus (157.6, 157.11): everything is seen, and nobody is disturbed."""
+"""Observing a bus (157.6, 157.11): all events are seen, and no publisher or handler is delayed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from reactivex import operators as ops
 from reactivex.internal.exceptions import SequenceContainsNoElementsError
 from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
 
-from messaging.dispatch.lanes import LIMIT
 from messaging.errors import ArgumentError, ClosedError, InvalidTopicError, NullEventError
+from messaging.execution import LIMIT
 from messaging.services import ServiceRegistry
 from messaging.typedevent import (
     MonitorEvent,
@@ -32,9 +32,9 @@ from messaging.typedevent import (
     TopicPermission,
     TopicPolicy,
     TypedEventBus,
-    TypedEventMonitor,
 )
 from tests.conformance.helpers import eventually
+from tests.typedevent.conftest import matches
 
 PATIENCE = 10.0
 EVERYTHING = {"*": RangePolicy.unlimited()}
@@ -111,16 +111,7 @@ def publish(bus: TypedEventBus, *numbers: int, topic: str = "a") -> None:
         bus.deliver_untyped(topic, {"n": number})
 
 
-# --- what is seen
-
-
-def test_a_monitor_must_be_registered_as_a_service() -> None:
-    """157.6: as long as its bus is open."""
-    services = ServiceRegistry()
-    with TypedEventBus(services) as bus:
-        assert services.service(TypedEventMonitor) is bus.monitor
-        assert services.service(TypedEventMonitor, f"(event.bus.name={bus.name})") is bus.monitor
-    assert services.service(TypedEventMonitor) is None
+# --- the observed events
 
 
 @dataclasses.dataclass
@@ -177,7 +168,7 @@ def test_unhandled_and_filtered_out_events_are_seen_and_watching_is_not_handling
     assert unhandled == [1, 4]
 
 
-def test_what_was_refused_is_not_seen(bus: TypedEventBus) -> None:
+def test_refused_events_are_not_seen(bus: TypedEventBus) -> None:
     watching = Watching(bus.monitor.monitor_events())
     for topic, event in (("a//b", {}), ("a", None), ("a", 5)):
         with pytest.raises(ArgumentError):
@@ -204,7 +195,7 @@ def test_the_time_is_that_of_publishing(bus: TypedEventBus) -> None:
 def test_an_event_that_has_no_map_form_is_left_out_and_logged(
     bus: TypedEventBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is no tree, or what is in it cannot be read: that is not the observer's fault."""
+    """It is no tree, or a field cannot be read: the observer gets no error for that."""
 
     class Unreadable:
         n: int
@@ -227,7 +218,7 @@ def test_an_event_that_has_no_map_form_is_left_out_and_logged(
     watching.has(2)
     assert watching.error is None
     for topic in ("bad/tree", "bad/fields"):
-        assert f"{bus.name!r}: no monitor sees an event on {topic!r}" in caplog.text
+        assert f"{bus.name!r}: an event on {topic!r} is hidden from a monitor's observer" in caplog.text
 
 
 # --- past and present (157.6.1)
@@ -338,7 +329,9 @@ def test_an_instant_to_come_leaves_out_nothing_that_comes(bus: TypedEventBus) ->
 
 
 @pytest.mark.parametrize("history", [-1, 1.0, "1", True, False, [1], datetime.now(UTC).date(), timedelta(1)])
-def test_what_is_neither_a_number_of_events_nor_an_instant_is_refused(bus: TypedEventBus, history: Any) -> None:
+def test_a_history_that_is_neither_a_number_of_events_nor_an_instant_is_refused(
+    bus: TypedEventBus, history: Any
+) -> None:
     """When it is asked for, not when it is subscribed to."""
     with pytest.raises(ArgumentError, match="history must be an int of at least 0, or a datetime"):
         bus.monitor.monitor_events(history)
@@ -366,15 +359,6 @@ def test_each_subscription_to_an_observable_begins_when_it_is_made(bus: TypedEve
     two.has(3, 4, 5)
     assert one.numbers == [2, 3, 4]
     assert bus.get_dto().monitors == 1
-
-
-def test_events_from_other_event_services_are_seen_as_well(bus: TypedEventBus) -> None:
-    """Scenario 84: past and present."""
-    bus.deliver_relayed("a", {"n": 1}, (object(),))
-    watching = Watching(bus.monitor.monitor_events(1))
-    bus.deliver_relayed("a", {"n": 2}, (object(),))
-    publish(bus, 3)
-    watching.has(1, 2, 3)
 
 
 # --- the end
@@ -408,7 +392,7 @@ def test_a_subscription_to_a_closed_bus_errors_and_does_not_raise(bus: TypedEven
         assert watching.events == []
         watching.subscription.dispose()
     with pytest.raises(ClosedError):
-        source.subscribe(lambda event: None)  # nobody is there to be told otherwise
+        source.subscribe(lambda event: None)  # there is no on_error to call
     with pytest.raises(ClosedError):
         source.run()
 
@@ -434,7 +418,7 @@ def test_closing_and_subscribing_at_once_end_one_way_or_the_other() -> None:
         assert bus.get_dto().monitors == 0
 
 
-def test_what_was_disposed_of_sees_nothing_more(bus: TypedEventBus) -> None:
+def test_a_disposed_subscription_sees_nothing_more(bus: TypedEventBus) -> None:
     """Scenario 82: nor does it complete."""
     watching = Watching(bus.monitor.monitor_events())
     publish(bus, 1)
@@ -475,7 +459,7 @@ class Tracked:
 
 
 @pytest.mark.parametrize("how", ["disposed", "raised", "taken", "only history", "closed"])
-def test_nothing_is_retained_of_what_was_disposed_of_or_ended(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ended_subscription_retains_nothing(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Scenario 82: neither the observer nor what waited for it."""
     caplog.set_level(logging.CRITICAL + 1, "messaging.typedevent.monitor")  # log records keep tracebacks, and so frames
     with TypedEventBus(ServiceRegistry(), history={"first": RangePolicy.at_most(1)}) as bus:
@@ -542,14 +526,14 @@ def test_a_slow_observer_misses_the_oldest_which_are_counted_and_logged_once(
     slow.has(0, *range(91, 101))
     publish(bus, 101)
     slow.wait(lambda: slow.numbers[-1] == 101)
-    said = [each for each in caplog.records if f"{bus.name!r}: a monitor does not keep up" in each.getMessage()]
+    said = [each for each in caplog.records if f"{bus.name!r}: a monitor's observer is" in each.getMessage()]
     assert len(said) == 1
     slow.subscription.dispose()
-    assert bus.get_dto().missed == 90  # what was missed is missed
+    assert bus.get_dto().missed == 90  # missed events stay counted
 
 
 def test_a_monitor_that_lags_is_logged_without_any_lock_of_the_bus(bus: TypedEventBus) -> None:
-    """Whoever handles log records may publish them, and the one who publishes waits for nobody."""
+    """A log handler may publish the records on another thread and wait for it."""
 
     class Publishing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -654,7 +638,9 @@ def test_an_observer_that_raises_gets_its_error_and_no_one_else_does(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_observer_that_raises_what_is_no_exception_gets_one(bus: TypedEventBus, error: type[BaseException]) -> None:
+def test_an_observer_that_raises_a_base_exception_gets_an_exception(
+    bus: TypedEventBus, error: type[BaseException]
+) -> None:
     def fail(event: MonitorEvent) -> None:
         raise error
 
@@ -665,7 +651,7 @@ def test_an_observer_that_raises_what_is_no_exception_gets_one(bus: TypedEventBu
 
 
 @pytest.mark.parametrize("where", ["on_error", "on_completed", "no on_error"])
-def test_an_observer_that_raises_at_its_end_is_logged_and_harms_nobody(
+def test_an_observer_that_raises_at_its_end_is_logged_and_affects_no_other(
     bus: TypedEventBus, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:
@@ -688,7 +674,7 @@ def test_an_observer_that_raises_at_its_end_is_logged_and_harms_nobody(
 # --- with the operators of Rx
 
 
-def test_operators_work_on_what_is_seen(bus: TypedEventBus) -> None:
+def test_operators_work_on_the_observed_events(bus: TypedEventBus) -> None:
     def number(event: Any) -> int:
         found: int = event.event_data["n"]
         return found
@@ -717,7 +703,7 @@ def test_taking_some_of_what_comes_lets_go_of_the_monitor(bus: TypedEventBus) ->
     eventually(lambda: bus.get_dto().monitors == 0, "it has unsubscribed")
 
 
-def test_on_an_event_loop_what_is_seen_can_be_awaited(bus: TypedEventBus) -> None:
+def test_observed_events_can_be_awaited_on_an_event_loop(bus: TypedEventBus) -> None:
     """Observers are called on delivery threads: an ``observe_on`` brings it to the loop."""
     publish(bus, 1, 2)
 
@@ -750,7 +736,7 @@ def test_an_observer_may_publish_and_watch(bus: TypedEventBus) -> None:
 
 
 def test_a_monitor_shows_what_its_principal_may_subscribe_to() -> None:
-    """Past and present; without a principal, what whoever gives no name may."""
+    """Past and present; without a principal, the topics that are permitted without one."""
     policy = TopicPolicy(
         {
             None: [TopicPermission("*", "publish"), TopicPermission("public/*", "subscribe")],
@@ -770,7 +756,7 @@ def test_a_monitor_shows_what_its_principal_may_subscribe_to() -> None:
             assert past.numbers == numbers
             newest = Watching(bus.monitor.monitor_events(1, True, principal=who))
             newest.completes()
-            assert newest.numbers == numbers[-1:]  # those that it may not see do not count
+            assert newest.numbers == numbers[-1:]  # events that it may not see do not count
             since = Watching(bus.monitor.monitor_events(datetime.min, True, principal=who))
             since.completes()
             assert since.numbers == numbers
@@ -782,7 +768,7 @@ def test_a_monitor_shows_what_its_principal_may_subscribe_to() -> None:
             assert each.numbers == seen[who]
 
 
-def test_what_a_principal_is_granted_or_loses_shows_from_then_on() -> None:
+def test_granted_and_revoked_topics_apply_from_then_on() -> None:
     policy = TopicPolicy({None: [TopicPermission("*", "publish")]})
     with TypedEventBus(ServiceRegistry(), history=EVERYTHING, permissions=policy) as bus:
         watching = Watching(bus.monitor.monitor_events(principal="auditor"))
@@ -824,15 +810,6 @@ def test_a_principal_is_a_str(bus: TypedEventBus, principal: Any) -> None:
 # --- matching topics (157.11.4.12, 157.11.4.13)
 
 
-def matches(topic_filter: str, topic: str) -> bool:
-    wanted, tokens = topic_filter.split("/"), topic.split("/")
-    if wanted[-1] == "*":
-        if len(tokens) < len(wanted):
-            return False
-        wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
-    return len(wanted) == len(tokens) and all(one in ("+", other) for one, other in zip(wanted, tokens, strict=True))
-
-
 def test_both_forms_of_matching_agree(bus: TypedEventBus) -> None:
     """Scenario 83; 157.4.3."""
     levels = ("a", "B", "-", "+")
@@ -846,7 +823,7 @@ def test_both_forms_of_matching_agree(bus: TypedEventBus) -> None:
             assert tells(topic) is bus.monitor.topic_filter_matches(topic, topic_filter) is wanted
 
 
-def test_matching_refuses_what_is_no_filter_or_no_topic(bus: TypedEventBus) -> None:
+def test_matching_refuses_invalid_filters_and_topics(bus: TypedEventBus) -> None:
     """Scenario 83: null arguments are the null-type error, others the argument error."""
     match: Any = bus.monitor.topic_filter_matches
     for arguments in ((None,), (None, "a"), ("a", None), (None, None)):

@@ -101,7 +101,7 @@ def test_a_closed_publisher_delivers_nothing_and_says_so(bus: TypedEventBus, rec
     with pytest.raises(ClosedError), publisher:
         pass
     flush(bus)
-    assert received.of("id") == [1]  # what was published before that is delivered
+    assert received.of("id") == [1]  # events published before are delivered
 
 
 def test_a_closed_publisher_refuses_no_event_as_well(bus: TypedEventBus) -> None:
@@ -115,7 +115,7 @@ def test_a_closed_publisher_refuses_no_event_as_well(bus: TypedEventBus) -> None
         publisher.deliver_untyped(None)  # type: ignore[arg-type]
 
 
-def test_an_open_publisher_refuses_no_event_and_what_is_none(bus: TypedEventBus, received: Recorder) -> None:
+def test_an_open_publisher_refuses_none_and_objects_that_are_no_events(bus: TypedEventBus, received: Recorder) -> None:
     """Scenario 21; 157.9.6.2, 157.9.6.3."""
     publisher = bus.create_publisher("a")
     for call in (lambda: publisher.deliver(None), lambda: publisher.deliver_untyped(None)):  # type: ignore[arg-type]
@@ -199,12 +199,10 @@ def test_a_publisher_of_a_closed_bus_says_so_and_does_not_hang(bus: TypedEventBu
     assert received.events == []
 
 
-def test_a_publisher_that_waits_for_room_when_the_bus_is_closed_does_not_hang(
-    bus: TypedEventBus, services: ServiceRegistry
-) -> None:
+def test_a_publisher_that_waits_for_room_when_the_bus_is_closed_does_not_hang(bus: TypedEventBus) -> None:
     """Scenario 25: its handler is ten thousand events behind, and never returns in time."""
     gate = Gate()
-    untyped(services, gate, "a")
+    untyped(bus, gate, "a")
     publisher = bus.create_publisher("a")
     publisher.deliver_untyped({})
     gate.wait()
@@ -225,12 +223,12 @@ def test_a_publisher_that_waits_for_room_when_the_bus_is_closed_does_not_hang(
     gate.opened.set()
 
 
-def test_publishers_reach_handlers_and_recording_that_came_later(bus: TypedEventBus, services: ServiceRegistry) -> None:
+def test_publishers_reach_handlers_and_recording_that_came_later(bus: TypedEventBus) -> None:
     """157.3.4: the topic is checked once; who gets it, each time."""
     publisher = bus.create_publisher("a", Order)
     publisher.deliver(Order(1))
     received = Recorder()
-    registration = typed(services, received, "a", type=Order)
+    registration = typed(bus, received, "a", type=Order)
     publisher.deliver(Order(2))
     bus.monitor.configure_history_storage("a", RangePolicy.at_most(5))
     publisher.deliver(Order(3))

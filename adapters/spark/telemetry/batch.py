@@ -1,27 +1,28 @@
-"""The batch job: over the same tables, when a day is done, or whenever somebody asks.
+"""The batch job over the tables of the streaming job, at the end of a day or at any other time.
 
-What the streaming job had to leave out since it came too late is in here: the raw readings have it.
+It includes the readings that were too late for the aggregates of the streaming job.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as sql
+
+from adapters.spark.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES, Folders
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from adapters.spark.telemetry.job import Folders
 
-#: how many devices are listed
+#: number of devices in the list
 TOP: Final = 10
 
 
 class Tables(NamedTuple):
-    """What the streaming job wrote."""
+    """The tables of the streaming job."""
 
     readings: DataFrame
     rejected: DataFrame
@@ -30,9 +31,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(cls, spark: SparkSession, folders: Folders) -> Tables:
-        """The tables in the folder of a run."""
-        from adapters.spark.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES
-
+        """Return the tables in the folder of a run."""
         messages = spark.read.schema(MESSAGES).parquet(folders.table("messages"))
         return cls(
             messages.where("kind = 'reading'").drop("payload", "kind"),
@@ -43,75 +42,75 @@ class Tables(NamedTuple):
 
 
 def by_site(tables: Tables, unit: str) -> DataFrame:
-    """What each site measured in each ``hour`` or ``day``."""
-    period = F.date_trunc(unit, "measured_at").alias(unit)
+    """Return the figures of each site in each ``hour`` or ``day``."""
+    period = sql.date_trunc(unit, "measured_at").alias(unit)
     measured = tables.readings.groupBy("site", period).agg(
-        F.count("*").alias("readings"),
-        F.count_distinct("device").alias("devices"),
-        F.mean("temperature").alias("temperature_mean"),
-        F.min("temperature").alias("temperature_min"),
-        F.max("temperature").alias("temperature_max"),
-        F.mean("vibration").alias("vibration_mean"),
-        F.percentile_approx("vibration", 0.95).alias("vibration_p95"),
-        F.min("battery").alias("battery_min"),
+        sql.count("*").alias("readings"),
+        sql.count_distinct("device").alias("devices"),
+        sql.mean("temperature").alias("temperature_mean"),
+        sql.min("temperature").alias("temperature_min"),
+        sql.max("temperature").alias("temperature_max"),
+        sql.mean("vibration").alias("vibration_mean"),
+        sql.percentile_approx("vibration", 0.95).alias("vibration_p95"),
+        sql.min("battery").alias("battery_min"),
     )
-    flagged = tables.anomalies.groupBy("site", period).agg(F.count("*").alias("anomalies"))
+    flagged = tables.anomalies.groupBy("site", period).agg(sql.count("*").alias("anomalies"))
     rows = measured.join(flagged, ["site", unit], "left").fillna(0, ["anomalies"])
-    return rows.withColumn("date", F.to_date(unit))
+    return rows.withColumn("date", sql.to_date(unit))
 
 
 def most_anomalies(tables: Tables) -> DataFrame:
-    """The devices with the most anomalies, and in what."""
+    """Return the devices with the most anomalies, and the metrics of these."""
     return (
         tables.anomalies.groupBy("device", "site")
         .agg(
-            F.count("*").alias("anomalies"),
-            F.concat_ws(", ", F.sort_array(F.collect_set("metric"))).alias("metrics"),
-            F.max("score").alias("highest_score"),
+            sql.count("*").alias("anomalies"),
+            sql.concat_ws(", ", sql.sort_array(sql.collect_set("metric"))).alias("metrics"),
+            sql.max("score").alias("highest_score"),
         )
-        .orderBy(F.desc("anomalies"), F.desc("highest_score"))
+        .orderBy(sql.desc("anomalies"), sql.desc("highest_score"))
         .limit(TOP)
     )
 
 
 def completeness(spark: SparkSession, tables: Tables, ledger: Path) -> DataFrame:
-    """For each device: how many messages the broker has accepted, and what became of them.
+    """Return for each device how many messages the broker has accepted, and how many are stored.
 
     Args:
-        ledger: a line for each accepted message, as the fleet writes it.
+        ledger: the file in which the fleet writes a line for each accepted message.
     """
     sent = spark.read.schema("device string, sequence bigint, kind string, digest string").json(str(ledger))
-    # what could not be read has neither device nor number any more: it is known by what it was
-    name = F.concat_ws("/", "device", "sequence")
+    # a rejected message has neither device nor number: it is identified by its digest
+    name = sql.concat_ws("/", "device", "sequence")
     accepted = sent.select(
-        "device", "kind", F.when(F.expr("kind = 'reading'"), name).otherwise(F.col("digest")).alias("key")
+        "device", "kind", sql.when(sql.expr("kind = 'reading'"), name).otherwise(sql.col("digest")).alias("key")
     )
-    device = F.substring_index("channel", "/", -1).alias("device")
-    stored = tables.readings.select("device", F.lit("reading").alias("kind"), name.alias("key")).unionAll(
-        tables.rejected.select(device, F.lit("rejected").alias("kind"), F.sha2("payload", 256).alias("key"))
+    device = sql.substring_index("channel", "/", -1).alias("device")
+    stored = tables.readings.select("device", sql.lit("reading").alias("kind"), name.alias("key")).unionAll(
+        tables.rejected.select(device, sql.lit("rejected").alias("kind"), sql.sha2("payload", 256).alias("key"))
     )
     keys = ["device", "kind", "key"]
     both = (
         accepted.groupBy(keys)
-        .agg(F.count("*").alias("sent"))
-        .join(stored.groupBy(keys).agg(F.count("*").alias("stored")), keys, "full")
+        .agg(sql.count("*").alias("sent"))
+        .join(stored.groupBy(keys).agg(sql.count("*").alias("stored")), keys, "full")
         .fillna(0, ["sent", "stored"])
     )
 
     def excess(more: str, less: str) -> Column:
-        return F.sum(F.greatest(F.col(more) - F.col(less), F.lit(0)))
+        return sql.sum(sql.greatest(sql.col(more) - sql.col(less), sql.lit(0)))
 
     return both.groupBy("device").agg(
-        F.sum("sent").alias("sent"),
-        F.sum("stored").alias("stored"),
-        F.sum(F.when(F.expr("kind = 'rejected'"), F.col("stored")).otherwise(0)).alias("rejected"),
+        sql.sum("sent").alias("sent"),
+        sql.sum("stored").alias("stored"),
+        sql.sum(sql.when(sql.expr("kind = 'rejected'"), sql.col("stored")).otherwise(0)).alias("rejected"),
         excess("sent", "stored").alias("missing"),
         excess("stored", "sent").alias("too_many"),
     )
 
 
 def run(spark: SparkSession, folders: Folders, ledger: Path | None = None) -> Tables:
-    """Write ``site_hourly``, ``site_daily``, ``top_devices`` and, with a ledger, ``completeness``; the tables read."""
+    """Write ``site_hourly``, ``site_daily``, ``top_devices`` and, with a ledger, ``completeness``; return its input."""
     tables = Tables.of(spark, folders)
     tables.readings.cache()
     for unit, name in (("hour", "site_hourly"), ("day", "site_daily")):

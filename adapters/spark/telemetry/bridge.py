@@ -1,4 +1,4 @@
-"""Alerts, from the broker onto the event bus of this process: whoever wants them is a typed handler."""
+"""Alerts from the broker, as events for the typed handlers of this process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from adapters.spark.telemetry.model import ALERT_CHANNEL, Alert
 from messaging import Message
 from messaging.typedevent import TypedEventBus
 
-#: how long closing waits for handlers, seconds
+#: how long closing waits for handlers, in seconds
 _PATIENCE = 10.0
-#: with such a score it is worth a handler of its own
+#: lowest score of a severe alert
 SEVERE = 30
 
 
 class AlertBridge:
-    """Delivers what comes at ``alerts/#`` as :class:`Alert` events, and keeps account of them.
+    """Delivers the messages of ``alerts/#`` as :class:`Alert` events, and counts them.
 
     Attributes:
-        bus: the event bus; anybody may add handlers.
-        delays: id of an alert -> seconds from its reading's arrival to this handler. Once for each: alerts may come
-            twice.
-        severe: ids of those with a score of at least ``SEVERE``.
-        last: the one that came last.
+        bus: the event bus; add handlers to it.
+        delays: id of an alert -> seconds from the arrival of its reading to this handler. Duplicates are ignored.
+        severe: ids of the alerts with a score of at least ``SEVERE``.
+        last: the latest alert.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,27 +50,27 @@ class AlertBridge:
         self.close()
 
     def close(self) -> None:
-        """Disconnect; what came is handled."""
+        """Disconnect, after the handlers have processed the alerts."""
         self._messaging.close()
         self.bus.close()
 
     def flush(self) -> None:
-        """Wait until everything that came is handled."""
+        """Wait until the handlers have processed all alerts."""
         self.bus.flush().result(_PATIENCE)
 
     def _arrived(self, message: Message) -> None:
         channel = message.context.channel
-        if channel is not None:  # channels are topics: the grammar is the same
+        if channel is not None:  # a channel is a valid topic
             self.bus.deliver(message.value(Alert), channel)
 
     def _alert(self, alert: Alert) -> None:
-        """A typed handler: of whatever is published as an alert, it gets an ``Alert``."""
+        """Handle every alert: the bus converts the event to an ``Alert``."""
         with self._lock:
             if alert.id not in self.delays:
                 self.delays[alert.id] = (datetime.now(UTC) - alert.received_at).total_seconds()
                 self.last = alert
 
     def _severe(self, alert: Alert) -> None:
-        """A typed handler with a filter: the bus looks into the event, so that the handler need not."""
+        """Handle severe alerts: the bus applies the filter."""
         with self._lock:
             self.severe.add(alert.id)

@@ -1,6 +1,6 @@
 """``messaging pipeline``: found by the command line through the entry point group ``messaging.commands``.
 
-Nothing of Spark is imported before a command runs: help must come fast, and without it being installed.
+Spark is imported when a command runs: the help must be fast, and must work without Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from adapters.spark.telemetry.fleet import Plan
+from adapters.spark.telemetry.fleet import FleetPlan
 from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-_DEFAULT = Plan()
+_DEFAULT = FleetPlan()
 
 
 @app.callback()
@@ -49,8 +49,8 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep journal, checkpoints and logs, too; else only if something is wrong.")
     ] = False,
-    quiet: options.Quiet = False,  # noqa: ARG001  # its callback did it
-    debug: options.Debug = False,  # noqa: ARG001
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """See it work, from MQTT to plots: ends by itself, after about a minute.
 
@@ -61,6 +61,7 @@ def demo(
 
     Needs the extra 'pipeline', a Java runtime and mosquitto.
     """
+    del quiet, debug  # their callbacks have applied them
     for name, value, low, high in (
         ("seconds", seconds, 2, 3600),
         ("devices", devices, 1, 1000),
@@ -74,5 +75,5 @@ def demo(
         output = Path(f"telemetry-{datetime.now():%Y%m%d-%H%M%S}")
     from adapters.spark.telemetry.run import run
 
-    plan = Plan(seed=seed, devices=devices, seconds=seconds, rate=rate)
+    plan = FleetPlan(seed=seed, devices=devices, seconds=seconds, rate=rate)
     return ExitCode.OK if run(plan, output, overwrite=overwrite, keep=keep) else ExitCode.FAILED

@@ -1,4 +1,4 @@
-"""What is shown while the pipeline runs: stages as lines and, on a terminal, what is going on below them."""
+"""The output of a run: a line for each stage and, on a terminal, a status line below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from messaging.cli.output import one_line, show
 from messaging.execution import Flag, start_thread
 
-#: how often what is going on is looked at, and told where it cannot be redrawn, seconds
+#: interval of the status line on a terminal, and of status lines elsewhere, in seconds
 TICK: Final = 0.25
 _TELL: Final = 5.0
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Display:
-    """Lines with the time since the start, and a status that changes."""
+    """Lines with the time since the start, and a status line that changes."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -38,7 +38,7 @@ class Display:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def __enter__(self) -> Self:
@@ -51,7 +51,7 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         line = Text.assemble((f"{self.seconds:5.1f} s  ", "dim"), one_line(text))
         if self._live is not None:
             self._live.console.print(line)
@@ -59,7 +59,7 @@ class Display:
             show(line)
 
     def status(self, text: str, *, quietly: bool = False) -> None:
-        """What is going on: a line that is redrawn; without a terminal one every few seconds, unless ``quietly``."""
+        """Redraw the status line; without a terminal print one every few seconds, unless ``quietly``."""
         if self._live is not None:
             self._spinner.update(text=Text(f"{self.seconds:4.0f} s  {one_line(text)}"))
             self._live.update(self._spinner)
@@ -68,10 +68,10 @@ class Display:
             self.say(text)
 
     def wait(self, function: Callable[[], T], tick: Callable[[], None]) -> T:
-        """Call ``function`` in another thread, and ``tick`` here until it has returned what this returns.
+        """Call ``function`` in another thread, call ``tick`` here until it returns, and return its result.
 
-        A wait that can be interrupted: what Spark is asked for cannot. It is always the same thread, by which Spark
-        knows its session.
+        An interrupt ends this wait, but not a call of Spark. The other thread is always the same: Spark binds its
+        session to it.
         """
         outcome: list[T] = []
         failure: list[BaseException] = []
@@ -80,7 +80,7 @@ class Display:
         def work() -> None:
             try:
                 outcome.append(function())
-            except BaseException as error:  # noqa: BLE001  # it is raised where it belongs
+            except BaseException as error:  # noqa: BLE001  # raised in the calling thread
                 failure.append(error)
             done.set()
 

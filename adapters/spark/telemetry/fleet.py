@@ -1,11 +1,10 @@
-"""The simulated fleet: devices that measure, networks that fail, and a gateway that sends what there is.
+"""The simulated fleet: devices that measure, networks that fail, and a gateway that publishes.
 
-:func:`simulate` decides everything, by the seed alone: which messages there are, their bytes and their order. Running
-the module publishes them in real time, from a process of its own, and writes the ledger: a line for each message that
-the broker has accepted.
+:func:`simulate` derives all messages, their bytes and their order from the seed. The module, run as a program,
+publishes them in real time and writes the ledger: a line for each message that the broker has accepted.
 
-Time in the payload is simulated: the devices report every :data:`INTERVAL`, and as many of them as the rate allows;
-with the default options a second is about forty minutes, so that a run of half a minute sees day and night.
+Time in the payload is simulated: the devices report every :data:`INTERVAL`, as many of them as the rate allows. With
+the default options a second is about forty minutes, so that a run of half a minute has day and night.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,32 +34,32 @@ START: Final = datetime(2025, 6, 2, 12, tzinfo=UTC)
 
 #: site -> mean temperature, °C
 SITES: Final = {"cork": 14.0, "oslo": 9.0, "riga": 17.0, "rome": 24.0}
-#: clocks that are wrong: number of the device -> how much they are ahead
+#: wrong clocks: number of the device -> how much its clock is ahead
 SKEWS: Final = {1: timedelta(minutes=4), 6: timedelta(minutes=-7), 11: timedelta(seconds=45)}
 
-#: of all readings, how many are held up on their way, for long, or for longer than anybody waits; and are garbled
+#: shares of all readings: delayed, delayed beyond the watermark, and garbled
 _LATE: Final = 0.05
 _TOO_LATE: Final = 0.006
 _CORRUPT: Final = 0.004
-#: of all devices, how many lose their network for a while
+#: share of the devices that lose their network for a while
 _OUTAGES: Final = 0.25
 #: readings before the first anomaly of a device
 _QUIET: Final = 30
-#: simulated time before readings are held up for too long: there are windows to be closed by then
+#: simulated time before the first reading that is too late: by then, windows can be closed
 _SETTLING: Final = timedelta(hours=3)
 
-#: messages that may be unconfirmed at a time
+#: messages that may be unconfirmed
 _WINDOW: Final = 500
 _PROGRESS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to simulate.
+class FleetPlan:
+    """The parameters of a simulation.
 
     Attributes:
-        seconds: how long to publish, real time.
-        rate: messages a second, of all devices together.
+        seconds: how long to publish, in real time.
+        rate: messages per second, of all devices together.
     """
 
     seed: int = 1
@@ -70,7 +69,7 @@ class Plan:
 
     @property
     def readings(self) -> int:
-        """How many readings each device makes."""
+        """Number of readings of each device."""
         return max(1, round(self.rate * self.seconds / self.devices))
 
     @property
@@ -83,10 +82,10 @@ class Sent(NamedTuple):
     """A message of the fleet.
 
     Attributes:
-        at: when it is published, as a fraction of the run.
-        kind: ``reading`` or ``rejected``: which table it must end in.
+        at: its publication time, as a fraction of the run.
+        kind: ``reading`` or ``rejected``, the kind under which it must be stored.
         injected: the metrics that are anomalies.
-        too_late: it was held up for longer than anybody waits.
+        too_late: whether it is delayed beyond the watermark.
     """
 
     at: float
@@ -99,13 +98,13 @@ class Sent(NamedTuple):
     too_late: bool
 
 
-def simulate(plan: Plan) -> list[Sent]:
-    """All messages of a run, in the order in which they are published."""
+def simulate(plan: FleetPlan) -> list[Sent]:
+    """Return all messages of a run, in the order of publishing."""
     messages = [message for number in range(plan.devices) for message in _device(plan, number)]
     return sorted(messages, key=lambda message: (message.at, message.device, message.sequence))
 
 
-def _device(plan: Plan, number: int) -> Iterator[Sent]:
+def _device(plan: FleetPlan, number: int) -> Iterator[Sent]:
     rng = random.Random(f"{plan.seed}/{number}")  # noqa: S311  # a simulation
     site = list(SITES)[number % len(SITES)]
     device = f"{site}-{number // len(SITES) + 1:02}"
@@ -122,7 +121,7 @@ def _device(plan: Plan, number: int) -> Iterator[Sent]:
         ]
         delay, too_late = _delay(rng, plan, measured)
         sent = measured + delay
-        if outage is not None and outage[0] <= sent < outage[1]:  # sent when the network is back, one after the other
+        if outage is not None and outage[0] <= sent < outage[1]:  # sent in sequence when the network is back
             sent = outage[1] + timedelta(seconds=sequence % 60)
         metrics = tuple(metric.name for metric in METRICS if (sequence, metric.name) in injected)
         reading = Telemetry(
@@ -147,7 +146,7 @@ def _milliseconds(moment: datetime) -> datetime:
 
 
 def _values(rng: random.Random, at: datetime, character: Sequence[float]) -> Iterator[float]:
-    """Temperature, vibration and battery: day and night, and noise."""
+    """Yield temperature, vibration and battery, with day and night, and noise."""
     hour = at.hour + at.minute / 60 + at.second / 3600
     warmth = math.cos((hour - 15) / 24 * math.tau)  # warmest at three
     work = 0.5 + 0.5 * math.cos((hour - 13) / 24 * math.tau)  # busiest at one
@@ -158,8 +157,8 @@ def _values(rng: random.Random, at: datetime, character: Sequence[float]) -> Ite
     yield battery + 5 * sun + rng.gauss(0, 0.3)
 
 
-def _injections(rng: random.Random, plan: Plan) -> dict[tuple[int, str], float]:
-    """What is added to which reading: spikes, bursts and sags that the pipeline should find."""
+def _injections(rng: random.Random, plan: FleetPlan) -> dict[tuple[int, str], float]:
+    """Return the values to add to readings: spikes, bursts and sags that the pipeline should find."""
     found: dict[tuple[int, str], float] = {}
     for _ in range(rng.choices((0, 1, 2), (5, 4, 1))[0]):
         name, low, high, length = rng.choice(
@@ -171,14 +170,14 @@ def _injections(rng: random.Random, plan: Plan) -> dict[tuple[int, str], float]:
     return found
 
 
-def _outage(rng: random.Random, plan: Plan) -> tuple[datetime, datetime] | None:
-    """From when until when the device is without network."""
+def _outage(rng: random.Random, plan: FleetPlan) -> tuple[datetime, datetime] | None:
+    """Return begin and end of the outage of a device, if it has one."""
     begin, length = START + rng.uniform(0.2, 0.8) * plan.span, timedelta(minutes=rng.uniform(20, 50))
     return (begin, begin + length) if rng.random() < _OUTAGES else None
 
 
-def _delay(rng: random.Random, plan: Plan, measured: datetime) -> tuple[timedelta, bool]:
-    """How long a reading is on its way; whether that is too long."""
+def _delay(rng: random.Random, plan: FleetPlan, measured: datetime) -> tuple[timedelta, bool]:
+    """Return the delay of a reading, and whether that is beyond the watermark."""
     usual, late, hours = rng.lognormvariate(1.5, 0.8), rng.expovariate(1 / 300) + 30, rng.uniform(5, 9)
     chance = rng.random()
     held_up = timedelta(hours=hours)
@@ -188,7 +187,7 @@ def _delay(rng: random.Random, plan: Plan, measured: datetime) -> tuple[timedelt
 
 
 def _garbled(rng: random.Random, reading: Telemetry, payload: bytes) -> bytes:
-    """A payload that is no reading any more. It still tells its device and number, so that it can be looked for."""
+    """Return a payload that is no valid reading. It keeps device and number, so that it can be found."""
     fields: dict[str, Any] = json.loads(payload)
     damage = rng.randrange(5)
     if damage == 0:
@@ -212,8 +211,8 @@ def digest(payload: bytes) -> str:
     return hashlib.sha256(payload.decode(errors="replace").encode()).hexdigest()
 
 
-def publish(url: str, plan: Plan, ledger: Path, stop: threading.Event) -> None:
-    """Publish everything with QoS 1, in real time, until ``stop``; write the ledger; report progress to stdout."""
+def publish(url: str, plan: FleetPlan, ledger: Path, stop: threading.Event) -> None:
+    """Publish all messages with QoS 1, in real time, until ``stop``; write the ledger; report progress to stdout."""
     told = began = time.monotonic()
     accepted = failed = 0
     waiting: list[tuple[Sent, Promise[None]]] = []
@@ -273,16 +272,14 @@ def _set_at_end_of_stdin(stop: threading.Event) -> None:
 def main() -> None:
     """Publish until the run is over; with ``--end-with-stdin``, until stdin ends.
 
-    stdin is left alone by default: that of a service or of ``nohup`` has ended before the program starts.
+    By default stdin is not read: the stdin of a service or of ``nohup`` has ended before the program starts.
     """
     parser = argparse.ArgumentParser(description="Publish the telemetry of a simulated fleet.")
-    default = Plan()
     parser.add_argument("url", help="broker, such as mqtt://localhost")
-    parser.add_argument("ledger", type=Path, help="file for what the broker has accepted")
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--devices", type=int, default=default.devices)
-    parser.add_argument("--seconds", type=float, default=default.seconds)
-    parser.add_argument("--rate", type=float, default=default.rate)
+    parser.add_argument("ledger", type=Path, help="file for the messages that the broker has accepted")
+    defaults = asdict(FleetPlan())
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument(
         "--end-with-stdin", action="store_true", help="end early when stdin does: for a program that starts this one"
     )
@@ -290,8 +287,7 @@ def main() -> None:
     stop = threading.Event()
     if given.end_with_stdin:
         threading.Thread(target=_set_at_end_of_stdin, args=(stop,), daemon=True).start()
-    plan = Plan(seed=given.seed, devices=given.devices, seconds=given.seconds, rate=given.rate)
-    publish(given.url, plan, given.ledger, stop)
+    publish(given.url, FleetPlan(**{name: getattr(given, name) for name in defaults}), given.ledger, stop)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@
     telemetry/#          kind=reading      └─> detect ─────> tables/anomalies ──> alert ──> broker
                          kind=rejected                                                      alerts/SITE/DEVICE
 
-One query alone reads the broker. It stores each message, whether it could be read or not, in one table with two kinds,
-so that none can get into both or neither; the dead letters are ``kind=rejected``. The other queries read that table,
-not the broker: what they work on is what is stored, they can be run anew at any time, and the broker has one
-subscriber. The price is a micro-batch of latency.
+One query reads the broker. It stores each message, valid or not, in one table with two kinds, so that no message can be
+in both or neither; the dead letters are ``kind=rejected``. The other queries read that table, not the broker: they
+process stored messages, they can be rerun at any time, and the broker has one subscriber. This costs a micro-batch of
+latency.
 
-File sinks write each row exactly once, whatever fails in between: a reader of a table sees what the sink has
-committed. Alerts are delivered at least once, with ids that stay the same.
+File sinks write each row exactly once, also after failures: a reader of a table sees the rows that the sink has
+committed. Alerts are delivered at least once, with stable ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql import functions as sql
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from adapters.spark.telemetry.anomaly import History, Reading
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: a reading may be that much older than the newest one, by event time, and is counted in its window all the same
+#: a reading that is older than the newest one by less than this, by event time, is counted in its window
 WATERMARK: Final = "30 minutes"
 WINDOW: Final = "1 hour"
-#: a micro-batch so often
+#: interval of micro-batches
 TRIGGER: Final = "2 seconds"
 
 MESSAGES: Final = (
@@ -62,15 +62,15 @@ _NAMES: Final = [column.split()[0] for column in ANOMALIES.split(", ")]
 
 
 class Folders:
-    """What is where, in the folder of a run."""
+    """The folders of a run."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
         self.tables = self.root / "tables"
-        self.work = self.root / "work"  # the journal of the source, and checkpoints: what a job needs to be continued
+        self.work = self.root / "work"  # journal and checkpoints, with which a job can be resumed
 
     def table(self, name: str) -> str:
-        """``messages``, ``aggregates``, ``anomalies``, and those of the batch job."""
+        """Return the folder of a table: ``messages``, ``aggregates``, ``anomalies``, or one of the batch job."""
         return str(self.tables / name)
 
 
@@ -78,17 +78,17 @@ class TelemetryJob:
     """The queries, started.
 
     Args:
-        spark: with the data source registered.
+        spark: a session with the data source registered.
         url: the broker, MQTT or AMQP.
-        folders: where tables, journal and checkpoints go. A job that is started again goes on where it was.
+        folders: the folders of tables, journal and checkpoints. A restarted job continues with them.
 
     Attributes:
-        queries: by name, in the order of the flow.
+        queries: the queries by name, in the order of the data flow.
     """
 
     def __init__(self, spark: SparkSession, url: str, folders: Folders) -> None:
         self._folders = folders
-        for name in ("messages", "anomalies"):  # they are read before anything is written
+        for name in ("messages", "anomalies"):  # Spark reads them before the first row is written
             Path(folders.table(name)).mkdir(parents=True, exist_ok=True)
         readings = spark.readStream.schema(MESSAGES).parquet(folders.table("messages")).where("kind = 'reading'")
         anomalies = spark.readStream.schema(f"{ANOMALIES}, date date").parquet(folders.table("anomalies"))
@@ -108,7 +108,7 @@ class TelemetryJob:
         self.queries[name] = writer.start()
 
     def wait_subscribed(self) -> None:
-        """Wait until the broker keeps messages for the job: its first query knows where it begins.
+        """Wait until the broker keeps messages for the job: until its first query has started.
 
         Raises:
             SparkFailedError: a query has failed.
@@ -118,20 +118,20 @@ class TelemetryJob:
             time.sleep(0.1)
 
     def drain(self) -> None:
-        """Wait until everything that is there has gone all the way."""
+        """Wait until all queries have processed all messages that were received."""
         for query in self.queries.values():
             query.processAllAvailable()
 
     def stop(self) -> None:
-        """Stop the queries, the last one first."""
+        """Stop the queries, in reverse order."""
         for query in reversed(self.queries.values()):
             query.stop()
 
     def check(self) -> None:
-        """Nothing, while all queries are well.
+        """Check that no query has failed.
 
         Raises:
-            SparkFailedError: one has ended with an error.
+            SparkFailedError: a query has ended with an error.
         """
         for name, query in self.queries.items():
             error = None if query.isActive else query.exception()
@@ -139,13 +139,13 @@ class TelemetryJob:
                 raise SparkFailedError(f"the query {name!r} failed: {first_line(error)}")
 
     def watermark(self) -> datetime:
-        """The windows that end by then are closed."""
+        """Return the watermark: windows that end before it are closed."""
         progress = self.queries["aggregates"].lastProgress
         text = progress["eventTime"].get("watermark") if progress else None
         return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """The micro-batches that had rows, of all queries: when, how many, and how long it took, in seconds."""
+        """Yield the micro-batches with rows, of all queries: start, number of rows, and duration in seconds."""
         for name, query in self.queries.items():
             for progress in query.recentProgress:
                 if progress["numInputRows"]:
@@ -159,7 +159,7 @@ class TelemetryJob:
 
 
 def messages(spark: SparkSession, url: str, journal: str) -> DataFrame:
-    """Every message of the channel ``telemetry/#``: a reading, or rejected, with its payload as it came."""
+    """Return all messages of the channel ``telemetry/#``: readings, and rejected messages with their payload."""
     rows = (
         spark.readStream.format("messaging")
         .option("url", url)
@@ -169,51 +169,51 @@ def messages(spark: SparkSession, url: str, journal: str) -> DataFrame:
         .option("model", TELEMETRY)
         .load()
     )
-    is_reading = F.col("_corrupt_record").isNull()
+    is_reading = sql.col("_corrupt_record").isNull()
     return rows.select(
         *("device", "site", "sequence", "measured_at", "sent_at", "temperature", "vibration", "battery"),
-        F.col("_timestamp").alias("received_at"),
-        F.col("_offset").alias("offset"),
-        F.col("_channel").alias("channel"),
-        F.col("_corrupt_record").alias("payload"),
-        F.when(is_reading, "reading").otherwise("rejected").alias("kind"),
-        # a reading belongs to the day on which it was made; what cannot be read, to that on which it came
-        F.to_date(F.coalesce("measured_at", "_timestamp")).alias("date"),
+        sql.col("_timestamp").alias("received_at"),
+        sql.col("_offset").alias("offset"),
+        sql.col("_channel").alias("channel"),
+        sql.col("_corrupt_record").alias("payload"),
+        sql.when(is_reading, "reading").otherwise("rejected").alias("kind"),
+        # a reading belongs to the day of its measurement, a rejected message to the day of its arrival
+        sql.to_date(sql.coalesce("measured_at", "_timestamp")).alias("date"),
     )
 
 
 def aggregates(readings: DataFrame, watermark: str | None = WATERMARK) -> DataFrame:
-    """Count, mean, extremes and standard deviation of each metric, for each device and hour.
+    """Return count, mean, extremes and standard deviation of each metric, for each device and hour.
 
-    As a stream, a window is written once, when the watermark has passed its end; readings that come later than that are
-    not in it (but they are in ``messages``). With no ``watermark``, for batch jobs, all are.
+    A stream writes a window once, when the watermark has passed its end. Later readings are not in it, but they are in
+    ``messages``. Without a ``watermark``, for batch jobs, windows have all readings.
     """
     if watermark is not None:
         readings = readings.withWatermark("measured_at", watermark)
-    columns: list[Column] = [F.count("*").alias("readings")]
+    columns: list[Column] = [sql.count("*").alias("readings")]
     for metric in METRICS:
-        for name, function in (("mean", F.mean), ("min", F.min), ("max", F.max), ("stddev", F.stddev)):
+        for name, function in (("mean", sql.mean), ("min", sql.min), ("max", sql.max), ("stddev", sql.stddev)):
             columns.append(function(metric.name).alias(f"{metric.name}_{name}"))
-    rows = readings.groupBy(F.window("measured_at", WINDOW), "site", "device").agg(*columns)
-    start = F.col("window.start")
+    rows = readings.groupBy(sql.window("measured_at", WINDOW), "site", "device").agg(*columns)
+    start = sql.col("window.start")
     return rows.select(
-        "*", start.alias("start"), F.col("window.end").alias("end"), F.to_date(start).alias("date")
+        "*", start.alias("start"), sql.col("window.end").alias("end"), sql.to_date(start).alias("date")
     ).drop("window")
 
 
 def detect(readings: DataFrame) -> DataFrame:
-    """The values that are anomalies, by the rule of :mod:`~adapters.spark.telemetry.anomaly`.
+    """Return the anomalies, by the rule of :mod:`~adapters.spark.telemetry.anomaly`.
 
-    The last readings of each device are kept as state.
+    The last readings of each device are the state of the query.
     """
     found = readings.groupBy("device").applyInPandasWithState(
         _judge, ANOMALIES, "history string", "append", GroupStateTimeout.NoTimeout
     )
-    return found.withColumn("date", F.to_date("measured_at"))
+    return found.withColumn("date", sql.to_date("measured_at"))
 
 
 def _judge(_: tuple[str], batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """The anomalies among the new readings of one device."""
+    """Yield the anomalies among the new readings of one device."""
     import pandas as pd
 
     history = History.load(*state.get) if state.exists else History()
@@ -231,16 +231,16 @@ def _judge(_: tuple[str], batches: Iterator[pd.DataFrame], state: GroupState) ->
 
 
 def _aware(moment: Any) -> datetime:
-    """The timestamps of pandas are those of the session, which is in UTC."""
+    """Return a timestamp of pandas, which is in the time zone of the session, with its zone UTC."""
     python: datetime = moment.to_pydatetime()
     return python.replace(tzinfo=UTC) if python.tzinfo is None else python.astimezone(UTC)
 
 
 def alerts(anomalies: DataFrame) -> DataFrame:
-    """A message for each anomaly, at ``alerts/SITE/DEVICE``: JSON, the model ``Alert``."""
-    fields = F.struct(*_NAMES)
+    """Return a message for each anomaly, for ``alerts/SITE/DEVICE``: JSON of the model ``Alert``."""
+    fields = sql.struct(*_NAMES)
     zoned = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
     return anomalies.select(
-        F.to_json(fields, zoned).cast("binary").alias("value"),
-        F.concat_ws("/", F.lit(ALERT_CHANNEL), "site", "device").alias("channel"),
+        sql.to_json(fields, zoned).cast("binary").alias("value"),
+        sql.concat_ws("/", sql.lit(ALERT_CHANNEL), "site", "device").alias("channel"),
     )

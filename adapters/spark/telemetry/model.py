@@ -1,4 +1,4 @@
-"""What the devices send, and what the pipeline answers with.
+"""The readings that devices send, and the alerts of the pipeline.
 
 The fields of :class:`Telemetry` are the columns of the stream, by the option ``model``.
 """
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-#: for the option ``model``
+#: value of the option ``model``
 TELEMETRY: Final = f"{__name__}:Telemetry"
 #: channels: ``telemetry/SITE/DEVICE`` and ``alerts/SITE/DEVICE``
 TELEMETRY_CHANNEL: Final = "telemetry"
@@ -17,12 +17,12 @@ ALERT_CHANNEL: Final = "alerts"
 
 
 class Telemetry(BaseModel):
-    """One reading of a device. What does not fit is no reading: it is rejected, and kept as it came.
+    """One reading of a device. A payload that does not fit is rejected, and stored as it was sent.
 
     Attributes:
-        sequence: counts the readings of a device from 0: with ``device`` it names a reading.
-        measured_at: by the clock of the device, which may be wrong: the event time.
-        sent_at: by the clock of the gateway of its site, which is right: later, after an outage of the network.
+        sequence: number of the reading of its device, from 0; with ``device`` it identifies a reading.
+        measured_at: event time, by the clock of the device, which may be wrong.
+        sent_at: by the correct clock of the gateway of its site; later after an outage of the network.
         temperature: °C.
         vibration: mm/s.
         battery: percent.
@@ -39,13 +39,13 @@ class Telemetry(BaseModel):
 
 
 class Alert(BaseModel):
-    """A reading that is not like those before it.
+    """An anomaly of a reading.
 
     Attributes:
         id: ``DEVICE/SEQUENCE/METRIC``: the same when it is published again.
-        usual: the median of what it was compared with.
-        score: how many robust standard deviations ``value`` is away from that.
-        received_at: when its reading came to the pipeline, in real time.
+        usual: the median of the earlier readings.
+        score: distance of ``value`` from the median, in robust standard deviations.
+        received_at: arrival of its reading at the pipeline, in real time.
     """
 
     id: str
@@ -65,8 +65,7 @@ class Metric(NamedTuple):
     """A measured quantity.
 
     Attributes:
-        floor: the least that counts as one standard deviation, so that a quiet sensor does not raise an alarm over
-            nothing.
+        floor: lower limit of the standard deviation, so that a quiet sensor raises no false alarms.
     """
 
     name: str

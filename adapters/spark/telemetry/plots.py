@@ -1,4 +1,4 @@
-"""Four pictures of a run. Colours are those of Okabe and Ito, which everybody can tell apart; shapes differ, too."""
+"""Four plots of a run. The colours of Okabe and Ito suit colour-blind readers; shapes differ, too."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DPI: Final = 130
 
 
 def draw(run: Run, folder: Path) -> list[Path]:
-    """Draw all of them; where they are."""
+    """Draw all plots; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     with mpl.rc_context(_STYLE):
@@ -68,11 +68,11 @@ def _figure(width: float, height: float, title: str, subtitle: str) -> Figure:
 
 
 def readings(run: Run) -> Figure:
-    """Three devices: what they measured, and what of it was an anomaly."""
+    """Draw the readings and the anomalies of three devices."""
     devices = _telling(run.anomalies) or sorted(run.readings["device"].unique())[:3]
     figure = _figure(
         13, 2.3 * len(devices) + 1.5,
-        "What the devices measured, and what of it is an anomaly",
+        "Readings of the devices, and their anomalies",
         "Devices that had anomalies of every kind between them; time of measurement, by the clock of the device (UTC)",
     )  # fmt: skip
     axes = figure.subplots(len(devices), len(METRICS), sharex=True, sharey="col", squeeze=False)
@@ -98,7 +98,7 @@ def readings(run: Run) -> Figure:
 
 
 def _telling(anomalies: pd.DataFrame, count: int = 3) -> list[str]:
-    """Some devices that show every kind of anomaly there is, if that many can."""
+    """Return devices whose anomalies cover as many kinds as possible."""
     kinds = anomalies.groupby("device")["metric"].agg(set)
     chosen: list[str] = []
     shown: set[str] = set()
@@ -111,7 +111,7 @@ def _telling(anomalies: pd.DataFrame, count: int = 3) -> list[str]:
 
 
 def heat_map(run: Run) -> Figure:
-    """The aggregates: a row for each device, a column for each window."""
+    """Draw the aggregates: a row for each device, a column for each window."""
     devices = sorted(run.readings["device"].unique())
     hours = pd.date_range(run.readings["start"].min(), run.readings["start"].max(), freq="h")
     figure = _figure(
@@ -154,7 +154,7 @@ def heat_map(run: Run) -> Figure:
 
 
 def lateness(run: Run) -> Figure:
-    """How late readings came, against the watermark."""
+    """Draw how late readings were, against the watermark."""
     limit = duration(WATERMARK).total_seconds()
     dropped = run.dropped()
     figure = _figure(
@@ -164,7 +164,7 @@ def lateness(run: Run) -> Figure:
         "the batch job, but not in the aggregates of the stream",
     )  # fmt: skip
     ax = figure.subplots()
-    # from a minute on in equal steps of the logarithm; below that linear, since clocks that are ahead are early
+    # logarithmic steps from a minute on; linear below, since readings of clocks that are ahead are early
     edges = np.array([-600, -300, -180, -120, -60, -30, 0, 5, 10, 15, 20, 30, 45, 60, *np.geomspace(90, 43200, 20)])
     groups = (
         ("in time for its window", run.readings[~run.readings["late"]]["lateness"], BLUE, ""),
@@ -194,7 +194,7 @@ def lateness(run: Run) -> Figure:
 
 
 def batches(run: Run) -> Figure:
-    """What Spark made of it: rows a second, and how long micro-batches took."""
+    """Draw the rows per second and the duration of micro-batches."""
     rows = run.batches.sort_values("at").copy()
     began = rows["at"].min()
     rows["began"] = (rows["at"] - began).dt.total_seconds()

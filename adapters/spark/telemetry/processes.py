@@ -1,6 +1,6 @@
-"""The processes around the pipeline: a private mosquitto, and the fleet. Whatever happens to us, they end.
+"""The processes of the pipeline: a private mosquitto, and the fleet. They end with this process, however it ends.
 
-Each runs in a session of its own, so that Ctrl-C on the terminal reaches this program alone, which then ends them.
+Each runs in a session of its own, so that Ctrl-C on the terminal reaches this process alone, which then ends them.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ConfigurationError, MessagingError
 
 if TYPE_CHECKING:
-    from adapters.spark.telemetry.fleet import Plan
+    from adapters.spark.telemetry.fleet import FleetPlan
 
 _HOST: Final = "127.0.0.1"
-#: how long mosquitto may take to start, and anything to end, seconds
+#: how long mosquitto may take to start, and any process to end, in seconds
 _START: Final = 10.0
 _END: Final = 5.0
 
-#: Distributions put it where a normal user's PATH does not look
+#: folders of mosquitto that are not on the PATH of a normal user
 _MORE_PATHS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
 _MISSING: Final = (
     "mosquitto is not installed, and the pipeline needs a broker of its own: 'apt install mosquitto', "
     "'dnf install mosquitto' or 'brew install mosquitto'"
 )
-#: waits on a pipe that only we hold open; if we are gone without having ended the broker, it does
+#: waits on a pipe that this process holds open; ends the broker if this process ended without doing so
 _GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill "$1" """
 
 
 class BrokerFailedError(MessagingError):
-    """The private broker did not start. Says what its log ends with."""
+    """The private broker did not start. The message has the end of its log."""
 
 
 class FleetFailedError(MessagingError):
@@ -47,12 +48,12 @@ class FleetFailedError(MessagingError):
 
 
 def find_mosquitto() -> str:
-    """The path of mosquitto.
+    """Return the path of mosquitto.
 
     Raises:
-        ConfigurationError: it is not installed; says how to get it.
+        ConfigurationError: it is not installed; tells how to install it.
     """
-    # a PATH that was emptied on purpose is taken at its word
+    # with an empty PATH, search nowhere else
     paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
     more = _MORE_PATHS if any(path in paths for path in ("/usr/bin", "/usr/local/bin", "/bin")) else ()
     found = shutil.which("mosquitto", path=os.pathsep.join([*paths, *more]))
@@ -63,10 +64,10 @@ def find_mosquitto() -> str:
 
 @contextlib.contextmanager
 def mosquitto(folder: Path) -> Iterator[str]:
-    """A mosquitto of our own on the loopback interface; gives its URL.
+    """Run a private mosquitto on the loopback interface; yield its URL.
 
     Args:
-        folder: for its configuration and its log.
+        folder: the folder of its configuration and its log.
 
     Raises:
         ConfigurationError: it is not installed.
@@ -75,21 +76,13 @@ def mosquitto(folder: Path) -> Iterator[str]:
     binary = find_mosquitto()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "mosquitto.log"
-    for attempts_left in (2, 1, 0):  # somebody may take the port between looking and listening
+    for attempts_left in (2, 1, 0):  # another process may take the port first
         port = _free_port()
         config = folder / "mosquitto.conf"
         config.write_text("\n".join(_configuration(port)) + "\n")
         with log.open("ab") as output:
-            process = subprocess.Popen(  # noqa: S603  # found on PATH
-                [binary, "-c", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        guard = subprocess.Popen(  # noqa: S603  # a constant
-            ["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
-        )
+            process = _start([binary, "-c", str(config)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        guard = _start(["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE)
         try:
             if _answers(port, process):
                 yield f"mqtt://{_HOST}:{port}"
@@ -106,8 +99,8 @@ def _configuration(port: int) -> Iterator[str]:
     yield f"listener {port} {_HOST}"
     yield "allow_anonymous true"
     if os.geteuid() == 0:
-        yield "user root"  # else it becomes the user mosquitto, who may not be allowed into our folder
-    # a burst waits for the subscriber, however long that takes; small packets do not wait for acknowledgements
+        yield "user root"  # otherwise it changes to the user mosquitto, who may have no access to the folder
+    # queue bursts without limit; send small packets at once
     yield from ("max_inflight_messages 100", "max_queued_messages 0", "max_queued_bytes 0", "set_tcp_nodelay true")
 
 
@@ -127,8 +120,13 @@ def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
+def _start(command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own."""
+    return subprocess.Popen(command, start_new_session=True, **streams)  # noqa: S603  # programs of this module
+
+
 def end(process: subprocess.Popen[Any]) -> None:
-    """End a process that we started: SIGTERM, and SIGKILL if that does not help."""
+    """End a child process: SIGTERM, then SIGKILL if it does not end in time."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -139,29 +137,27 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 class Fleet:
-    """The process that publishes; see :mod:`~adapters.spark.telemetry.fleet`. Leaving the context ends it.
+    """The publishing process; see :mod:`~adapters.spark.telemetry.fleet`. Leaving the context ends it.
 
     Attributes:
-        accepted: messages the broker has taken responsibility for, so far.
-        failed: messages it has not.
+        accepted: messages that the broker has accepted so far.
+        failed: messages that it has not accepted.
     """
 
-    def __init__(self, url: str, plan: Plan, ledger: Path, log: Path) -> None:
+    def __init__(self, url: str, plan: FleetPlan, ledger: Path, log: Path) -> None:
         self.accepted = 0
         self.failed = 0
         self._has_ended = False
         with log.open("wb") as errors:
-            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+            self._process = _start(
                 [
                     *(sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)),
-                    *(f"--seed={plan.seed}", f"--devices={plan.devices}"),
-                    *(f"--seconds={plan.seconds}", f"--rate={plan.rate}"),
+                    *(f"--{name}={value}" for name, value in asdict(plan).items()),
                     "--end-with-stdin",
                 ],
-                stdin=subprocess.PIPE,  # closes when this process ends, however it ends: then the fleet ends, too
+                stdin=subprocess.PIPE,  # closes with this process, which ends the fleet
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,
             )
         self._log = log
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -178,8 +174,7 @@ class Fleet:
                 pipe.close()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101  # for mypy
-        for line in self._process.stdout:
+        for line in self._process.stdout or ():
             news = json.loads(line)
             self.accepted = news.get("accepted", self.accepted)
             self.failed = news.get("failed", self.failed)
@@ -187,15 +182,15 @@ class Fleet:
 
     @property
     def is_running(self) -> bool:
-        """Whether it publishes.
+        """Whether it still publishes.
 
         Raises:
-            FleetFailedError: it broke down.
+            FleetFailedError: it ended before its last message.
         """
         if self._process.poll() is None:
             return True
         self._thread.join(_END)
         if not self._has_ended:
             lines = self._log.read_text(errors="replace").splitlines() or ["no reason given"]
-            raise FleetFailedError(f"the fleet broke down (exit code {self._process.returncode}): {lines[-1]}")
+            raise FleetFailedError(f"the fleet failed (exit code {self._process.returncode}): {lines[-1]}")
         return False

@@ -1,6 +1,6 @@
-"""What came of a run: checks that must hold, and the figures of the summary.
+"""The results of a run: checks that must hold, and the figures of the summary.
 
-The tables are read by Spark; from here on a run is small enough for pandas.
+Spark reads the tables; the result of a run is small enough for pandas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from adapters.spark.telemetry.job import WATERMARK, WINDOW
+from adapters.spark.telemetry.job import WATERMARK, WINDOW, Folders
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from adapters.spark.telemetry.batch import Tables
-    from adapters.spark.telemetry.job import Folders
 
 
 class Check(NamedTuple):
-    """What must be, and what is."""
+    """A check: the expected and the found value."""
 
     what: str
     expected: Any
@@ -33,24 +32,24 @@ class Check(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether it is."""
+        """Whether the values are equal."""
         return bool(self.expected == self.found)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All there is to know of a run.
+    """The results of a run.
 
     Attributes:
-        ledger: what the fleet sent and the broker accepted.
-        readings, aggregates, anomalies: the tables. Readings are in the order in which they came, with ``lateness``
-            (s), the ``start`` of their window, and ``late``: whether that was closed already.
-        rejected: how many messages could not be read.
-        completeness: that of the batch job.
+        ledger: the messages of the fleet that the broker accepted.
+        readings, aggregates, anomalies: the tables. Readings are in the order of arrival, with ``lateness`` (s), the
+            ``start`` of their window, and ``late``: whether that window was closed already.
+        rejected: number of rejected messages.
+        completeness: the table of the batch job.
         batches: the micro-batches of all queries.
-        alerts: ids of those that came back from the broker to the event bus -> seconds since their reading came in.
-        severe: how many alerts the handler for severe ones got.
-        watermark: the windows that end by then are closed.
+        alerts: ids of the alerts on the event bus -> seconds since the arrival of their reading.
+        severe: number of alerts that the handler for severe ones got.
+        watermark: windows that end before it are closed.
     """
 
     ledger: pd.DataFrame
@@ -72,36 +71,31 @@ class Run:
         tables: Tables,
         ledger: Path,
         batches: list[dict[str, Any]],
-        alerts: dict[str, float],
-        severe: int,
-        watermark: datetime,
+        **live: Any,
     ) -> Run:
-        """Read the tables."""
-        columns = ["query", "batch", "at", "rows", "seconds"]
+        """Read the tables; ``live`` are the other fields: ``alerts``, ``severe`` and ``watermark``."""
         return cls(
-            pd.DataFrame([json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]),
-            with_lateness(tables.readings.toPandas()),
-            tables.aggregates.toPandas(),
-            tables.anomalies.toPandas(),
-            tables.rejected.count(),
-            spark.read.parquet(folders.table("completeness")).toPandas(),
-            pd.DataFrame(batches, columns=columns),
-            alerts,
-            severe,
-            watermark,
+            ledger=pd.DataFrame([json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]),
+            readings=with_lateness(tables.readings.toPandas()),
+            aggregates=tables.aggregates.toPandas(),
+            anomalies=tables.anomalies.toPandas(),
+            rejected=tables.rejected.count(),
+            completeness=spark.read.parquet(folders.table("completeness")).toPandas(),
+            batches=pd.DataFrame(batches, columns=["query", "batch", "at", "rows", "seconds"]),
+            **live,
         )
 
     def counted(self) -> pd.DataFrame:
-        """For each device and window: its readings, how many of them came late, and how many were counted.
+        """Return for each device and window the number of stored, late and counted readings.
 
-        ``counted`` is missing where the window was not closed.
+        ``counted`` is missing for windows that are not closed.
         """
         keys = ["device", "start"]
         stored = self.readings.groupby(keys).agg(stored=("sequence", "size"), late=("late", "sum"))
         return stored.join(self.aggregates.set_index(keys)["readings"].rename("counted"), how="outer")
 
     def dropped(self) -> int:
-        """Readings that came when their window was closed: they are stored, but not in the aggregates."""
+        """Return the number of readings that arrived after their window was closed: stored, but not aggregated."""
         closed = self._closed()
         return int((closed["stored"] - closed["counted"].fillna(0)).sum())
 
@@ -111,8 +105,9 @@ class Run:
         return counted[ends <= pd.Timestamp(self.watermark).tz_localize(None)]
 
     def checks(self) -> list[Check]:
-        """What must hold of a run."""
+        """Return the checks of a run."""
         sums = self.completeness[["sent", "stored", "missing", "too_many"]].sum()
+        garbled = int((self.ledger["kind"] == "rejected").sum())
         closed = self._closed()
         lost = closed["stored"].fillna(0) - closed["counted"].fillna(0)
         unexplained = int(((lost < 0) | (lost > closed["late"])).sum())
@@ -120,18 +115,15 @@ class Run:
             Check("messages stored, of those the broker accepted", int(sums["sent"]), int(sums["stored"])),
             Check("accepted messages that are in no table", 0, int(sums["missing"])),
             Check("messages that are in a table twice, or were never sent", 0, int(sums["too_many"])),
-            Check("dead letters, of the messages that were garbled", self._sent("rejected"), self.rejected),
+            Check("dead letters, of the messages that were garbled", garbled, self.rejected),
             Check("closed windows whose count is not that of their readings without late ones", 0, unexplained),
             Check("anomalies that are in their table once", len(self.anomalies), int(self.anomalies["id"].nunique())),
             Check("alerts on the event bus, of the anomalies", len(self.anomalies), len(self.alerts)),
             Check("alerts without an anomaly", 0, len(set(self.alerts) - set(self.anomalies["id"]))),
         ]
 
-    def _sent(self, kind: str) -> int:
-        return int((self.ledger["kind"] == kind).sum())
-
     def injected(self) -> tuple[int, int, int]:
-        """Anomalies that the fleet made up; how many of them were found; and how many others."""
+        """Return the number of injected anomalies, of found ones among them, and of other anomalies."""
         rows = self.ledger[self.ledger["injected"].str.len() > 0]
         made = {f"{row.device}/{row.sequence}/{metric}" for row in rows.itertuples() for metric in row.injected}
         found = set(self.anomalies["id"])
@@ -139,13 +131,13 @@ class Run:
 
 
 def duration(text: str) -> timedelta:
-    """The length of what Spark calls ``30 minutes``; pandas' own reading of it warns with NumPy from 2.5 on."""
+    """Return the length of Spark's ``30 minutes``. The parser of pandas warns with NumPy from 2.5 on."""
     count, unit = text.split()
     return timedelta(**{unit.removesuffix("s") + "s": int(count)})
 
 
 def with_lateness(readings: pd.DataFrame) -> pd.DataFrame:
-    """Readings in the order in which they came, and how late each was."""
+    """Return readings in the order of arrival, with their lateness."""
     rows = readings.sort_values("offset").reset_index(drop=True)
     rows["lateness"] = (rows["sent_at"] - rows["measured_at"]).dt.total_seconds()
     rows["start"] = rows["measured_at"].dt.floor(duration(WINDOW))

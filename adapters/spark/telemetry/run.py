@@ -1,4 +1,4 @@
-"""A run of the pipeline from the start of its broker to its last plot; see :func:`run`."""
+"""``run``: the whole pipeline, from the start of its broker to the last plot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from adapters.spark.telemetry.bridge import SEVERE, AlertBridge
 from adapters.spark.telemetry.display import TICK, Display
-from adapters.spark.telemetry.fleet import START, Plan
+from adapters.spark.telemetry.fleet import START, FleetPlan
 from adapters.spark.telemetry.processes import Fleet, find_mosquitto, mosquitto
 from adapters.spark.telemetry.session import LocalSpark, SparkFailedError, check_installed, first_line
 from messaging.cli.output import one_line, show
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: tells a folder that is ours, and holds what the run was asked for
+#: file that marks an output folder, with the parameters of the run
 MARKER: Final = "pipeline.json"
 _LEDGER: Final = "sent.jsonl"
-#: how long anything may take that Spark does after the fleet has ended, seconds
-_PATIENCE: Final = 180.0
+#: timeout of each step of Spark after the end of the fleet, in seconds
+_STEP_TIMEOUT: Final = 180.0
 
 
 class NotInTimeError(MessagingError):
-    """Spark has not got through in time."""
+    """A step of Spark has exceeded its timeout."""
 
 
 def prepare(output: Path, *, overwrite: bool) -> None:
-    """Make the folder of a run.
+    """Create the folder of a run.
 
     Raises:
-        ArgumentError: there is something in it, and it is not to be overwritten, or is none of ours.
+        ArgumentError: it is not empty, and ``overwrite`` is false, or it is no output of a pipeline.
     """
     if output.exists() and not output.is_dir():
         raise ArgumentError(f"--output {output} is a file; name a directory")
@@ -58,22 +58,22 @@ def prepare(output: Path, *, overwrite: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
 
-def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
-    """The whole pipeline, once.
+def run(plan: FleetPlan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
+    """Run the whole pipeline once.
 
     Args:
-        plan: what the fleet does.
-        output: the directory for everything.
-        overwrite: whether that may hold an earlier run.
-        keep: whether journal, checkpoints and logs stay there when all went well.
+        plan: the parameters of the fleet.
+        output: the directory of all files.
+        overwrite: whether to replace an earlier run.
+        keep: whether to keep journal, checkpoints and logs after a successful run.
 
     Returns:
         Whether all checks were right.
 
     Raises:
-        ConfigurationError: something that is needed is not installed.
+        ConfigurationError: a program or package is not installed.
         ArgumentError: the output directory cannot be used.
-        MessagingError: something broke down on the way.
+        MessagingError: a part of the pipeline failed.
     """
     check_installed("matplotlib")
     find_mosquitto()
@@ -83,7 +83,7 @@ def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False
         try:
             done, plots = _run(plan, output, display, stack)
         except (MessagingError, KeyboardInterrupt):
-            display.say(f"ended early; logs, and what was stored until then, are in {output}")
+            display.say(f"ended early; logs and stored messages are in {output}")
             raise
     work = output / "work"
     checks = done.checks()
@@ -96,7 +96,7 @@ def run(plan: Plan, output: Path, *, overwrite: bool = False, keep: bool = False
 
 @contextlib.contextmanager
 def _torn_down() -> Iterator[contextlib.ExitStack]:
-    """A stack that is unwound whatever happens; a second Ctrl-C does not keep it from ending what was started."""
+    """Provide a stack that is always unwound: a second Ctrl-C does not stop the teardown."""
     stack = contextlib.ExitStack()
     try:
         yield stack
@@ -111,8 +111,8 @@ def _torn_down() -> Iterator[contextlib.ExitStack]:
                 signal.signal(number, handler)
 
 
-def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
-    # not at import: PySpark and matplotlib take their time, and may be missing
+def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
+    # not at import: PySpark and matplotlib are slow to import, and may be missing
     from adapters.spark.telemetry import batch, plots
     from adapters.spark.telemetry.job import Folders, TelemetryJob
     from adapters.spark.telemetry.report import Run
@@ -121,7 +121,7 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
     ledger = output / _LEDGER
 
     def wait(what: str, function: Callable[[], T]) -> T:
-        """Have Spark, or the plots, do something; show what, and for how long."""
+        """Run a step in another thread, and show it in the status line."""
         return _within(display, function, lambda: display.status(what, quietly=True))
 
     url = stack.enter_context(mosquitto(folders.work / "mosquitto"))
@@ -148,19 +148,20 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
             job.check()
             time.sleep(TICK)
     display.say(f"the fleet has sent {fleet.accepted:,} messages, {fleet.failed:,} failed; the queries finish")
-    _within(display, lambda: _drain(job, bridge), lambda: display.status(status.text(fleet)))
+    for step in (job.drain, bridge.flush):
+        _within(display, step, lambda: display.status(status.text(fleet)))
     display.say(f"streaming is done: {status.text(fleet)}")
 
     batches, watermark = wait("the queries end", lambda: (list(job.batches()), job.watermark()))
     wait("the queries end", job.stop)
     tables = wait("the batch job runs", lambda: batch.run(spark, folders, ledger))
     display.say("the batch job has written site_hourly, site_daily, top_devices and completeness")
-    alerts = dict(bridge.delays)
+    live = {"alerts": dict(bridge.delays), "severe": len(bridge.severe), "watermark": watermark}
     done = wait(
         "the tables are verified",
-        lambda: Run.load(spark, folders, tables, ledger, batches, alerts, len(bridge.severe), watermark),
+        lambda: Run.load(spark, folders, tables, ledger, batches, **live),
     )
-    ending = threading.Thread(target=local.close)  # while we draw
+    ending = threading.Thread(target=local.close)  # while the plots are drawn
     ending.start()
     drawn = wait("plots are drawn", lambda: plots.draw(done, output / "plots"))
     wait("Spark ends", ending.join)
@@ -168,33 +169,28 @@ def _run(plan: Plan, output: Path, display: Display, stack: contextlib.ExitStack
     return done, drawn
 
 
-def _drain(job: TelemetryJob, bridge: AlertBridge) -> None:
-    job.drain()
-    bridge.flush()
-
-
 def _within(display: Display, function: Callable[[], T], tick: Callable[[], None]) -> T:
-    """``display.wait``, but not for ever."""
-    until = time.monotonic() + _PATIENCE
+    """Call ``display.wait`` with a timeout."""
+    until = time.monotonic() + _STEP_TIMEOUT
 
     def explained() -> T:
         try:
             return function()
         except MessagingError:
             raise
-        except Exception as error:  # while Spark is there to be asked what it is
+        except Exception as error:  # while Spark can still describe it
             raise SparkFailedError(first_line(error)) from error
 
     def in_time() -> None:
         if time.monotonic() > until:
-            raise NotInTimeError(f"Spark has not got through within {_PATIENCE:g} s")
+            raise NotInTimeError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
         tick()
 
     return display.wait(explained, in_time)
 
 
 class _Status:
-    """What the queries have done so far, in a line."""
+    """The progress of the queries, in a line."""
 
     def __init__(self, job: TelemetryJob, bridge: AlertBridge) -> None:
         self._job = job
@@ -202,7 +198,7 @@ class _Status:
         self._rows: dict[str, dict[int, int]] = {name: {} for name in job.queries}
 
     def text(self, fleet: Fleet) -> str:
-        """The line."""
+        """Return the line."""
         for name, query in self._job.queries.items():
             progress = query.lastProgress
             if progress is not None and progress["numInputRows"]:
@@ -215,7 +211,7 @@ class _Status:
 
 
 def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None:
-    """Print the figures, the checks, and where everything is."""
+    """Print the figures, the checks, and the paths of tables and plots."""
     made, found, others = done.injected()
     delays = sorted(done.alerts.values())
     figures = {
@@ -230,7 +226,7 @@ def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None
         figures["from reading to alert"] = f"{delays[len(delays) // 2]:.1f} s (median), {delays[-1]:.1f} s (longest)"
     show("", _table(("run", ""), *figures.items()), "")
     worst = done.anomalies.groupby("device").agg(
-        count=("id", "size"), metrics=("metric", _names), score=("score", "max")
+        count=("id", "size"), metrics=("metric", lambda names: ", ".join(sorted(set(names)))), score=("score", "max")
     )
     rows = worst.sort_values(["count", "score"], ascending=False).head(5).itertuples()
     columns = ("devices with most anomalies", "anomalies", "highest score", "metrics")
@@ -264,7 +260,3 @@ def _table(columns: tuple[str, ...], *rows: tuple[str, ...]) -> Table:
     for row in rows:
         table.add_row(*map(one_line, row))
     return table
-
-
-def _names(values: Iterable[str]) -> str:
-    return ", ".join(sorted(set(values)))

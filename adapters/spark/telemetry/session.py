@@ -1,4 +1,4 @@
-"""The Spark session of a job: the one the job was submitted with, or a local one of its own.
+"""The Spark session of a job: the session it was submitted with, or a local one.
 
 A local session is on the loopback interface, quiet on the console, and ends with the program. The output of Java and of
 the Python workers goes to a file.
@@ -26,9 +26,9 @@ _NO_JAVA: Final = (
     "Spark needs Java 17 or newer, and there is no 'java' on PATH nor in JAVA_HOME: install a JRE, such as "
     "'apt install openjdk-17-jre-headless'"
 )
-#: how long Spark may take to stop by itself, and its process to end, seconds
+#: how long Spark may take to stop, and its process to end, in seconds
 _STOP: Final = 15.0
-#: variables of a process whose master is set from outside: by spark-submit, for a gateway of its own, Spark Connect
+#: environment variables of processes whose master is set from outside: by spark-submit or Spark Connect
 _SUBMITTED: Final = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE")
 #: settings that the jobs need in any session
 _OF_THE_JOBS: Final = (
@@ -52,14 +52,14 @@ class SparkFailedError(MessagingError):
 
 
 def check_installed(*modules: str) -> None:
-    """Refuse to begin without what is needed later. Java is running already where :func:`is_submitted`.
+    """Check that all packages and Java are installed. Java is not checked where :func:`is_submitted`.
 
     Args:
-        modules: needed beside PySpark, pyarrow, pandas and paho.
+        modules: needed in addition to PySpark, pyarrow, pandas and paho.
 
     Raises:
         MissingExtraError: a package is missing.
-        ConfigurationError: Java is.
+        ConfigurationError: Java is missing.
     """
     for module in ("pyspark", "pyarrow", "pandas", "paho", *modules):
         if importlib.util.find_spec(module) is None:
@@ -72,11 +72,11 @@ def check_installed(*modules: str) -> None:
 
 
 class LocalSpark:
-    """Spark in a process of its own, as a child of this one. :meth:`close` may be called from any thread, at any time.
+    """Spark in a child process. :meth:`close` may be called from any thread, at any time.
 
     Args:
-        name: of the application.
-        folder: for the log and what Spark spills.
+        name: the name of the application.
+        folder: the folder of the log and of temporary files.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -85,21 +85,21 @@ class LocalSpark:
         self._launching = threading.Lock()
         self._is_closed = False
         self._gateway: Any = None
+        self._session: SparkSession | None = None
 
     def start(self) -> SparkSession:
-        """A session with the data source registered.
+        """Return a session with the data source registered.
 
         Raises:
-            SparkFailedError: it did not start; says what its log ends with.
+            SparkFailedError: it did not start; the message has the end of its log.
         """
-        from pyspark import SparkConf, SparkContext
-        from pyspark.java_gateway import launch_gateway
+        from pyspark import SparkConf, SparkContext, java_gateway
         from pyspark.sql import SparkSession
 
         from adapters.spark import register
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        os.environ["PYSPARK_PYTHON"] = sys.executable  # workers need what this process has
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # workers need the packages of this process
         configuration = SparkConf(loadDefaults=False).setMaster("local[*]").setAppName(self._name)
         configuration.setAll(_settings(self._folder))
         log = self._folder / "spark.log"
@@ -107,10 +107,11 @@ class LocalSpark:
             with self._launching, log.open("ab") as output:
                 if self._is_closed:
                     raise SparkFailedError("Spark was stopped before it started")
-                # Its own session, so that Ctrl-C does not reach it. It ends by itself when this process does.
+                # Its own session, so that Ctrl-C does not reach it. It ends with this process.
                 streams = {"stdout": output, "stderr": output, "start_new_session": True}
-                self._gateway = launch_gateway(configuration, streams)  # type: ignore[no-untyped-call]
-            spark = SparkSession(SparkContext(conf=configuration, gateway=self._gateway))
+                launch: Any = java_gateway.launch_gateway  # has no types
+                self._gateway = launch(configuration, streams)
+            self._session = spark = SparkSession(SparkContext(conf=configuration, gateway=self._gateway))
         except SparkFailedError:
             raise
         except Exception as error:
@@ -126,11 +127,11 @@ class LocalSpark:
         with self._launching:
             gateway, self._gateway = self._gateway, None
         if gateway is not None:
-            _end(gateway)
+            _end(gateway, self._session)
 
 
 def is_submitted() -> bool:
-    """Return whether there is a session, or a master for one, already: from ``spark-submit``, or from a notebook."""
+    """Return whether ``spark-submit`` or a notebook has set a session, or a master for one."""
     from pyspark.sql import SparkSession
 
     return any(name in os.environ for name in _SUBMITTED) or SparkSession.getActiveSession() is not None
@@ -140,12 +141,12 @@ def is_submitted() -> bool:
 def spark_session(name: str, folder: Path) -> Iterator[SparkSession]:
     """Provide a session with the data source registered.
 
-    A program that was submitted gets the session, or the master, it was submitted with. Any other program gets a
-    :class:`LocalSpark`. A session that was there before stays when the context is left.
+    A submitted program gets its session, or a session on its master. Any other program gets a :class:`LocalSpark`. An
+    existing session stays open when the context is left.
 
     Args:
-        name: of the application, where the session is made here.
-        folder: of a local session, for its log and what Spark spills.
+        name: the name of the application, if the session is created here.
+        folder: the folder of a local session, for its log and temporary files.
     """
     from pyspark.sql import SparkSession
 
@@ -170,12 +171,11 @@ def spark_session(name: str, folder: Path) -> Iterator[SparkSession]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Spark says, without the query plan and the traces of all that it passed through."""
-    try:
+    """Return the first line of an error of Spark, without the query plan and stack traces."""
+    text = ""
+    with contextlib.suppress(Exception):  # PySpark asks a Java process that may have ended
         text = str(error)
-    except Exception:  # noqa: BLE001  # PySpark asks a Java process that may be gone
-        text = ""
-    # the Python side of a failure is the last line of its trace
+    # the last line of a Python trace is the cause
     lines = [line.strip(" :") for line in text.split("== Streaming Query")[0].splitlines() if line.strip(" :")]
     lines = [line for line in lines if not line.startswith("An error occurred while calling")]
     ours = [line for line in lines if line.partition(":")[0].rpartition(".")[2].endswith("Error")]
@@ -185,7 +185,7 @@ def first_line(error: BaseException) -> str:
 def _settings(folder: Path) -> list[tuple[str, str]]:
     logging = folder / "log4j2.properties"
     logging.write_text(_LOGGING)
-    # a run of a minute is over before a better compiler or collector has paid for itself
+    # a run of a minute ends before a better compiler or collector pays off
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     java += f"-Dlog4j2.configurationFile={logging.resolve().as_uri()} -Djava.io.tmpdir={folder.resolve()}"
     return [
@@ -196,27 +196,25 @@ def _settings(folder: Path) -> list[tuple[str, str]]:
         ("spark.sql.warehouse.dir", str(folder.resolve() / "warehouse")),
         ("spark.ui.enabled", "false"),
         ("spark.ui.showConsoleProgress", "false"),
-        ("spark.sql.shuffle.partitions", "2"),  # for a rate that one machine makes
+        ("spark.sql.shuffle.partitions", "2"),  # enough for the rate of one machine
         *_OF_THE_JOBS,
     ]
 
 
-def _end(gateway: Any) -> None:
-    """Stop Spark; if it does not, end its process: that ends its Python workers, too."""
+def _end(gateway: Any, session: SparkSession | None) -> None:
+    """Stop Spark. If it does not stop in time, end its process, which ends its Python workers, too."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     def stop() -> None:
-        with contextlib.suppress(Exception):  # of a process that is gone already
-            active = SparkContext._active_spark_context
-            if active is not None:
-                active.stop()
+        with contextlib.suppress(Exception):  # its process may have ended already
+            if session is not None:
+                session.stop()
 
-    thread = threading.Thread(target=stop, daemon=True)  # it may hang, and it is not to be interrupted
+    thread = threading.Thread(target=stop, daemon=True)  # stopping may hang, and must not be interrupted
     thread.start()
     thread.join(_STOP)
-    process: subprocess.Popen[bytes] = gateway.proc
-    assert process.stdin is not None  # noqa: S101  # for mypy
+    process = gateway.proc
     with contextlib.suppress(Exception):
         gateway.shutdown()
     process.stdin.close()
@@ -225,7 +223,7 @@ def _end(gateway: Any) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    # another session in this process starts anew
+    # PySpark has no public way to forget a gateway whose process has ended; the next session needs a new one
     SparkContext._gateway = None
     SparkContext._jvm = None
     SparkContext._active_spark_context = None

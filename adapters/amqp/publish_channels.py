@@ -1,0 +1,198 @@
+"""The channels of one publisher, opened when they are first needed, and the exchanges that are known to exist."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import TYPE_CHECKING, Protocol, cast
+
+import aiormq
+
+from adapters.amqp import names, topology
+from adapters.amqp.confirms import ConfirmChannel
+from adapters.amqp.connection import refusal
+from adapters.amqp.replies import DirectReplies
+from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel
+
+    from adapters.amqp.connection import Wire
+    from adapters.amqp.plans import PublishPlan
+    from messaging.adapter import Sink
+    from messaging.model import Outgoing
+
+logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """The publisher, as its channels see it."""
+
+    def progressed(self) -> None:
+        """Look for room and answers again."""
+
+    def nacked(self, number: int, message: Outgoing, /) -> None:
+        """Handle a message that the broker refused; ``number`` rises in the order of publishing."""
+
+    def refused(self, channel: PublishChannel, /) -> None:
+        """Handle the close of a channel by the broker."""
+
+
+class PublishChannel(ConfirmChannel["Outgoing"]):
+    """A channel of a publisher.
+
+    Args:
+        owner: the publisher.
+        opened: the channel at the library.
+        confirms: whether the broker confirms messages on it.
+        base: the number of messages that were published on earlier channels.
+    """
+
+    def __init__(self, owner: Owner, opened: AbstractChannel, *, confirms: bool, base: int) -> None:
+        super().__init__(cast("int", opened.number), confirms=confirms)
+        self.opened = opened
+        self.base = base
+        #: the receiver of direct replies
+        self.replies: DirectReplies | None = None
+        #: tag by message id of the messages that may be returned
+        self.mandatory: dict[str, int] = {}
+        self._owner = owner
+
+    def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
+        """Take confirms, returns and direct replies; see ``protocol.FrameLane``."""
+        replies = self.replies
+        return (replies is not None and replies.take(kind, data, at, end)) or super().take(kind, data, at, end)
+
+    def progressed(self) -> None:
+        """See ``ConfirmChannel.progressed``."""
+        if self.mandatory:
+            self._forget_settled()
+        self._owner.progressed()
+
+    def is_taken(self, message_id: str) -> bool:
+        """Return whether another message with this id may be returned: the two could not be told apart."""
+        return self.mandatory.get(message_id, 0) in self.pending
+
+    def _forget_settled(self) -> None:
+        pending = self.pending
+        # the order of publishing, which is about the order of confirms
+        for message_id, _ in [*itertools.takewhile(lambda each: each[1] not in pending, self.mandatory.items())]:
+            del self.mandatory[message_id]
+
+    def nacked(self, tag: int, message: Outgoing) -> None:
+        """See ``ConfirmChannel.nacked``."""
+        self._owner.nacked(self.base + tag, message)
+
+    def refused(self) -> None:
+        """See ``ConfirmChannel.refused``."""
+        self._owner.refused(self)
+
+    def returned(self, code: int, text: str, key: str, message_id: str | None) -> None:
+        """See ``ConfirmChannel.returned``."""
+        tag = self.mandatory.pop(message_id or "", 0)
+        message = self.pending.pop(tag, None)
+        if message is None:
+            logger.debug("amqp: an unknown message was returned from %r: %d %s", key, code, text)
+        else:
+            what = f"publish to {message.context.channel!r}: {code} {text}: no queue takes {key!r}"
+            message.fail(UnroutableError(what, code=code, detail=text))
+
+
+class PublishChannels:
+    """See the module.
+
+    Args:
+        owner: the publisher.
+        wire: the connection.
+
+    Attributes:
+        open: the open channels, with publisher confirms and without.
+        exchanges: the names of exchanges that are known to exist.
+    """
+
+    def __init__(self, owner: Owner, wire: Wire) -> None:
+        self.open: dict[bool, PublishChannel] = {}
+        self.exchanges = {""}
+        self._owner = owner
+        self._wire = wire
+        self._opening = asyncio.Lock()
+        #: messages that were published on closed channels
+        self._base = 0
+
+    async def prepare(self, message: Outgoing, plan: PublishPlan) -> None:
+        """Open the channel and declare the exchange of ``message``. If the broker refuses, the message fails."""
+        try:
+            if plan.confirms not in self.open:
+                await self.channel(confirms=plan.confirms)
+            if plan.exchange not in self.exchanges:
+                await topology.ensure_exchange(self._wire, plan.destination.exchange)
+                self.exchanges.add(plan.exchange)
+        except aiormq.AMQPChannelError as error:
+            message.fail(refusal(PublishRefusedError, f"publish to {message.context.channel!r}", error))
+
+    async def channel(self, *, confirms: bool) -> PublishChannel:
+        """Return the channel with or without confirms. Raises as ``Wire.channel``."""
+        async with self._opening:
+            channel = self.open.get(confirms)
+            if channel is None:
+                opened = await self._wire.channel(confirms=confirms)
+                channel = PublishChannel(self._owner, opened, confirms=confirms, base=self._base)
+                self._wire.lanes[channel.number] = channel
+                self.open[confirms] = channel
+            return channel
+
+    def drop(self, channel: PublishChannel) -> None:
+        """Forget a channel that the broker closed, and fail the subscription to replies on it."""
+        if self.open.get(channel.confirms) is channel:
+            del self.open[channel.confirms]
+        self._base += channel.last_tag
+        # the exchange that the broker closed the channel over may have been deleted
+        self.exchanges = {""}
+        if channel.replies is not None:
+            code, text = channel.refusal or (0, "")
+            what = f"the channel that replies arrive on was closed: {code} {text}"
+            channel.replies.fail(SubscriptionRefusedError(what, code=code, detail=text))
+
+    async def receive_replies(self, sink: Sink) -> DirectReplies:
+        """Have the replies to requests with direct reply-to delivered to ``sink``.
+
+        Raises:
+            SubscriptionRefusedError: the broker does not support it.
+            ConnectionLostError: the connection was lost.
+        """
+        try:
+            channel = await self.channel(confirms=True)
+            if channel.replies is not None:  # an earlier subscription has ended
+                channel.replies.sink = sink
+                return channel.replies
+            replies = channel.replies = DirectReplies(sink)
+            queue = await channel.opened.get_queue(names.DIRECT_REPLY_TO, ensure=False)
+            await topology.consume(self._wire, queue, "replies", no_ack=True)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(SubscriptionRefusedError, "replies", error) from error
+        return replies
+
+    def flush_replies(self) -> None:
+        """Deliver the replies that have arrived: they count even if the connection is lost now."""
+        for channel in self.open.values():
+            if channel.replies is not None:
+                channel.replies.flush()
+
+    # --- the numbers of messages, which rise in the order of publishing
+
+    @property
+    def last_number(self) -> int:
+        """Return the number of the message that was written last."""
+        channel = self.open.get(True)
+        return self._base if channel is None else channel.base + channel.last_tag
+
+    def is_answered(self, number: int) -> bool:
+        """Return whether the broker has answered for a message that was written."""
+        channel = self.open.get(True)
+        return channel is None or number - channel.base not in channel.pending
+
+    def pending(self) -> list[Outgoing]:
+        """Return the unconfirmed messages."""
+        channel = self.open.get(True)
+        return [] if channel is None else [*channel.pending.values()]

@@ -1,0 +1,155 @@
+"""Unsettled messages without a stream, kept unanswered for the streams to come.
+
+**Ended streams.** Where the broker keeps the session, the messages that an ended stream has not settled stay
+unanswered: the next stream of the same filter gets them, or the session's next connection. If they fill the window
+while other streams wait for messages, they are acknowledged and dropped after :data:`LEFT_TIMEOUT`, and a warning says
+so.
+
+**Earlier processes.** A resumed session may hold messages for subscriptions of an earlier process. They are kept for
+the streams that subscribe within a while, then acknowledged and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from adapters.mqtt.streams import Token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adapters.mqtt.answers import Answers
+    from adapters.mqtt.packets import Publish
+    from adapters.mqtt.router import Router
+    from adapters.mqtt.streams import Receipt, Stream
+
+logger = logging.getLogger(__name__)
+
+#: seconds that messages of ended streams may fill the whole window
+LEFT_TIMEOUT: Final = 30.0
+
+
+class Leftovers:
+    """The kept messages of one instance.
+
+    Args:
+        name: of the instance, for the log.
+    """
+
+    def __init__(self, name: str, router: Router, answers: Answers) -> None:
+        self._name = name
+        self._router = router
+        self._answers = answers
+        #: copies of ended streams
+        self._left: dict[Token, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        #: ended streams that the broker has not unsubscribed yet
+        self._departing: set[Stream] = set()
+        #: by packet id: messages that no stream has claimed; ``None`` when none are kept for later streams
+        self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
+
+    def await_claims(self) -> None:
+        """Keep messages without a stream until :meth:`drop_unclaimed`."""
+        self._unclaimed = {}
+
+    def forget(self) -> None:
+        """Forget all messages: their session is lost."""
+        self._left.clear()
+        self._unclaimed = None
+
+    def close(self) -> None:
+        """Stop watching the window."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- keeping
+
+    def leave(self, stream: Stream) -> None:
+        """Keep the unsettled messages of an ended stream for the next consumer of the session."""
+        for token in [*stream.unsettled]:
+            del stream.unsettled[token]
+            self._left[token] = None
+        self._watch()
+
+    @contextlib.contextmanager
+    def departing(self, stream: Stream) -> Iterator[None]:
+        """Keep the messages that arrive before the broker confirms that ``stream`` is unsubscribed."""
+        self._departing.add(stream)
+        try:
+            yield
+        finally:
+            self._departing.discard(stream)
+
+    def keep(self, publish: Publish, receipt: Receipt) -> bool:
+        """Keep a message that has no stream. Return whether a later stream may claim it."""
+        if self._unclaimed is not None and not publish.retain:
+            self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
+            self._unclaimed[receipt.id] = publish, receipt
+            return True
+        streams = self._router.kept(publish.topic)
+        if not publish.retain:
+            streams += [each for each in self._departing if each.settles and each.route.matches(publish.topic)]
+        if not streams:
+            return False
+        receipt.copies = len(streams)
+        self._left |= {Token(receipt, stream): None for stream in streams}
+        self._watch()
+        return True
+
+    # --- claiming
+
+    def claim_left(self, stream: Stream) -> list[Receipt]:
+        """Hand over the messages that ended streams of the same filter left."""
+        tokens = [each for each in self._left if each.stream.route.filter == stream.route.filter]
+        for token in tokens:
+            del self._left[token]
+        return [token.receipt for token in tokens]
+
+    def claim_unclaimed(self, stream: Stream) -> list[tuple[Publish, Receipt]]:
+        """Hand over the messages for subscriptions of an earlier process that match ``stream``."""
+        if not self._unclaimed:
+            return []
+        matching = [each for each in self._unclaimed.values() if stream.route.matches(each[0].topic)]
+        for _, receipt in matching:
+            del self._unclaimed[receipt.id]
+        return matching
+
+    # --- dropping
+
+    def drop_unclaimed(self) -> None:
+        """Acknowledge and drop the messages that no stream has claimed."""
+        unclaimed, self._unclaimed = self._unclaimed, None
+        if unclaimed:
+            logger.warning(
+                "mqtt '%s': %d messages of the resumed session match no subscription and are dropped, the first on %r",
+                self._name, len(unclaimed), next(iter(unclaimed.values()))[0].topic,
+            )  # fmt: skip
+            for _, receipt in unclaimed.values():
+                self._answers.settled(receipt)
+
+    def _watch(self) -> None:
+        """Check later whether messages of ended streams fill the window, so that nothing else can arrive."""
+        self._left = {each: None for each in self._left if self._answers.is_owed(each.receipt)}
+        if self._timer is None and len(self._left) >= self._answers.window:
+            self._timer = asyncio.get_running_loop().call_later(LEFT_TIMEOUT, self._drop_left)
+
+    def _drop_left(self) -> None:
+        self._timer = None
+        kept = sum(not token.stream.route.streams and token.stream.route.is_kept for token in self._left)
+        if len(self._left) < self._answers.window or not self._router.settles:
+            self._watch()
+            return
+        logger.warning(
+            "mqtt '%s': unacknowledged messages of closed streams fill the window of %d messages: %d are acknowledged "
+            "and lost, %d of kept subscriptions stay; subscribe to their channels again, or close the instance",
+            self._name, self._answers.window, len(self._left) - kept, kept,
+        )  # fmt: skip
+        for token in [*self._left]:
+            if token.stream.route.streams or not token.stream.route.is_kept:
+                del self._left[token]
+                token.stream.unsettled[token] = None
+                self._answers.settle(token)

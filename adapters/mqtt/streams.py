@@ -1,0 +1,130 @@
+"""Subscriptions at the broker, the streams behind them, and the messages of QoS 1 and 2 that await an answer.
+
+The broker holds one subscription for each distinct filter (:class:`Route`). Any number of subscriptions of the core
+(:class:`Stream`) share it. A message of QoS 1 or 2 has one :class:`Receipt`, and a :class:`Token` for each stream that
+has to settle its copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from messaging.model import channels
+
+if TYPE_CHECKING:
+    from adapters.mqtt.packets import Publish
+    from messaging.adapter import Sink
+    from messaging.model import Incoming
+
+
+class Receipt:
+    """A message of QoS 1 or 2 that the broker has no answer to, or (``recorded``) only the first of two."""
+
+    __slots__ = ("copies", "id", "number", "publish", "qos", "recorded", "session", "waits")
+
+    def __init__(self, publish: Publish, session: int, number: int) -> None:
+        self.id = publish.id
+        self.qos = publish.qos
+        self.publish = publish
+        self.session = session
+        #: copies that are not settled yet
+        self.copies = 1
+        #: QoS 2: PUBREC was sent and PUBREL is awaited; reset when the broker sends the message again
+        self.recorded = False
+        #: position among the messages of all connections, new or sent again
+        self.number = number
+        #: its answer follows those to the messages that were sent again before it
+        self.waits = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is settled and its answer has not been sent."""
+        return not (self.copies or self.recorded)
+
+
+class Token:
+    """One stream's copy of a message."""
+
+    __slots__ = ("receipt", "stream")
+
+    def __init__(self, receipt: Receipt, stream: Stream) -> None:
+        self.receipt = receipt
+        self.stream = stream
+
+
+class Stream:
+    """A subscription of the core: the handle that ``Adapter.subscribe`` returns."""
+
+    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "since", "sink", "tells_id", "unsettled")
+
+    def __init__(self, route: Route, sink: Sink, number: int, settles: bool, tells_id: bool) -> None:
+        self.route = route
+        #: whether its messages carry their packet identifiers
+        self.tells_id = tells_id
+        #: whether its messages have to be acknowledged: it asked for more than QoS 0
+        self.settles = settles
+        self.sink = sink
+        #: position among the streams of the instance
+        self.number = number
+        #: number of the first message that can arrive for it: those before arrived earlier
+        self.since = 0
+        #: messages that arrived since the sink was last called
+        self.batch: list[Incoming] = []
+        #: in arrival order
+        self.unsettled: dict[Token, None] = {}
+        #: without subscription identifiers: channels whose retained message it has received
+        self.replayed: set[str] = set()
+        self.ended = False
+
+
+class Route:
+    """A subscription at the broker and the streams behind it."""
+
+    __slots__ = (
+        "_turn",
+        "as_published",
+        "confirmed",
+        "detached",
+        "filter",
+        "identifiers",
+        "is_kept",
+        "is_shared",
+        "matches",
+        "no_local",
+        "pattern",
+        "qos",
+        "streams",
+    )
+
+    def __init__(self, queue: str | None, pattern: str, no_local: bool, as_published: bool) -> None:
+        self.filter = filter_of(queue, pattern)
+        self.pattern = pattern
+        #: subscription options (MQTT 5, 3.8.3.1): No Local, Retain As Published
+        self.no_local = no_local
+        self.as_published = as_published
+        #: streams compete for messages (``queue``, a shared subscription); otherwise each gets a copy
+        self.is_shared = queue is not None
+        self.matches = channels.matcher(pattern)
+        #: the highest QoS that one of its streams asked for
+        self.qos = 0
+        #: whether the broker has confirmed it, with that QoS
+        self.confirmed = False
+        self.streams: list[Stream] = []
+        #: the last stream was detached: the subscription stays at the broker
+        self.is_kept = False
+        self.detached: Stream | None = None
+        self.identifiers: deque[int] = deque()
+        self._turn = 0
+
+    def receivers(self) -> list[Stream]:
+        """Return the streams that the next message goes to."""
+        if not self.is_shared or len(self.streams) < 2:
+            return self.streams
+        self._turn = (self._turn + 1) % len(self.streams)
+        return self.streams[self._turn : self._turn + 1]
+
+
+def filter_of(queue: str | None, pattern: str) -> str:
+    """Return the topic filter to subscribe to at the broker."""
+    return pattern if queue is None else f"$share/{queue}/{pattern}"

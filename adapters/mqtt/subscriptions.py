@@ -1,0 +1,190 @@
+"""Subscribes and unsubscribes the streams of an instance at the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from adapters.mqtt import handshake, packets
+from adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
+from adapters.mqtt.mapping import PACKET_ID
+from adapters.mqtt.sharing import Sharing
+from adapters.mqtt.streams import filter_of
+from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.model import Features
+
+if TYPE_CHECKING:
+    from adapters.mqtt.capabilities import Capabilities
+    from adapters.mqtt.handshake import Connack, Target
+    from adapters.mqtt.inbound import Inbound
+    from adapters.mqtt.link import Link
+    from adapters.mqtt.outbound import Outbound
+    from adapters.mqtt.router import Router
+    from adapters.mqtt.streams import Route, Stream
+    from messaging.adapter import Sink, SubscriptionSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Subscriptions:
+    """The subscriptions of one instance. On the loop.
+
+    Args:
+        owner: the instance: its name, settings and features.
+        outbound: knows the packet ids that are in use.
+    """
+
+    def __init__(self, owner: Capabilities, router: Router, inbound: Inbound, outbound: Outbound) -> None:
+        self._owner = owner
+        self._router = router
+        self._inbound = inbound
+        self._outbound = outbound
+        self._persistent = owner.settings.persistent
+        self._sharing = Sharing()
+        self._link: Link | None = None
+        self._connack: Connack | None = None
+
+    def connected(self, link: Link, connack: Connack) -> None:
+        """Use a new connection; end the subscriptions whose last stream ended without one."""
+        self._link = link
+        self._connack = connack
+        for orphan in self._router.orphans:
+            link.requests.unsubscribe_soon(orphan, self._outbound.uses)
+        self._router.orphans.clear()
+
+    def disconnected(self) -> None:
+        """Note that the connection is lost."""
+        self._link = None
+
+    async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink) -> Stream:
+        """See ``Adapter.subscribe``. There is no time limit here.
+
+        Args:
+            target: where the instance connects to.
+            spec: what to subscribe to.
+            sink: takes the messages.
+        """
+        queue, custom = spec.options.queue, spec.options.custom
+        if queue is not None and not self._owner.settings.v5:
+            await self._require_sharing(target)
+        link, connack = self._link, self._connack
+        if link is None or connack is None:
+            raise ConnectionLostError(f"no connection to {target}")
+        # messages on their way to an earlier stream of the filter are not for this one
+        await link.requests.unsubscribed(filter_of(queue, spec.channel))
+        stream = self._router.add(
+            queue,
+            spec.channel,
+            int(spec.options.qos),
+            sink,
+            no_local=custom.get(NO_LOCAL, False),
+            as_published=custom.get(RETAIN_AS_PUBLISHED, False),
+            tells_id=custom.get(PACKET_ID, False),
+        )
+        route = stream.route
+        self._inbound.claim(stream)
+        # a further SUBSCRIBE makes the broker send retained messages again, which shared subscriptions do not get
+        if route.is_shared and route.confirmed:
+            return stream
+        try:
+            await self._outbound.free_id()
+            qos = route.qos
+            identifier = self._router.identify(stream) if connack.identifiers else None
+            if not (self._owner.settings.v5 and connack.identifiers):
+                self._warn_of_overlap(route)
+            wanted = handshake.subscribe_options(
+                qos,
+                no_local=route.no_local,
+                as_published=route.as_published,
+                # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
+                retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
+            )
+            answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses)
+        except BaseException:
+            self._withdraw(stream)
+            raise
+        if answer.code >= packets.FAILURE:
+            self._withdraw(stream)
+            reason = handshake.reason_name(answer.code, answer.detail)
+            raise SubscriptionRefusedError(
+                f"{target} refused {shown(spec)}: {reason}", code=answer.code, detail=answer.detail
+            )
+        route.confirmed = route.confirmed or qos == route.qos
+        return stream
+
+    async def _require_sharing(self, target: Target) -> None:
+        """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
+        try:
+            await self._sharing.require(target)
+        except SubscriptionRefusedError:
+            self._owner.withdraw(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
+            raise
+
+    def _warn_of_overlap(self, route: Route) -> None:
+        """Warn that the broker sends one packet for overlapping filters, with the QoS of any one of them."""
+        for other in self._router.contradicting(route):
+            logger.warning(
+                "mqtt '%s': subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both "
+                "may come with QoS 0, and without acknowledgement; give both the same qos",
+                self._owner.name, route.filter, route.qos, other.filter, other.qos,
+            )  # fmt: skip
+
+    def _withdraw(self, stream: Stream) -> None:
+        """Undo a subscription that was not confirmed. The session's next stream gets the messages it has claimed."""
+        if stream.ended:
+            return
+        self._end(stream)
+        if self._router.remove(stream):
+            if self._link is not None:
+                self._link.requests.unsubscribe_soon(stream.route.filter, self._outbound.uses)
+            else:
+                self._router.orphans.add(stream.route.filter)
+
+    async def unsubscribe(self, stream: Stream) -> None:
+        """See ``Adapter.unsubscribe``."""
+        if stream.ended:
+            return
+        route = stream.route
+        others = [each for each in route.streams if each is not stream and each.settles]
+        if route.is_shared and others:
+            self._inbound.bequeath(stream, others[0])
+        else:
+            self._end(stream)
+        if not self._router.remove(stream):
+            return
+        if self._link is not None:
+            leftovers = self._inbound.leftovers
+            with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
+                await self._link.requests.unsubscribe(route.filter, self._outbound.uses)
+        else:
+            self._router.orphans.add(route.filter)
+
+    def _end(self, stream: Stream) -> None:
+        """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""
+        if self._persistent:
+            self._inbound.leftovers.leave(stream)
+        else:
+            self._inbound.release(stream)
+
+    def detach(self, stream: Stream) -> None:
+        """See ``Adapter.detach``."""
+        if not stream.ended:
+            self._inbound.leftovers.leave(stream)
+            self._router.detach(stream)
+
+    def requeues(self, stream: Stream) -> bool:
+        """See ``Adapter.requeues``."""
+        route = stream.route
+        return self._persistent or (route.is_shared and any(each is not stream for each in route.streams))
+
+    def bequeath(self, stream: Stream, heir: Stream) -> None:
+        """See ``Adapter.bequeath``."""
+        if not stream.ended and not heir.ended and heir.settles:
+            self._inbound.bequeath(stream, heir)
+
+
+def shown(spec: SubscriptionSpec) -> str:
+    """Return the text that names a subscription in errors."""
+    queue = f" (queue {spec.options.queue!r})" if spec.options.queue is not None else ""
+    return f"the subscription to {spec.channel!r}{queue}"

@@ -1,0 +1,72 @@
+"""The archive of events: the events of a typed event bus as Parquet, and any time range back onto a bus (157.6).
+
+The history of a bus is bounded and ends with the process. An archive is neither::
+
+    bus ──EventRecorder──> channel of a broker ──archive──> Parquet ──replay──> bus
+
+>>> query = archive(spark, url="mqtt://localhost", path="/data/events",        # doctest: +SKIP
+...     checkpoint="/data/events.checkpoint", journal_path="/data/events.journal")
+>>> recorder = EventRecorder(bus.monitor, messaging.connect("mqtt://localhost"))  # doctest: +SKIP
+>>> replay("/data/events", another, start=noon, end=evening, topics="orders/*", speed=10.0)  # doctest: +SKIP
+
+**Columns.** One row is one recorded event:
+
+===================  ==================  =============================================================================
+``topic``            string              the topic of the event
+``timestamp``        timestamp           publication time; microseconds, UTC
+``data``             string              JSON: see :mod:`adapters.spark.recorder.recorded_event`
+``recorder``         string              identifies the event, together with ``sequence``. A missing number is an
+``sequence``         long                event that was lost, or that has not arrived yet
+``channel``          string              the channel of the message
+``partition``        int                 partition of the journal
+``offset``           long                offset in the journal
+``_corrupt_record``  binary              the payload of a message that is no recorded event
+``_error``           string              why that payload is no recorded event
+``date``             date                of ``timestamp`` in UTC; the files are partitioned by it
+===================  ==================  =============================================================================
+
+A message that is no recorded event fails nothing. It becomes a row with ``_corrupt_record`` and the ``timestamp`` of
+the message, and with neither topic nor data. A replay leaves such rows out.
+
+**Guarantees.** From the recorder to Parquet every event comes at least once. The journal drops a redelivered
+message if it can identify it. Other duplicates stay in the archive, since finding the first one takes a read of the
+whole archive. Drop them when you read, as :func:`replay` does: ``frame.dropDuplicates(["recorder", "sequence"])``.
+
+::
+
+    query       ``archive``: the streaming query that writes the Parquet files
+    reader      ``read_events``: a time range of the files, sorted
+    replaying   ``replay``: a time range back onto a bus
+
+Imports :mod:`adapters.spark.recorder` and, to register the data source, :mod:`adapters.spark`.
+"""
+
+from __future__ import annotations
+
+from adapters.spark.archive.query import archive
+from adapters.spark.archive.reader import (
+    ArchiveError,
+    ArchiveMissingError,
+    ArchiveUnreadableError,
+    InvalidRangeError,
+    Reading,
+    read_events,
+)
+from adapters.spark.archive.replaying import Clock, Replayed, replay
+from adapters.spark.recorder import EventRecorder, RecordedEvent, RecorderDTO
+
+__all__ = [
+    "ArchiveError",
+    "ArchiveMissingError",
+    "ArchiveUnreadableError",
+    "Clock",
+    "EventRecorder",
+    "InvalidRangeError",
+    "Reading",
+    "RecordedEvent",
+    "RecorderDTO",
+    "Replayed",
+    "archive",
+    "read_events",
+    "replay",
+]

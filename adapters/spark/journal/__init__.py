@@ -1,0 +1,19 @@
+"""The journal: messages that were received and are not processed yet, in a folder that outlives the query.
+
+::
+
+    journal      the open journal: which source and which query it belongs to
+    log          one partition: append, read, commit; segments and offsets
+    frame_index  where each frame of a log is
+    frames       the binary format of segments
+    folders      file systems: local disk, object stores
+
+Imports the columns and the errors of :mod:`adapters.spark`, and nothing of the readers and writers.
+"""
+
+from __future__ import annotations as annotations
+
+from adapters.spark.journal.journal import Journal as Journal
+from adapters.spark.journal.journal import Meta as Meta
+from adapters.spark.journal.journal import Source as Source
+from adapters.spark.journal.journal import leave_mark as leave_mark

@@ -1,0 +1,266 @@
+"""An open journal: the source and the query it belongs to, and the logs of its partitions.
+
+::
+
+    journalPath/
+      journal.json       identity: format, id, source, query
+      lock               (local) locked by the query that writes;  ``owner`` elsewhere: token of the last writer
+      read-QUERY-...     marks of the tasks that read the first rows of a new query, until it commits
+      0/ 1/ ...          a log for each partition
+        00000000000000000000.segment     frames, named by the offset of the first row
+
+This module decides which query may use a journal. The promises of the logs are in :mod:`adapters.spark.journal.log`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import uuid
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Generic, TypeVar
+
+from adapters.spark.errors import JournalMismatchError, JournalUnreadableError
+from adapters.spark.journal.folders import Folder, open_folder
+from adapters.spark.journal.log import META, SEGMENT_BYTES, Log, LogWriter, journal_errors
+
+FORMAT: Final = 1
+#: prefix of the names of marks
+_MARK: Final = "read-"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of a journal. Holds no secret."""
+
+    url: str
+    channels: list[str]
+    queue: str | None
+    qos: str
+    partitions: int
+
+
+@dataclass(slots=True)
+class Meta:
+    """The contents of ``journal.json``."""
+
+    source: Source
+    #: id of the journal; the offsets of checkpoints contain it
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    #: id of the query that reads it; a query without a checkpoint gets a new one
+    query: str | None = None
+    #: whether that query has committed rows
+    committed: bool = False
+    #: id of the previous query, if this one resumes it after a loss of rows, and its new offsets by partition
+    before: str | None = None
+    resumed: dict[str, int] = field(default_factory=dict)
+    #: group, and the MQTT sessions or AMQP queues in which the broker keeps messages for the journal
+    group: str | None = None
+    sessions: list[str] = field(default_factory=list)
+    #: first offsets of the query by partition, until a task is known to have read them
+    unread: dict[str, int] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def seed(self, partition: int) -> int:
+        """Return the seed of the frames of ``partition``, see :mod:`adapters.spark.journal.frames`."""
+        return zlib.crc32(f"{self.id}/{partition}".encode())
+
+
+L = TypeVar("L", bound=Log)
+
+
+class Journal(Generic[L]):
+    """An open journal: its identity, and the logs of its partitions.
+
+    Use :meth:`open` to write, :meth:`view` to read beside a writer.
+    """
+
+    def __init__(self, folder: Folder, meta: Meta, logs: Sequence[L], lock: contextlib.ExitStack) -> None:
+        self.folder = folder
+        self.meta = meta
+        self.logs = logs
+        self._lock = lock
+
+    @staticmethod
+    def open(
+        path: str,
+        source: Source,
+        *,
+        adopt: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        check: Callable[[Meta], None] | None = None,
+    ) -> Journal[LogWriter]:
+        """Open a journal to write, and create it if it is missing.
+
+        Args:
+            path: see option ``journalPath``.
+            source: the source whose messages go to the journal.
+            adopt: whether a journal of another source is accepted.
+            segment_bytes: bytes from which on a segment is closed.
+            check: raises if the journal must not be used; called before anything is written to it.
+
+        Raises:
+            JournalLockedError: another query uses it.
+            JournalMismatchError: it belongs to another source.
+            JournalCorruptError, JournalUnreadableError: the folder, or a file in it, cannot be used.
+        """
+        with contextlib.ExitStack() as stack, journal_errors(path, "cannot open", JournalUnreadableError):
+            folder = open_folder(path)
+            folder.make()
+            stack.enter_context(folder.lock())
+            meta = _read_meta(folder)
+            if meta is None:
+                if any(folder.list(str(number)) for number in range(source.partitions)):
+                    raise JournalUnreadableError(path, f"there are segments, but no {META}")
+                meta = Meta(source)
+                _write_meta(folder, meta)
+            elif check is not None:
+                check(meta)
+            if meta.source != source:
+                _refuse(path, meta.source, source, adopt=adopt)
+                meta.source = source
+                _write_meta(folder, meta)
+            logs = []
+            for number in range(source.partitions):
+                log = LogWriter(folder, number, seed=meta.seed(number), segment_bytes=segment_bytes)
+                stack.callback(log.close)
+                logs.append(log)
+            return Journal(folder, meta, logs, stack.pop_all())
+
+    @staticmethod
+    def view(path: str) -> Journal[Log]:
+        """Open a journal to read its current rows, also while a query writes to it.
+
+        Raises:
+            JournalUnreadableError: there is no journal, or it cannot be reached.
+            JournalCorruptError: it is damaged.
+        """
+        with journal_errors(path, "cannot open", JournalUnreadableError):
+            folder = open_folder(path)
+            meta = _read_meta(folder)
+            if meta is None:
+                raise JournalUnreadableError(path, f"there is no journal: no file {META}")
+            logs = [Log(folder, number, seed=meta.seed(number)) for number in range(meta.source.partitions)]
+            for log in logs:
+                log.load()
+            return Journal(folder, meta, logs, contextlib.ExitStack())
+
+    def begin_query(self, *, adopt: bool, starts: Mapping[int, int] | None = None) -> str:
+        """Give the journal to a query without a checkpoint; return the id of the query.
+
+        Args:
+            adopt: whether a journal is accepted that another query has committed to.
+            starts: first offset of the query, by partition, if tasks are to leave marks: see :meth:`mark`.
+
+        Raises:
+            JournalMismatchError: another query has committed to it.
+        """
+        if self.meta.committed and not adopt:
+            raise JournalMismatchError(
+                self.folder.path,
+                "it is the journal of another query, which has processed part of it: set checkpointLocation to the "
+                "checkpoint of that query, or journalPath to an empty folder; adoptJournal=true with a new output path "
+                "processes the rows that are left in it",
+            )
+        query = uuid.uuid4().hex
+        unread = {str(partition): offset for partition, offset in (starts or {}).items()}
+        self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
+        return query
+
+    @property
+    def mark(self) -> str | None:
+        """Prefix of the files that tasks leave when they read; ``None`` if they need not leave any."""
+        return f"{_MARK}{self.meta.query}-" if self.meta.unread else None
+
+    def is_marked(self) -> bool:
+        """Return whether a task has read rows for the query."""
+        mark = self.mark
+        with journal_errors(self.folder.path, "cannot read"):
+            return mark is not None and any(name.startswith(mark) for name in self.folder.list())
+
+    def note_read(self) -> None:
+        """Record that tasks read the rows of the query, and delete their marks."""
+        self._change(unread={})
+        with journal_errors(self.folder.path, "cannot delete"):
+            for name in self.folder.list():
+                if name.startswith(_MARK):
+                    self.folder.delete(name)
+
+    def note_group(self, group: str, sessions: Sequence[str]) -> None:
+        """Record the group of the query, and the names of its sessions or queues at the broker."""
+        if (group, list(sessions)) != (self.meta.group, self.meta.sessions):
+            self._change(group=group, sessions=list(sessions))
+
+    def resume(self, offsets: Mapping[int, int]) -> None:
+        """Continue the query at ``offsets``, with a new id, after its checkpoint was beyond the end of the journal."""
+        resumed = {str(partition): offset for partition, offset in offsets.items()}
+        self._change(query=uuid.uuid4().hex, before=self.meta.query, resumed=resumed, unread={})
+
+    def note_commit(self) -> None:
+        """Record that the query has committed: another query needs ``adoptJournal`` from now on."""
+        if not self.meta.committed:
+            self._change(committed=True)
+
+    def _change(self, **values: Any) -> None:
+        meta = replace(self.meta, **values)
+        with journal_errors(self.folder.path, f"cannot write {META}"):
+            self.folder.check_lock()
+            _write_meta(self.folder, meta)
+        self.meta = meta
+
+    def close(self) -> None:
+        """Close the logs and release the lock. Idempotent."""
+        self._lock.close()
+
+
+def leave_mark(folder: Folder, mark: str) -> None:
+    """Leave a mark that a task has read rows. Runs on executors.
+
+    Args:
+        folder: the folder of the journal.
+        mark: see :attr:`Journal.mark`.
+
+    Raises:
+        JournalError: the executor cannot write to the folder.
+    """
+    with journal_errors(folder.path, "an executor cannot write the mark that it has read the first rows"):
+        folder.write(mark + secrets.token_hex(8), [b"read"])  # each attempt of each task has its own
+
+
+def _read_meta(folder: Folder) -> Meta | None:
+    try:
+        text = folder.read(META).to_pybytes()
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(text)
+        if values["format"] != FORMAT:
+            raise JournalUnreadableError(
+                folder.path, f"it has format {values['format']!r}, this version reads {FORMAT}"
+            )
+        meta = Meta(**{**values, "source": Source(**values["source"])})
+        if not isinstance(meta.id, str) or not isinstance(meta.source.partitions, int):
+            raise TypeError
+        return meta
+    except (ValueError, TypeError, KeyError) as error:
+        raise JournalUnreadableError(folder.path, f"{META} does not parse: {type(error).__name__}") from None
+
+
+def _write_meta(folder: Folder, meta: Meta) -> None:
+    folder.write(META, [json.dumps(asdict(meta), indent=1).encode()])
+
+
+def _refuse(path: str, known: Source, wanted: Source, *, adopt: bool) -> None:
+    """Raise if a journal of ``known`` cannot be used for ``wanted``. Partitions may always be added."""
+    differences = [
+        f"{name} was {was!r} and is {is_!r}"
+        for name, was in asdict(known).items()
+        if (is_ := getattr(wanted, name)) != was and not (is_ > was if name == "partitions" else adopt)
+    ]
+    if differences:
+        raise JournalMismatchError(
+            path, f"it is the journal of another source: {'; '.join(differences)}; give each source one of its own"
+        )

@@ -1,0 +1,387 @@
+"""A receiver: it writes the messages of a connection to one partition of the journal.
+
+Messages are received with manual acknowledgement, collected while the disk is busy with earlier ones, appended to the
+log, and acknowledged when the disk has them. The broker keeps every message that is not in the journal.
+
+**Bounds.** At most ``PENDING_BYTES`` of payload wait here for the disk, and at most ``journal_bytes`` wait in the
+journal for the query. Beyond that the observers of the streams block, their buffers fill, and the
+broker keeps the rest.
+
+**Redeliveries.** A broker that did not get an acknowledgement delivers the message again after a connection loss. If
+the sender gave it an id, or the MQTT session a packet identifier, it is found among the last rows of the journal, and
+acknowledged instead of stored twice.
+
+**Threads.** Observers run on worker threads of :mod:`messaging`; one thread for each receiver writes and acknowledges.
+A lock guards the messages that wait between them; nothing is called under it. Spark's reader calls on the main thread
+of a worker process: no thread here waits in a way that a signal could break, see :mod:`messaging.execution.waiting`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import messaging
+from adapters.spark.columns import Identity, batch_of, identities, identity_of
+from adapters.spark.errors import JournalFullError, invalid_option
+from adapters.spark.read.group_lock import QueueLock, taken_over
+from adapters.spark.read.takeover import TakeoverWatch
+from messaging import Message, MessageStream, Messaging, MessagingError
+from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverError
+from messaging.execution import Flag, Waiters, start_thread
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from adapters.spark.journal.log import LogWriter
+    from messaging.connection import ConnectionState
+
+logger = logging.getLogger(__name__)
+
+#: rows and bytes of one write, at most; a single message may be larger
+BATCH_ROWS: Final = 16_384
+BATCH_BYTES: Final = 8 * 2**20
+#: bytes of payload that may wait to be written
+PENDING_BYTES: Final = 32 * 2**20
+#: rows at the end of the journal that are compared with redeliveries, at least: a broker may exceed our window
+_MIN_TAIL: Final = 1024
+#: how long stopping may take, in seconds
+_STOP_SECONDS: Final = 30.0
+#: pauses between attempts to write to a full disk, in seconds
+_RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSubscription:
+    """One subscription of a receiver: a channel and the extensions of its context."""
+
+    channel: str
+    extensions: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSettings:
+    """The connection and the subscriptions of a receiver. Holds secrets, hence no ``repr`` of its settings."""
+
+    url: str = field(repr=False)
+    settings: Mapping[str, Any] = field(repr=False)
+    subscriptions: tuple[ReceiverSubscription, ...]
+    #: unacknowledged messages that the broker may send
+    prefetch: int
+    #: bytes that may wait in the journal
+    journal_bytes: int
+    #: how long the first write waits for more messages, in seconds; for file systems where each write is a file
+    linger: float = 0.0
+    deduplicate: bool = True
+    #: the group of the query, for errors
+    group: str = ""
+    #: AMQP: whether this receiver holds the exclusive queue of the group, so that one query consumes its queues
+    locks_group: bool = False
+    #: MQTT: whether this receiver detects that another query uses the session
+    watches_takeover: bool = False
+
+    @property
+    def timeout(self) -> float:
+        """How long the broker may take to answer, in seconds."""
+        return float(self.settings.get("timeout", 30.0))
+
+
+class Receiver:
+    """Receives messages and stores them, see the module. Call :meth:`start` and :meth:`stop` once, from one thread.
+
+    Args:
+        settings: the connection and its subscriptions.
+        log: the partition of the journal; appended to by this receiver alone.
+    """
+
+    def __init__(self, settings: ReceiverSettings, log: LogWriter) -> None:
+        self.partition = log.partition
+        self._log = log
+        self._settings = settings
+        self._instance: Messaging | None = None
+        self._streams: list[MessageStream] = []
+        self._queue_lock: QueueLock | None = None
+        self._takeover_watch: TakeoverWatch | None = None
+        #: filters redeliveries; used by the writing thread
+        self.redeliveries = Redeliveries(log, max(settings.prefetch, _MIN_TAIL))
+        #: woken when something below changes for a thread that waits
+        self._changed = Waiters()
+        #: reentrant: a finalizer or a signal handler may stop the receiver at any place
+        self._lock = threading.RLock()
+        # guarded by the lock
+        self._pending: deque[Message] = deque()
+        #: bytes of the payloads in it
+        self.pending_bytes = 0
+        self._is_idle = False
+        self._stopping = False
+        #: the error that ended the receiver
+        self._ended_by: MessagingError | None = None
+        #: why it cannot write for now, and since when, monotonic
+        self._blocked: tuple[JournalFullError, float] | None = None
+        #: when the last message arrived, monotonic
+        self._last = 0.0
+        self._has_started = False
+        #: set when the writing thread has ended
+        self._over = Flag()
+
+    # --- from outside
+
+    def start(self) -> None:
+        """Connect and subscribe; return when the broker has confirmed all subscriptions.
+
+        Raises:
+            MessagingError: it could not; nothing is left open.
+        """
+        settings = self._settings
+        self._instance = messaging.connect(settings.url, **settings.settings)
+        try:
+            start_thread(self._run, f"messaging-receiver-{self.partition}")
+            self._has_started = True
+            if settings.watches_takeover:
+                self._takeover_watch = TakeoverWatch(settings.url, settings.settings, settings.group, self._fail)
+            self._instance.connection_state.subscribe(self._connection_changed)
+            if settings.locks_group:
+                self._queue_lock = QueueLock(self._instance, settings.group, self._fail, settings.timeout)
+                self._queue_lock.acquire()
+            for subscription in settings.subscriptions:
+                self._streams.append(self._subscribe(self._instance, subscription))
+            for stream in self._streams:
+                stream.ready.result(settings.timeout)
+            self._last = time.monotonic()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _subscribe(self, instance: Messaging, subscription: ReceiverSubscription) -> MessageStream:
+        builder = instance.acknowledge_context_builder().message_context_builder().channel(subscription.channel)
+        names = {feature.lower(): feature for feature in instance.features}
+        for key, value in subscription.extensions.items():
+            name = names.get(key.lower())
+            if name is None:
+                raise invalid_option(f"extension.{key}", f"{instance!r} has no such extension")
+            builder.extension_entry(name, value)
+        stream = instance.subscription.subscribe(builder.build_context())
+        stream.subscribe(self._arrived, self._stream_ended)
+        return stream
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the journal accepts no more rows until some are committed."""
+        return self._log.backlog >= self._settings.journal_bytes
+
+    @property
+    def failure(self) -> MessagingError | None:
+        """The error that ended the receiver, or that blocks it now."""
+        with self._lock:
+            return self._ended_by or (self._blocked[0] if self._blocked is not None else None)
+
+    def raise_failure(self, patience: float = 0.0) -> None:
+        """Raise the error that ended the receiver, or that has blocked it for ``patience`` seconds."""
+        with self._lock:
+            failure = self._ended_by
+            if failure is None and self._blocked is not None and time.monotonic() - self._blocked[1] >= patience:
+                failure = self._blocked[0]
+        if failure is not None:
+            raise failure.with_traceback(None)
+
+    def wait_quiet(self, quiet: float, deadline: float) -> None:
+        """Wait until no message has arrived for ``quiet`` seconds and all are stored, or the journal is full.
+
+        Args:
+            quiet: seconds.
+            deadline: return at this time at the latest, monotonic.
+        """
+
+        def is_over() -> bool:
+            if self._ended_by is not None or self._blocked is not None or self.is_full:
+                return True
+            return self._last + quiet <= time.monotonic() and self._is_idle and not self._pending
+
+        while not is_over() and (now := time.monotonic()) < deadline:
+            rest = self._last + quiet - now
+            self._changed.wait_for(is_over, min(max(rest, 0.01), deadline - now))
+
+    def commit(self, offset: int) -> None:
+        """Delete the rows before ``offset``, and continue if the journal was full.
+
+        Raises:
+            JournalError: something cannot be deleted. The next commit tries again.
+        """
+        self._log.commit(offset)
+        self._changed.wake()
+
+    def stop(self) -> None:
+        """Stop receiving. The session, or the queue, keeps every message that is not in the journal."""
+        self._stopping = True
+        self._changed.wake()
+        if self._has_started:
+            self._over.wait(_STOP_SECONDS)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for each in (self._queue_lock, self._takeover_watch, self._instance):
+            if each is not None:
+                each.close()
+
+    # --- worker threads
+
+    def _arrived(self, message: Message) -> None:
+        """Enqueue a message for the writing thread; block while too many bytes wait."""
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return  # the broker keeps it
+                if self.pending_bytes < PENDING_BYTES:
+                    self._pending.append(message)
+                    self.pending_bytes += len(message.payload)
+                    was_idle, self._is_idle = self._is_idle, False
+                    break
+            self._changed.wait_for(lambda: self._stopping or self.pending_bytes < PENDING_BYTES)
+        if was_idle:
+            self._changed.wake()
+
+    def _connection_changed(self, state: ConnectionState) -> None:
+        """End when the broker has given the MQTT session to another client: reconnecting would take it back."""
+        if isinstance(state.cause, TakenOverError):
+            self._fail(taken_over(self._settings.group, "another query connected with the group later"))
+        elif self._takeover_watch is not None:
+            self._takeover_watch.state_changed(state)
+
+    def _stream_ended(self, error: Exception) -> None:
+        """Note that the broker refused or cancelled a subscription. Stored messages are still processed."""
+        if not isinstance(error, MessagingError):
+            error = SubscriptionRefusedError(f"the subscription ended: {type(error).__name__}")
+        with self._lock:
+            if self._ended_by is None and not self._stopping and not isinstance(error, ClosedError):
+                self._ended_by = error
+                logger.error("receiver of partition %d: subscription ended: %s", self.partition, error)
+        self._changed.wake()
+
+    def _fail(self, error: MessagingError) -> None:
+        """End with ``error``."""
+        with self._lock:
+            if isinstance(error, TakenOverError):
+                if self._stopping:
+                    return
+                logger.error("receiver of partition %d: ended: %s", self.partition, error)
+            self._ended_by = error
+            self._stopping = True  # observers must not wait for a writing thread that has ended
+        self._changed.wake()
+
+    # --- the writing thread
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._gather()) is not None:
+                self._store(batch)
+        except MessagingError as error:
+            self._fail(error)
+        except Exception as error:  # a defect: the query has to report it
+            logger.exception("receiver of partition %d: failed", self.partition)
+            self._fail(MessagingError(f"receiver of partition {self.partition}: {type(error).__name__}: {error}"))
+        finally:
+            try:
+                if isinstance(self._ended_by, TakenOverError):
+                    self._disconnect()  # the other query has the session, or the queue
+            finally:
+                self._over.set()
+
+    def _gather(self) -> list[Message] | None:
+        """Return the messages of the next write, or ``None`` when the receiver stops."""
+        while not self._may_write():
+            self._changed.wake()
+            self._changed.wait_for(lambda: self._stopping or (bool(self._pending) and not self.is_full))
+        if self._stopping:
+            return None
+        if self._settings.linger:
+            self._changed.wait_for(lambda: self._stopping or self.pending_bytes >= BATCH_BYTES, self._settings.linger)
+        with self._lock:
+            batch: list[Message] = []
+            size = 0
+            while self._pending and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+                message = self._pending.popleft()
+                batch.append(message)
+                size += len(message.payload)
+            self.pending_bytes -= size
+            self._last = time.monotonic()
+        self._changed.wake()
+        return batch
+
+    def _may_write(self) -> bool:
+        """Return whether the writing thread continues: messages wait and there is room, or the receiver stops."""
+        is_full = self.is_full
+        with self._lock:
+            self._is_idle = not self._stopping and not self._pending
+            return self._stopping or (bool(self._pending) and not is_full)
+
+    def _store(self, batch: list[Message]) -> None:
+        fresh = self.redeliveries.without_stored(batch) if self._settings.deduplicate else batch
+        if fresh:
+            rows = batch_of(fresh, self.partition, self._log.end, time.time_ns() // 1000)
+            if not self._append(rows):
+                return
+        for message in batch:
+            message.acknowledge()
+
+    def _append(self, rows: pa.RecordBatch) -> bool:
+        """Append ``rows``, again and again while the disk is full; return ``False`` if the receiver stops meanwhile."""
+        pause = _RETRY_FIRST
+        while True:
+            try:
+                self._log.append(rows)
+            except JournalFullError as error:
+                with self._lock:
+                    if self._blocked is None:
+                        logger.warning("receiver of partition %d: waits for room: %s", self.partition, error)
+                    self._blocked = (error, time.monotonic() if self._blocked is None else self._blocked[1])
+                self._changed.wake()
+                if self._changed.wait_for(lambda: self._stopping, pause):
+                    return False
+                pause = min(pause * 2, _RETRY_LAST)
+                continue
+            if self._blocked is not None:
+                with self._lock:
+                    self._blocked = None
+            return True
+
+
+class Redeliveries:
+    """Finds messages that a broker delivers again although the journal has them. For one thread.
+
+    Args:
+        log: the partition of the journal.
+        window: number of rows, counted from the end, that messages are compared with.
+    """
+
+    def __init__(self, log: LogWriter, window: int) -> None:
+        #: messages that were not stored again
+        self.dropped = 0
+        self._log = log
+        self._window = window
+        #: while messages are redelivered: the identities of the last rows, the oldest first
+        self._known: dict[Identity, None] | None = None
+
+    def without_stored(self, batch: list[Message]) -> list[Message]:
+        """Return the messages of ``batch`` that the journal does not have yet."""
+        if not any(message.context.extensions.get("redelivered") for message in batch):
+            self._known = None  # redeliveries come first on a connection
+            return batch
+        if self._known is None:
+            self._known = dict.fromkeys(identities(self._log.tail(self._window)))
+        fresh = []
+        for message in batch:
+            identity = identity_of(message)
+            if identity is not None and identity in self._known and message.context.extensions.get("redelivered"):
+                self.dropped += 1
+                continue
+            if identity is not None:
+                self._known[identity] = None  # a new connection may deliver it again within this batch
+                if len(self._known) > 2 * self._window:
+                    del self._known[next(iter(self._known))]
+            fresh.append(message)
+        return fresh

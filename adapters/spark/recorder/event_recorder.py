@@ -1,0 +1,215 @@
+"""EventRecorder: publishes the events of a typed event bus to a channel of a broker, for an archive (157.6).
+
+The recorder observes the monitor of the bus: publishers do not wait for it, and handlers do not notice it. An event on
+the topic ``orders/placed`` goes to the channel ``events/orders/placed``.
+
+**Bounds.** At most ``max_pending`` events wait for the broker; the recorder drops, counts and logs further events. A
+dropped event has a sequence number, as has an event that the broker did not confirm in time: readers of the archive see
+the gap. If the monitor drops events because the recorder's thread did not get to run, the gap has the same length, and
+about the same place. A monitor does not tell which of its observers has missed an event: with several observers, a gap
+may belong to another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+from uuid import uuid4
+
+from adapters.spark.recorder.event_publisher import EventPublisher, RecorderDTO
+from adapters.spark.recorder.recorded_event import RecordedEvent
+from adapters.spark.recorder.topic_patterns import filters_of
+from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.execution import Promise, may_block, seconds, workers
+from messaging.instance import Messaging
+from messaging.model import check_name
+from messaging.text import tolerant
+from messaging.typedevent import MonitorEvent, TypedEventMonitor
+
+if TYPE_CHECKING:
+    from reactivex.abc import DisposableBase
+
+logger = logging.getLogger(__name__)
+
+#: default of ``channel``, also for archives
+CHANNEL: Final = "events"
+#: default of ``max_pending``
+MAX_PENDING: Final = 10_000
+#: default timeout of closing, in seconds
+CLOSE_TIMEOUT: Final = 10.0
+#: characters of a name
+_MAX_NAME: Final = 100
+
+
+class EventRecorder:
+    """Publishes the events of a bus to a broker, until it is closed. Thread safe; a context manager, also async.
+
+    Start the archive first: until it has run once, the broker keeps no events for it. The instance may be used for
+    other purposes, too; if they fill its outbox, events wait and may be dropped.
+
+    Args:
+        monitor: the monitor of the bus: ``TypedEventBus.monitor``.
+        instance: the messaging instance of the broker. It is not closed with the recorder.
+        channel: the first levels of the channels; the topic follows.
+        topics: filter of the topics that are recorded, or several.
+        name: the name of this recorder in the archive. A suffix makes it unique for each run.
+        history: how many past events come first, or from which time on; see ``monitor_events`` (157.6.1).
+        principal: record only topics that it may subscribe to (157.8).
+        max_pending: number of events that may wait for the broker.
+        timeout: how long the broker has for one event, in seconds; by default the instance's setting ``timeout``.
+
+    Raises:
+        InvalidChannelError, InvalidTopicError, ArgumentError: an argument is wrong.
+        UnsupportedFeatureError: the instance has no delivery with QoS 1.
+        ClosedError: the bus or the instance is closed.
+
+    Example::
+
+        with messaging.connect("mqtt://localhost") as m, EventRecorder(bus.monitor, m, topics="orders/*"):
+            bus.deliver(Order(1), "orders/placed")
+    """
+
+    def __init__(
+        self,
+        monitor: TypedEventMonitor,
+        instance: Messaging,
+        channel: str = CHANNEL,
+        topics: str | Iterable[str] = "*",
+        *,
+        name: str = "bus",
+        history: int | datetime = 0,
+        principal: str | None = None,
+        max_pending: int = MAX_PENDING,
+        timeout: float | None = None,
+    ) -> None:
+        if not isinstance(monitor, TypedEventMonitor):
+            raise ArgumentError(f"a TypedEventMonitor is needed, such as bus.monitor, not {type(monitor).__name__}")
+        if not isinstance(instance, Messaging):
+            raise ArgumentError(f"a messaging instance is needed, not {type(instance).__name__}")
+        if not isinstance(max_pending, int) or isinstance(max_pending, bool) or max_pending < 1:
+            raise ArgumentError(f"max_pending must be an int of at least 1, not {max_pending!r:.80}")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+            raise ArgumentError(f"name must be a printable str of at most {_MAX_NAME} characters, not {name!r:.120}")
+        self.channel = check_name(channel)
+        #: the name of this run in the archive
+        self.recorder = f"{name}-{uuid4().hex}"
+        self._filters = filters_of(topics)
+        self._monitor = monitor
+        self._publisher = EventPublisher(self.recorder, instance, self.channel, max_pending, timeout)
+        #: reentrant: a signal handler may close the recorder at any place
+        self._lock = threading.RLock()
+        #: guarded by the lock
+        self._closing: Promise[None] | None = None
+        # --- used by the observer, which is called with one event at a time
+        self._sequence = 0
+        self._missed_before = monitor.missed
+        self._failure: Exception | None = None
+        self._publisher.start()
+        try:
+            events = monitor.monitor_events(history, principal=principal)
+            self._subscription: DisposableBase = events.subscribe(self._observed, self._observing_failed)
+            if isinstance(self._failure, ClosedError):
+                raise self._failure
+        except BaseException:
+            self._publisher.end()
+            raise
+
+    def get_dto(self) -> RecorderDTO:
+        """Return the number of events so far, for each outcome."""
+        return self._publisher.get_dto()
+
+    # --- the observer of the monitor
+
+    def _observed(self, event: MonitorEvent) -> None:
+        """Record an event. Never blocks: the monitor drops the events of slow observers."""
+        missed = self._monitor.missed
+        if skipped := missed - self._missed_before:
+            self._missed_before = missed
+            self._sequence += skipped
+            self._publisher.count_missed(skipped)
+        topic = event.topic
+        if any(each.matches(topic) for each in self._filters):
+            number, self._sequence = self._sequence, self._sequence + 1
+            self._publisher.put(RecordedEvent(topic, event.publication_time, self.recorder, number, event.event_data))
+
+    def _observing_failed(self, error: Exception) -> None:
+        self._failure = error
+        if not isinstance(error, ClosedError):  # that one is raised to the caller of the constructor
+            logger.error("%s: the monitor delivers no more events: %s: %s", self.recorder, type(error).__name__, error)
+
+    # --- closing
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Record the events that were published before this call, and no more; idempotent.
+
+        Waits up to ``timeout`` seconds for the broker to confirm, and logs how many events it has not confirmed by
+        then. On a thread that runs an event loop it does not wait: ``await aclose()`` does.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number.
+        """
+        closing = self._close(timeout)
+        if may_block():
+            closing.result()
+
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """As :meth:`close`, for event loops."""
+        await self._close(timeout)
+
+    def _close(self, timeout: float) -> Promise[None]:
+        """Begin to close, on a thread of its own, which an interrupt of the calling thread does not end."""
+        timeout = seconds(timeout)
+        with self._lock:
+            if self._closing is None:
+                closing: Promise[None] = Promise(f"closing the recorder {self.recorder}")
+                workers().submit(lambda: self._finish(closing, timeout))
+                self._closing = closing
+            return self._closing
+
+    def _finish(self, closing: Promise[None], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        try:
+            with contextlib.suppress(DeadlineError):
+                self._monitor.flush().result(timeout)
+            self._subscription.dispose()
+            self._publisher.end()
+            if unconfirmed := self._publisher.wait_confirmed(max(0.0, deadline - time.monotonic())):
+                logger.error(
+                    "%s was closed before the broker confirmed %d events that it recorded", self.recorder, unconfirmed
+                )
+            if lost := self.get_dto().lost:
+                logger.warning("%s: %d events were not recorded, or may not be", self.recorder, lost)
+        finally:
+            closing.resolve(None)
+
+    def _refuse_closed(self) -> None:
+        if self._closing is not None:
+            raise ClosedError(f"the recorder {self.recorder} is closed")
+
+    def __enter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<EventRecorder {self.recorder} to {self.channel!r}, {'open' if self._closing is None else 'closed'}>"

@@ -1,0 +1,210 @@
+"""The file of the saved contexts: URL and settings of each broker, by name.
+
+The file is ``messaging/contexts.json`` under ``$XDG_CONFIG_HOME``, by default ``~/.config``. It may hold passwords, so
+only its owner may read it. A change takes a lock and replaces the whole file: readers see the old file or the new one,
+and no concurrent change is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from messaging.errors import ConfigurationError
+from messaging.model import is_secret_option, parse_url
+from messaging.text import did_you_mean
+
+logger = logging.getLogger(__name__)
+
+#: marks the name of a context in the place of a broker URL
+PREFIX: Final = "@"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VERSION: Final = 1
+#: most bytes of the file
+_LARGEST: Final = 1_000_000
+#: how long to wait for the lock, and how often to try, seconds
+_PATIENCE: Final = 10.0
+_POLL: Final = 0.02
+
+
+class SavedContext(NamedTuple):
+    """A broker under a name.
+
+    Attributes:
+        url: without query; it may hold a password.
+        settings: settings of ``connect()``; some may be secret.
+    """
+
+    url: str
+    settings: Mapping[str, str]
+
+    @property
+    def shown_url(self) -> str:
+        """The URL with its password masked."""
+        return str(parse_url(self.url))
+
+    @property
+    def shown_settings(self) -> dict[str, str]:
+        """The settings with secrets masked."""
+        return {key: "***" if is_secret_option(key) else value for key, value in sorted(self.settings.items())}
+
+
+def path() -> Path:
+    """Return the file of the saved contexts; it need not exist."""
+    return base_directory("XDG_CONFIG_HOME", Path.home() / ".config") / "messaging" / "contexts.json"
+
+
+def base_directory(variable: str, default: Path) -> Path:
+    """Return a base directory of the user. The XDG specification demands that relative paths are ignored."""
+    given = os.environ.get(variable, "")
+    return Path(given) if given.startswith("/") else default
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it is valid.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"context name {name!r}: must be 1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+    return name
+
+
+def load() -> dict[str, SavedContext]:
+    """Return all saved contexts by name.
+
+    Raises:
+        ConfigurationError: the file cannot be read or is malformed.
+    """
+    file = path()
+    try:
+        with file.open("rb") as source:
+            mode = os.fstat(source.fileno()).st_mode
+            data = source.read(_LARGEST + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigurationError(f"saved contexts: cannot read {file}: {error.strerror}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        logger.warning("saved contexts: other users may read %s, which may hold passwords: chmod 600 %s", file, file)
+    if len(data) > _LARGEST:
+        raise ConfigurationError(f"saved contexts: {file} is larger than {_LARGEST} bytes; correct or remove it")
+    try:
+        found: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ConfigurationError(f"saved contexts: {file} is not JSON ({where}); correct or remove it") from None
+    try:
+        return {name: SavedContext(each["url"], dict(each["settings"])) for name, each in _checked(found)}
+    except _MalformedError as error:
+        # the error repeats no values: any of them may be a secret
+        raise ConfigurationError(f"saved contexts: {file}: {error}; correct or remove it") from None
+
+
+class _MalformedError(Exception):
+    """The file is JSON with another structure."""
+
+
+def _checked(found: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(found, dict) or not isinstance(found.get("contexts"), dict):
+        raise _MalformedError("must be an object with an object 'contexts'")
+    if found.get("version") != _VERSION:
+        raise _MalformedError(f"'version' must be {_VERSION}; a newer version of this program may have written it")
+    for name, each in found["contexts"].items():
+        if not _NAME.fullmatch(name):
+            raise _MalformedError(f"{name[:80]!r} is not a name of a context")
+        if not isinstance(each, dict) or not isinstance(each.get("url"), str):
+            raise _MalformedError(f"context {name!r} must be an object with a text 'url'")
+        settings = each.setdefault("settings", {})
+        if not isinstance(settings, dict) or not all(isinstance(value, str) for value in settings.values()):
+            raise _MalformedError(f"'settings' of context {name!r} must be an object of texts")
+        yield name, each
+
+
+def get(name: str) -> SavedContext:
+    """Return one saved context.
+
+    Raises:
+        ConfigurationError: no context has that name, or the file is malformed.
+    """
+    known = load()
+    check_saved(name, known)
+    return known[name]
+
+
+def check_saved(name: str, known: Mapping[str, SavedContext]) -> None:
+    """Refuse a name that is not in ``known``.
+
+    Raises:
+        ConfigurationError: the name is refused; the error names the nearest one, or all.
+    """
+    if name not in known:
+        hint = did_you_mean(name, known) or (f"there are {', '.join(sorted(known))}" if known else "none is saved")
+        raise ConfigurationError(f"no context {name!r} is saved; {hint}")
+
+
+def change(function: Callable[[dict[str, SavedContext]], None]) -> Path:
+    """Apply ``function`` to the saved contexts and save the result; return the file.
+
+    Raises:
+        ConfigurationError: the file is malformed or cannot be written, or another process holds the lock for 10 s.
+    """
+    file = path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(file.with_suffix(".lock")):
+            known = load()
+            function(known)
+            _replace(file.resolve(), known)
+    except OSError as error:
+        raise ConfigurationError(f"saved contexts: cannot write {file}: {error.strerror}") from error
+    return file
+
+
+@contextlib.contextmanager
+def _locked(lock: Path) -> Iterator[None]:
+    deadline = time.monotonic() + _PATIENCE
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigurationError(
+                        f"saved contexts: another process has held {lock} for {_PATIENCE:g} s"
+                    ) from None
+                time.sleep(_POLL)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _replace(file: Path, known: Mapping[str, SavedContext]) -> None:
+    contexts = {name: {"url": each.url, "settings": dict(each.settings)} for name, each in sorted(known.items())}
+    text = json.dumps({"version": _VERSION, "contexts": contexts}, indent=2) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".contexts-")  # readable by its owner alone
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as target:
+            target.write(text)
+            target.flush()
+            os.fsync(target.fileno())
+        Path(temporary).replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise

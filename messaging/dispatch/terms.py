@@ -1,0 +1,109 @@
+"""The terms of a handler, read from its service properties (157.4.8, RFC 97 5.1.2)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from messaging.dispatch.topics import TopicFilter, parse_filter
+from messaging.errors import ArgumentError
+from messaging.services import LdapFilter
+from messaging.text import exact
+
+if TYPE_CHECKING:
+    from messaging.dispatch.permission import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How much failure a bus accepts before it blocks a handler. An update of its registration unblocks a handler.
+
+    Attributes:
+        failures: consecutive events that a handler may fail on; 0: unlimited.
+        timeout: how long a handler may take for one event, seconds; 0: unlimited. The handler's own property
+            ``event.timeout`` takes precedence.
+    """
+
+    failures: int = 10
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.failures, int) or isinstance(self.failures, bool) or self.failures < 0:
+            raise ArgumentError(f"failures must be an int of at least 0, not {self.failures!r:.80}")
+        _check_seconds("timeout", self.timeout)
+
+
+def _check_seconds(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
+        raise ArgumentError(f"{name} must be seconds, 0 or more, not {value!r:.80}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of a handler.
+
+    Attributes:
+        topics: filters of its topics; ``None`` if its properties name none.
+        filter: the event data must match it; case-sensitive.
+        principal: whose permissions count; see :mod:`messaging.dispatch.permission`.
+        timeout: how long the handler may take for one event, seconds; 0: unlimited; ``None``: as the bus tolerates.
+    """
+
+    topics: tuple[TopicFilter, ...] | None
+    filter: LdapFilter | None
+    principal: Principal
+    timeout: float | None
+
+
+def read_topics(value: Any, name: str, *, single_level: bool = True) -> tuple[TopicFilter, ...] | None:
+    """Parse one topic filter or several (``String+``). One invalid filter makes all of them invalid (157.4.9).
+
+    Raises:
+        ArgumentError, InvalidTopicError: ``value`` is no topic filter, or is empty.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        raise ArgumentError(f"{name} must be a str or several, not {type(value).__name__}")
+    topics = tuple(dict.fromkeys(parse_filter(each, single_level=single_level) for each in value))
+    if not topics:
+        raise ArgumentError(f"{name} is empty: name at least one topic")
+    return topics
+
+
+def read_filter(value: Any) -> LdapFilter | None:
+    """Parse a case-sensitive filter over event data; an empty text means no filter.
+
+    Raises:
+        InvalidFilterError: ``value`` does not parse.
+    """
+    if value is None or value == "":
+        return None
+    if isinstance(value, LdapFilter):
+        return value if value.case_sensitive else LdapFilter(str(value), case_sensitive=True)
+    return LdapFilter(value, case_sensitive=True)
+
+
+def read_principal(value: Any, name: str) -> Principal:
+    """Return the name of a principal as an exact ``str``, or ``None``.
+
+    Raises:
+        ArgumentError: ``value`` is neither.
+    """
+    if value is not None and not isinstance(value, str):
+        raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
+    return None if value is None else exact(value)
+
+
+def read_timeout(value: Any, name: str) -> float | None:
+    """Return a number of seconds, or ``None``.
+
+    Raises:
+        ArgumentError: ``value`` is no number of at least 0.
+    """
+    return None if value is None else _check_seconds(name, value)

@@ -1,0 +1,46 @@
+"""Work that runs on worker threads, on one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from messaging.execution.threads import workers
+
+
+class Serial:
+    """Runs a function on a worker thread while there is work, never on two threads at once. Thread safe.
+
+    A thread is occupied only while there is work. Two objects never wait for each other.
+
+    Args:
+        drain: does the work that there is. It must not raise.
+        has_work: whether there is work; called after ``drain`` has returned, so that work added meanwhile is not
+            missed.
+    """
+
+    __slots__ = ("_busy", "_drain", "_has_work")
+
+    def __init__(self, drain: Callable[[], object], has_work: Callable[[], object]) -> None:
+        self._drain = drain
+        self._has_work = has_work
+        #: the right to run: acquired by :meth:`wake`, released by the worker when there is no work
+        self._busy = threading.Lock()
+
+    def wake(self) -> None:
+        """Have the work done, unless a worker does it already. Call it after work was added.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        if self._busy.acquire(blocking=False):
+            workers().submit(self._run)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._drain()
+            finally:
+                self._busy.release()
+            if not self._has_work() or not self._busy.acquire(blocking=False):
+                return

@@ -1,0 +1,165 @@
+"""Registration of the handlers of a typed event bus: functions become services, services become receivers (157.4)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from messaging.dispatch import TopicPermission
+from messaging.errors import ArgumentError
+from messaging.services import as_filter, interface_name
+from messaging.typedevent.constants import TypedEventConstants as Names
+from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
+from messaging.typedevent.receivers import function_of, make_receiver, read_terms
+from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
+
+if TYPE_CHECKING:
+    from messaging.dispatch import Dispatcher, Lifecycle
+    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
+    from messaging.typedevent.event import PublishedEvent
+    from messaging.typedevent.history import History
+    from messaging.typedevent.receivers import Receiver
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: property of a bus, unique in the process; names of buses need not be unique
+_BUS_ID: Final = "event.bus.id"
+_numbers: Final = itertools.count(1)
+
+
+def next_bus_id() -> int:
+    """Return a number that no other bus of the process has."""
+    return next(_numbers)
+
+
+class HandlerRegistrar:
+    """Registers functions as handlers of one bus, and makes the receivers of its handlers. Thread safe.
+
+    Args:
+        bus_id: the number of the bus.
+        announced: other properties that the bus announces; handlers select buses by these.
+        history: the history that new handlers are given events of; guarded by the lock of the dispatcher.
+        lifecycle: whether the bus is open, its delivery threads, and when a handler is blocked.
+    """
+
+    #: dispatcher of the bus; set before the bus is opened
+    dispatcher: Dispatcher[Receiver, Any]
+
+    def __init__(self, bus_id: int, announced: Mapping[str, Any], history: History, lifecycle: Lifecycle) -> None:
+        self.properties = {**announced, _BUS_ID: bus_id}
+        self._history = history
+        self._lifecycle = lifecycle
+
+    # --- from functions to services
+
+    def register_by_type(
+        self, function: Callable[..., Any], topics: tuple[Any, ...], type_: Any, options: Mapping[str, Any]
+    ) -> ServiceRegistration:
+        """Register a function as a typed handler, or as an untyped one if it names no type.
+
+        Raises:
+            ArgumentError, MessagingError: see :meth:`register`.
+        """
+        declared = declared_properties(function)
+        wanted = declared.get(Names.TYPED_EVENT_TYPE) if type_ is None else type_
+        if wanted is None:
+            wanted = reified_type(function)
+        elif isinstance(wanted, str) or not is_untyped(wanted):
+            wanted = load_type(wanted)
+        if not is_untyped(wanted):
+            return self.register(TypedEventHandler, function, topics, {**options, Names.TYPED_EVENT_TYPE: wanted})
+        if not topics and Names.TYPED_EVENT_TOPICS not in declared:
+            raise ArgumentError("a handler that is not annotated with the type of its events needs a topic")
+        return self.register(UntypedEventHandler, function, topics, options)
+
+    def register(
+        self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> ServiceRegistration:
+        """Register a function as a handler of this bus only.
+
+        Raises:
+            ClosedError: the bus is closed.
+            ArgumentError, MessagingError: the bus would ignore the handler.
+        """
+        self._lifecycle.refuse_closed()
+        named = [topic_of(each) if isinstance(each, type) else each for each in topics]
+        properties = {
+            **{name: value for name, value in options.items() if value is not None},
+            Names.TYPED_EVENT_TARGET: f"({_BUS_ID}={self.properties[_BUS_ID]})",
+        }
+        if named:
+            properties[Names.TYPED_EVENT_TOPICS] = named
+        kind = interface_name(interface)
+        function_of(kind, function)
+        terms = read_terms(kind, function, properties)
+        for each in terms.topics or ():
+            if not each.has_wildcard:
+                self.dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
+        return self.dispatcher.services.register(interface, function, properties)
+
+    # --- from services to receivers; see ``Dispatcher``
+
+    def make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
+        """Return the receiver of a service, or ``None`` if the service is not for this bus."""
+        if not self._selects_bus(properties):
+            return None
+        services = self.dispatcher.services
+        service = services.get(reference)
+        if service is None:
+            if services.is_registered(reference):
+                raise ArgumentError("its factory returned None")
+            return None
+        return make_receiver(
+            reference,
+            kind,
+            service,
+            properties,
+            replay=self._replay,
+            pool=self._lifecycle.pool,
+            tolerance=self._lifecycle.tolerance,
+            block=self.dispatcher.block,
+        )
+
+    def change(self, receiver: Receiver, properties: ServiceProperties) -> Callable[[], object] | None:
+        """Return the change to new properties, or ``None`` if the handler is not for this bus any more."""
+        return receiver.change(properties) if self._selects_bus(properties) else None
+
+    def _selects_bus(self, properties: ServiceProperties) -> bool:
+        target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
+        return target is None or target.matches(self.properties)
+
+    def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
+        """Yield the past events of a receiver's topics, the newest first. Called with the lock, iterated without."""
+        past = self._history.of(receiver.topics)
+        principal = receiver.terms.principal
+        return (each for each in past if self.dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
+
+
+def without_function(topics: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:
+    """Split the arguments of ``on``: topics, and the function of ``@bus.on`` without parentheses."""
+    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
+        return (), topics[0]
+    return topics, None
+
+
+def registered(
+    register: Callable[[Callable[..., Any]], ServiceRegistration],
+    handler: Callable[..., Any] | None,
+    bare: Callable[..., Any] | None,
+) -> Any:
+    """Return the registration of ``handler``; without it, the result of using ``on`` as a decorator.
+
+    Args:
+        register: registers a function.
+        handler: the argument ``handler`` of ``on``.
+        bare: the function of ``@bus.on`` without parentheses.
+    """
+
+    def decorate(function: F) -> F:
+        register(function)
+        return function
+
+    if handler is not None:
+        return register(handler)
+    return decorate if bare is None else decorate(bare)

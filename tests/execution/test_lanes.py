@@ -1,0 +1,1994 @@
+"""Lanes: in order, each item once, one at a time; nobody is held up by others, nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextlib
+import contextvars
+import ctypes
+import gc
+import itertools
+import logging
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
+from messaging.execution import lanes as module
+from messaging.execution import pool as pool_module
+from tests.doubles.fake import PATIENCE, until
+from tests.execution.lane_stress import Loop, Stress
+from tests.scripts import run_script
+
+
+@pytest.fixture(autouse=True)
+def _no_defects(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing may die behind the scenes. A test in which something is meant to clears ``caplog`` after it looked."""
+    yield
+    died = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
+    assert not died, died
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor looks often, and does not stay."""
+    monkeypatch.setattr(pool_module, "_LOOK", 0.005)
+    monkeypatch.setattr(pool_module, "_STAY", 0.02)
+    monkeypatch.setattr(module, "_AFTER_CANCELLED", 0.01)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    until(lambda: not pool.has_work, "nothing left to do")
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def on_threads(
+    pool: Pool,
+    receive: Callable[[Any], object] = nothing,
+    name: str = "a receiver",
+    *,
+    timeout: float = 0.0,
+    stalled: Callable[[], object] = nothing,
+    **options: Any,
+) -> ThreadLane:
+    return ThreadLane(receive, pool, name, timeout=timeout, stalled=stalled, **options)
+
+
+def on_loop(
+    pool: Pool,
+    loop: asyncio.AbstractEventLoop,
+    receive: Callable[[Any], Any],
+    *,
+    timeout: float = 0.0,
+    stalled: Callable[[], object] = nothing,
+    **options: Any,
+) -> LoopLane:
+    return LoopLane(receive, loop, pool, "a receiver", timeout=timeout, stalled=stalled, **options)
+
+
+def flushed(lane: Lane) -> None:
+    """Return when all that was put is done with."""
+    done = threading.Event()
+    lane.when_done(done.set)
+    assert done.wait(PATIENCE)
+
+
+def worker_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "messaging-worker"]
+
+
+class Gate:
+    """A receiver that keeps each item until it is let through; those given to it are open at once."""
+
+    def __init__(self, *open_: Any) -> None:
+        self.seen: list[Any] = []
+        self.threads: list[int] = []
+        self.returned: list[Any] = []
+        self._open = {*open_}
+        self._steps = threading.Semaphore(0)
+        self._changed = threading.Condition()
+
+    def __call__(self, item: Any) -> None:
+        with self._changed:
+            self.seen.append(item)
+            self.threads.append(threading.get_ident())
+            self._changed.notify_all()
+        if item not in self._open:
+            assert self._steps.acquire(timeout=PATIENCE)
+        self.returned.append(item)
+
+    def let(self, count: int = 1) -> None:
+        self._steps.release(count)
+
+    def entered(self, count: int) -> None:
+        """Wait until so many items were received."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.seen) >= count, PATIENCE), self.seen
+
+
+class Alone:
+    """A receiver that notices when it is called while it is being called."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.was_twice = False
+        self._lock = threading.Lock()
+
+    def __call__(self, item: Any) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.was_twice = True
+            return
+        self.seen.append(item)
+        self._lock.release()
+
+    async def later(self, item: Any) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.was_twice = True
+            return
+        if item[1] % 7 == 0:
+            await asyncio.sleep(0)
+        self.seen.append(item)
+        self._lock.release()
+
+    def check(self, publishers: int, count: int) -> None:
+        assert not self.was_twice
+        for publisher in range(publishers):
+            assert [number for who, number in self.seen if who == publisher] == [*range(count)]
+        assert len(self.seen) == publishers * count
+
+
+def together(*jobs: Callable[[], object]) -> None:
+    """Run jobs on threads of their own, at the same time, until all are done."""
+    barrier = threading.Barrier(len(jobs))
+    errors: list[BaseException] = []
+
+    def run(job: Callable[[], object]) -> None:
+        try:
+            barrier.wait(PATIENCE)
+            job()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+        assert not thread.is_alive()
+    assert not errors, errors
+
+
+# --- order, each item once, one at a time
+
+
+def test_items_are_delivered_in_the_order_they_were_put(pool: Pool) -> None:
+    seen: list[int] = []
+    lane = on_threads(pool, seen.append)
+    for number in range(5000):
+        lane.put(number)
+    flushed(lane)
+    assert seen == [*range(5000)]
+    assert len(lane) == 0
+
+
+def test_each_publisher_keeps_its_order_in_every_lane_and_nobody_is_called_twice_at_a_time(
+    pool: Pool, loop: Loop
+) -> None:
+    publishers, count = 6, 300
+    receivers = [Alone() for _ in range(8)]
+    lanes: list[Lane] = [on_threads(pool, each) for each in receivers[:4]]
+    lanes += [on_loop(pool, loop.loop, each.later) for each in receivers[4:]]
+
+    def publish(who: int) -> None:
+        for number in range(count):
+            for lane in lanes:
+                lane.put((who, number))
+
+    async def publish_async(who: int) -> None:
+        for number in range(count):
+            for lane in lanes:
+                lane.put((who, number))
+            if number % 20 == 0:
+                await asyncio.sleep(0)
+
+    jobs: list[Callable[[], object]] = [lambda who=who: publish(who) for who in range(publishers - 2)]  # type: ignore[misc]
+    jobs.append(lambda: asyncio.run(publish_async(publishers - 2)))
+    jobs.append(lambda: loop.run(publish_async(publishers - 1)))  # on the loop that half of them are on
+    together(*jobs)
+    for lane in lanes:
+        flushed(lane)
+    for receiver in receivers:
+        receiver.check(publishers, count)
+
+
+def test_nothing_stays_behind_that_is_put_when_a_thread_is_about_to_leave(pool: Pool) -> None:
+    seen = threading.Semaphore(0)
+    lane = on_threads(pool, lambda _: seen.release())
+    for number in range(3000):
+        lane.put(number)
+        if number % 3 == 0:
+            lane.put(number)
+            assert seen.acquire(timeout=PATIENCE)
+        assert seen.acquire(timeout=PATIENCE)
+
+
+def test_nothing_stays_behind_that_is_put_when_a_task_is_about_to_end(pool: Pool, loop: Loop) -> None:
+    seen = threading.Semaphore(0)
+
+    async def receive(_: Any) -> None:
+        seen.release()
+
+    lane = on_loop(pool, loop.loop, receive)
+    for number in range(1500):
+        lane.put(number)
+        assert seen.acquire(timeout=PATIENCE)
+
+
+def test_what_is_put_together_stays_together(pool: Pool) -> None:
+    seen: list[tuple[int, int]] = []
+    lane = on_threads(pool, seen.append)
+
+    def publish(who: int) -> None:
+        for number in range(300):
+            lane.put_all([(who, 10 * number + each) for each in range(10)])
+
+    def singly() -> None:
+        for number in range(2000):
+            lane.put((4, number))
+
+    together(*[lambda who=who: publish(who) for who in range(4)], singly)  # type: ignore[misc]
+    flushed(lane)
+    assert len(seen) == 4 * 3000 + 2000
+    for who in range(5):
+        assert [number for each, number in seen if each == who] == [*range(2000 if who == 4 else 3000)]
+    places = iter(range(len(seen)))
+    for place in places:
+        if seen[place][0] != 4:
+            who, first = seen[place]
+            assert seen[place : place + 10] == [(who, first + each) for each in range(10)]
+            for _ in range(9):
+                next(places)
+
+
+def test_a_receiver_that_raises_is_logged_and_gets_the_rest(
+    pool: Pool, loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not: but if it does, neither a lane nor a thread is lost."""
+    seen: list[int] = []
+
+    def receive(number: int) -> None:
+        seen.append(number)
+        if number % 100 == 0:
+            raise SystemExit if number else ValueError
+
+    async def receive_async(number: int) -> None:
+        seen.append(number)
+        if number % 100 == 0:
+            raise ValueError
+
+    lanes: list[Lane] = [on_threads(pool, receive), on_loop(pool, loop.loop, receive_async)]
+    for lane in lanes:
+        seen.clear()
+        lane.put_all([*range(300)])
+        flushed(lane)
+        assert seen == [*range(300)]
+    assert [record.getMessage() for record in caplog.records] == ["the receiver of a receiver raised"] * 6
+    caplog.clear()
+
+
+# --- threads
+
+
+def test_a_receiver_that_blocks_holds_up_no_other(pool: Pool) -> None:
+    took: list[float] = []
+    for _ in range(5):
+        gate, arrived = Gate(), threading.Event()
+        blocked, other = on_threads(pool, gate), on_threads(pool, lambda _, arrived=arrived: arrived.set())
+        blocked.put(1)
+        gate.entered(1)
+        began = time.monotonic()
+        other.put(1)
+        assert arrived.wait(PATIENCE)
+        took.append(time.monotonic() - began)
+        gate.let()
+        until(lambda: not pool.threads, "the threads gone")
+    assert min(took) < 0.1, took
+
+
+def test_there_are_as_many_threads_as_receivers_that_block(pool: Pool) -> None:
+    gates = [Gate() for _ in range(40)]
+    for gate in gates:
+        on_threads(pool, gate).put(1)
+    for gate in gates:
+        gate.entered(1)
+    assert pool.threads >= 40
+    for gate in gates:
+        gate.let()
+    until(lambda: not pool.threads, "the threads gone")
+
+
+def test_there_are_no_more_threads_than_allowed() -> None:
+    pool = Pool(2)
+    gates = [Gate() for _ in range(5)]
+    for gate in gates:
+        on_threads(pool, gate).put(1)
+    for _ in range(5):
+        until(lambda: len([gate for gate in gates if len(gate.seen) > len(gate.returned)]) == 2, "two at work")
+        # more would come within some milliseconds
+        deadline = time.monotonic() + 0.05
+        while time.monotonic() < deadline and sum(len(gate.seen) for gate in gates) < 5:
+            assert pool.threads <= 2
+            time.sleep(0.005)
+        gate = next(gate for gate in gates if len(gate.seen) > len(gate.returned))
+        gate.let()
+        until(lambda gate=gate: gate.returned, "it returns")  # type: ignore[misc]
+        if sum(len(gate.seen) for gate in gates) == 5:
+            break
+    for gate in gates:
+        gate.let()
+    until(lambda: not pool.has_work, "all done")
+    assert all(gate.seen == [1] for gate in gates)
+
+
+def test_a_thousand_lanes_of_quick_receivers_need_few_threads(pool: Pool) -> None:
+    idents: set[int] = set()
+    seen = [0] * 1000
+
+    def receive(number: int) -> None:
+        idents.add(threading.get_ident())
+        seen[number] += 1
+
+    lanes = [on_threads(pool, receive) for _ in range(1000)]
+    for _ in range(20):
+        for number, lane in enumerate(lanes):
+            lane.put(number)
+    for lane in lanes:
+        flushed(lane)
+    assert seen == [20] * 1000
+    assert len(idents) <= 8
+
+
+def test_a_lane_with_much_in_it_leaves_the_thread_to_others_now_and_then() -> None:
+    pool = Pool(1)
+    seen: list[str] = []
+    gate = Gate()
+    first, second = on_threads(pool, seen.append), on_threads(pool, seen.append)
+    stopper = on_threads(pool, gate)
+    stopper.put(1)
+    gate.entered(1)
+    first.put_all(["a"] * 1000)
+    second.put_all(["b"] * 1000)
+    gate.let()
+    flushed(first)
+    flushed(second)
+    assert sorted(seen) == ["a"] * 1000 + ["b"] * 1000
+    assert max(len([*group]) for _, group in itertools.groupby(seen[:1800])) <= module._BATCH
+
+
+@pytest.mark.usefixtures("quick")
+def test_threads_leave_when_nothing_is_left(pool: Pool) -> None:
+    for _ in range(3):
+        lane = on_threads(pool)
+        lane.put(1)
+        flushed(lane)
+        until(lambda: pool.is_idle, "the threads gone")
+
+
+def test_a_receiver_knows_that_it_is_one(pool: Pool) -> None:
+    other = Pool()
+    seen: list[bool] = []
+    lane = on_threads(pool, lambda _: seen.extend((pool.is_inside(), other.is_inside())))
+    lane.put(1)
+    flushed(lane)
+    assert seen == [True, False]
+    assert not pool.is_inside()
+
+
+# --- receivers that do not return
+
+
+class Stalls:
+    """Counts calls, and where they came from."""
+
+    def __init__(self, do: Callable[[], object] = nothing) -> None:
+        self.threads: list[str] = []
+        self._do = do
+
+    def __call__(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        self._do()
+
+    def __len__(self) -> int:
+        return len(self.threads)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_receiver_that_does_not_return_is_given_up_and_the_others_go_on() -> None:
+    pool = Pool(1)  # its thread does not count any more
+    gate, stalls, seen = Gate(), Stalls(), list[int]()
+    lane, other = on_threads(pool, gate, timeout=0.05, stalled=stalls), on_threads(pool, seen.append)
+    lane.put_all([0, 1, 2])
+    gate.entered(1)
+    other.put_all([0, 1, 2])
+    until(lambda: stalls, "it is given up")
+    flushed(other)
+    assert seen == [0, 1, 2]
+    assert stalls.threads == ["messaging-worker"]
+    assert lane.is_stalled
+    # without restart nothing goes on, not even when it returns; and nobody complains again
+    lane.put(3)
+    gate.let()
+    until(lambda: gate.returned == [0], "it returns after all")
+    until(lambda: pool.is_idle, "nothing to do")
+    assert gate.seen == [0]
+    assert len(stalls) == 1
+    assert lane.close() == 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lane_that_is_restarted_goes_on_with_the_rest_on_another_thread(pool: Pool) -> None:
+    gate = Gate(1, 2, 4, 5, 6)
+    stalls = Stalls(lambda: lane.restart())
+    lane = on_threads(pool, gate, timeout=0.05, stalled=stalls)
+    lane.put_all([0, 1, 2, 3, 4, 5])
+    until(lambda: len(stalls) == 2, "two are given up")
+    lane.put(6)
+    flushed(lane)
+    assert gate.seen == [*range(7)]
+    assert gate.returned == [1, 2, 4, 5, 6]
+    gate.let(2)  # now the two return, and find that others have gone on
+    until(lambda: len(gate.returned) == 7, "they return")
+    until(lambda: not pool.has_work, "nothing to do")
+    assert gate.seen == [*range(7)]
+    assert len(stalls) == 2
+    first, second, third = gate.threads[0], gate.threads[1], gate.threads[4]
+    assert len({first, second, third}) == 3
+    assert gate.threads[:6] == [first, second, second, second, third, third]
+
+
+@pytest.mark.usefixtures("quick")
+def test_restarting_a_lane_that_is_not_stalled_does_nothing(pool: Pool) -> None:
+    gate = Gate()
+    lane = on_threads(pool, gate, timeout=0.05)
+    lane.put_all([0, 1])
+    for _ in range(3):
+        gate.entered(1)
+    until(lambda: lane.is_stalled, "it is given up")
+    together(*[lane.restart] * 4)
+    gate.entered(2)
+    lane.restart()
+    until(lambda: lane.is_stalled, "it is given up once more")
+    lane.timeout = 0
+    lane.put(2)
+    lane.restart()
+    gate.entered(3)
+    lane.put(3)
+    together(*[lane.restart] * 4)
+    flushed(on_threads(pool))
+    assert gate.seen == [0, 1, 2]
+    gate.let(4)
+    flushed(lane)
+    assert gate.seen == [0, 1, 2, 3]
+    idle = on_threads(pool)
+    idle.restart()
+    assert not idle.is_scheduled
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_receiver_may_take_for_ever_if_there_is_no_timeout(pool: Pool) -> None:
+    gate, other = Gate(), Gate()
+    stalls = Stalls()
+    lane = on_threads(pool, gate, stalled=stalls)
+    lane.put(0)
+    # a second one is given up several times over meanwhile
+    witness = on_threads(pool, other, timeout=0.05, stalled=lambda: witness.restart())
+    witness.put_all([*range(5)])
+    other.entered(5)
+    until(lambda: witness.is_stalled or not witness.is_scheduled, "the last is given up")
+    assert not stalls
+    # but there may be one later
+    lane.timeout = 0.05
+    until(lambda: stalls, "it is given up")
+    gate.let()
+    other.let(5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_process_that_was_kept_from_running_blames_nobody(pool: Pool) -> None:
+    """Somebody holds the interpreter's lock for much longer than the timeout."""
+    gate, stalls = Gate(), Stalls()
+    lane = on_threads(pool, gate, timeout=0.3, stalled=stalls)
+    lane.put(0)
+    gate.entered(1)
+    (server,) = pool._threads
+    until(lambda: server.seen == server.begun, "somebody looks")
+    ctypes.PyDLL(None).usleep(800_000)
+    for _ in range(2):
+        spent = server.spent
+        until(lambda spent=spent: server.spent > spent, "somebody looks")  # type: ignore[misc]
+    gate.let()
+    flushed(lane)
+    assert not stalls
+
+
+@pytest.mark.usefixtures("quick")
+def test_many_items_one_after_the_other_are_no_long_one(pool: Pool) -> None:
+    stalls = Stalls()
+    lane = on_threads(pool, lambda _: time.sleep(0.01), timeout=0.2, stalled=stalls)
+    lane.put_all([*range(60)])
+    flushed(lane)
+    assert not stalls
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_callback_for_stalls_that_raises_is_logged(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+
+    def stalled() -> None:
+        raise ValueError("a defect")
+
+    lane = on_threads(pool, gate, timeout=0.02, stalled=stalled)
+    lane.put_all([0, 1])
+    gate.entered(1)
+    until(lambda: "worker job failed" in caplog.text)
+    lane.restart()
+    gate.let(2)
+    flushed(lane)
+    assert gate.seen == [0, 1]
+    caplog.clear()
+
+
+DeliveryThread: Any = pool_module.DeliveryThread
+
+
+class Raced(DeliveryThread):  # type: ignore[misc]
+    """A delivery thread that can be caught between any two steps."""
+
+    __slots__ = ()
+
+    marking: Callable[[Raced], object] = nothing  #: the supervisor is about to give it up
+    marked: Callable[[Raced], object] = nothing  #: it has, and is about to look whether it has moved
+    judged: Callable[[Raced], object] = nothing  #: it has looked
+    leaving: Callable[[Raced], object] = nothing  #: the thread has run the lane, and is about to say so
+
+    @property
+    def is_abandoned(self) -> bool:
+        return DeliveryThread.is_abandoned.__get__(self)
+
+    @is_abandoned.setter
+    def is_abandoned(self, value: bool) -> None:
+        if value:
+            type(self).marking(self)
+        DeliveryThread.is_abandoned.__set__(self, value)
+        if value:
+            type(self).marked(self)
+
+    @property
+    def lane(self) -> ThreadLane | None:
+        return DeliveryThread.lane.__get__(self)
+
+    @lane.setter
+    def lane(self, value: ThreadLane | None) -> None:
+        if value is None and hasattr(self, "begun") and self.begun:
+            type(self).leaving(self)
+        DeliveryThread.lane.__set__(self, value)
+
+    def is_still_at(self, lane: ThreadLane) -> bool:
+        found = super().is_still_at(lane)
+        type(self).judged(self)
+        return found
+
+
+class Once:
+    """A step at which something is done, the first time somebody comes there."""
+
+    def __init__(self, do: Callable[[Raced], object]) -> None:
+        self._do: list[Callable[[Raced], object]] = [do]
+
+    def __call__(self, server: Raced) -> None:
+        if self._do:
+            self._do.pop()(server)
+
+
+def moved(server: Raced) -> None:
+    """Wait until the thread has returned from the receiver; then it can go no further than to the lock."""
+    until(lambda: server.begun != server.seen or server.lane is None, "it returns")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("items", [1, 3, module._BATCH, module._BATCH + 1])
+@pytest.mark.parametrize("step", ["marking", "marked", "judged"])
+def test_a_receiver_that_returns_while_it_is_given_up_has_either_returned_or_not(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, step: str, items: int
+) -> None:
+    """It is the last item, one of several, the last of a batch, and one before that."""
+    gate, stalls = Gate(*range(items - 1), *range(items, 2 * items)), Stalls()
+
+    def catch(server: Raced) -> None:
+        gate.let()
+        moved(server)
+
+    monkeypatch.setattr(Raced, step, staticmethod(Once(catch)))
+    monkeypatch.setattr(pool_module, "DeliveryThread", Raced)
+    lane = on_threads(pool, gate, timeout=0.02, stalled=stalls)
+    other = on_threads(pool)
+    lane.put_all([*range(2 * items)])
+    gate.entered(items)
+    until(lambda: gate.returned[-1:] >= [items - 1], "it is caught")
+    flushed(other)
+    if step == "judged":
+        until(lambda: stalls, "it is given up")
+        until(lambda: not pool.has_work, "its thread is gone")
+        assert gate.seen == [*range(items)]
+        lane.restart()
+    flushed(lane)
+    assert gate.seen == [*range(2 * items)]
+    assert len(stalls) == (step == "judged")
+    assert not lane.is_stalled
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It gets no processor between the two: neither its own lane nor the next one is lost or run twice."""
+    pool = Pool(1)
+    proceed = threading.Event()
+    seen, others, stalls = list[int](), list[int](), Stalls()
+    monkeypatch.setattr(Raced, "leaving", staticmethod(Once(lambda _: proceed.wait(PATIENCE))))
+    monkeypatch.setattr(pool_module, "DeliveryThread", Raced)
+    lane = on_threads(pool, seen.append, timeout=0.02, stalled=stalls)
+    other = on_threads(pool, others.append)
+    lane.put(0)
+    until(lambda: stalls, "it is given up")
+    lane.put(1)
+    other.put_all([0, 1])
+    flushed(other)
+    proceed.set()
+    other.put(2)
+    flushed(other)
+    until(lambda: len(workers()._idle) == len(worker_threads()), "all threads done")
+    assert seen == [0]
+    lane.restart()
+    flushed(lane)
+    assert seen == [0, 1]
+    assert others == [0, 1, 2]
+    assert len(stalls) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_receivers_that_take_as_long_as_they_may_lose_nothing(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(pool_module, "_LOOK", 0.001)
+    monkeypatch.setattr(pool_module, "_STAY", 0.01)
+    chance = random.Random(seed)
+    seen: list[list[int]] = [[] for _ in range(8)]
+    stalled = [0] * 8
+    lanes: list[ThreadLane] = []
+
+    def receive(which: int, number: int) -> None:
+        seen[which].append(number)
+        time.sleep(0.003 + chance.uniform(-0.001, 0.002))
+
+    def restart(which: int) -> None:
+        stalled[which] += 1
+        assert lanes[which].is_stalled
+        lanes[which].restart()
+
+    for which in range(8):
+        lanes.append(
+            on_threads(
+                pool,
+                lambda number, which=which: receive(which, number),
+                timeout=0.003,
+                stalled=lambda which=which: restart(which),
+            )
+        )
+    for lane in lanes:
+        lane.put_all([*range(60)])
+    for lane in lanes:
+        flushed(lane)
+    assert seen == [[*range(60)]] * 8
+
+
+# --- event loops
+
+
+def test_a_burst_is_one_task(pool: Pool, loop: Loop) -> None:
+    names: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        names.append(coroutine.__qualname__)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    loop.call(lambda: loop.loop.set_task_factory(factory))
+    names.clear()
+    seen: list[tuple[int, int]] = []
+
+    async def receive(item: tuple[int, int]) -> None:
+        seen.append(item)
+        await asyncio.sleep(0)
+
+    lane = on_loop(pool, loop.loop, receive)
+    with loop.blocked():
+        for number in range(500):
+            lane.put((0, number))
+    flushed(lane)
+    until(lambda: not lane.is_scheduled, "the task has ended")
+    assert seen == [(0, number) for number in range(500)]
+    assert names == ["LoopLane._run"]
+
+
+def test_receivers_that_never_wait_leave_their_loop_to_others(pool: Pool, loop: Loop) -> None:
+    seen: list[int] = []
+    turns: list[int] = []
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+
+    def turn() -> None:
+        turns.append(len(seen))
+        if len(seen) < 2000:
+            loop.loop.call_soon(turn)
+
+    lane = on_loop(pool, loop.loop, receive)
+    with loop.blocked():
+        lane.put_all([*range(2000)])
+        loop.loop.call_soon_threadsafe(turn)
+    flushed(lane)
+    until(lambda: turns and turns[-1] == 2000)
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= module._BATCH
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_task_that_is_cancelled_loses_nothing_that_waits(pool: Pool, loop: Loop) -> None:
+    seen: list[int] = []
+    cancelled: list[int] = []
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+        try:
+            if number % 3 == 0:
+                await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            raise
+
+    lane = on_loop(pool, loop.loop, receive)
+    lane.cancel()  # of nothing
+    lane.put_all([*range(5)])
+    until(lambda: seen == [0])
+    lane.cancel()
+    until(lambda: seen == [0, 1, 2, 3])
+    (task,) = [task for task in loop.call(asyncio.all_tasks) if task.get_name() == "events for a receiver"]
+    loop.call(task.cancel)  # as somebody else would
+    lane.put(5)
+    flushed(lane)
+    assert seen == [*range(6)]
+    assert cancelled == [0, 3]
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_cancelled_is_the_item_that_was_in_progress_then(pool: Pool, loop: Loop) -> None:
+    seen: list[int] = []
+    proceed, ended, asked = asyncio.Event(), threading.Event(), threading.Event()
+
+    async def receive(number: int) -> None:
+        if number == 0:
+            await proceed.wait()
+        else:
+            await asyncio.sleep(0.02)
+        seen.append(number)
+
+    def end() -> None:
+        """The first item goes on in the next turn, before what is posted from now on."""
+        proceed.set()
+        ended.set()
+        assert asked.wait(PATIENCE)
+
+    lane = on_loop(pool, loop.loop, receive)
+    lane.put_all([0, 1])
+    until(lambda: loop.call(lambda: bool(proceed._waiters)), "it waits")  # type: ignore[attr-defined]
+    loop.loop.call_soon_threadsafe(end)
+    assert ended.wait(PATIENCE)
+    lane.cancel()
+    asked.set()
+    flushed(lane)
+    assert seen == [0, 1]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool) -> None:
+    stalls, seen = Stalls(), list[int]()
+    entered = asyncio.Event()
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+        entered.set()
+        await asyncio.sleep(PATIENCE)
+
+    async def main() -> LoopLane:
+        lane = on_loop(pool, asyncio.get_running_loop(), receive, stalled=stalls)
+        lane.put_all([0, 1, 2])
+        await entered.wait()
+        return lane
+
+    lane = asyncio.run(main())
+    until(lambda: stalls, "it is told")
+    done = threading.Event()
+    lane.when_done(done.set)
+    assert not done.is_set()
+    assert lane.close() == 2
+    assert done.is_set()
+    assert seen == [0]
+    assert stalls.threads == ["messaging-worker"]
+
+
+def test_what_is_put_for_a_closed_loop_is_told_within_a_second(pool: Pool) -> None:
+    loop = asyncio.new_event_loop()
+    never, closed, idle = Stalls(), Stalls(), Stalls()
+
+    async def receive(_: Any) -> None:
+        raise AssertionError
+
+    waiting = on_loop(pool, loop, receive, stalled=never)
+    waiting.put(1)  # it never runs
+    late = on_loop(pool, loop, receive, stalled=closed)
+    on_loop(pool, loop, receive, stalled=idle)
+    loop.close()
+    began = time.monotonic()
+    late.put(1)
+    until(lambda: never and closed, "it is told")
+    assert time.monotonic() - began < 1
+    late.put(2)
+    assert (waiting.close(), late.close()) == (1, 2)
+    assert (len(never), len(closed), len(idle)) == (1, 1, 0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_loop_that_is_closed_when_all_is_done_is_no_stall(pool: Pool) -> None:
+    stalls = Stalls()
+
+    async def receive(_: Any) -> None:
+        pass
+
+    for _ in range(30):
+
+        async def main() -> None:
+            lane = on_loop(pool, asyncio.get_running_loop(), receive, stalled=stalls)
+            done = asyncio.Event()
+            lane.put(1)
+            lane.when_done(done.set)
+            await done.wait()
+
+        asyncio.run(main())
+    until(lambda: not pool.has_work, "nothing to do")
+    assert not stalls
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_a_closed_lane_whose_loop_is_closed_is_no_stall_and_tells_who_waits(pool: Pool, is_cut_off: bool) -> None:
+    """The receiver has returned, or never will, and there is no turn left in which it could say so."""
+    loop = asyncio.new_event_loop()
+    stalls, reached = Stalls(), threading.Event()
+    never = loop.create_future()
+
+    async def receive(_: Any) -> None:
+        lane.close()
+        if is_cut_off:
+            await never
+
+    lane = on_loop(pool, loop, receive, stalled=stalls)
+    lane.put(1)
+    lane.when_done(reached.set)
+    for _ in range(2):  # the task is made, and has its turn
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    assert lane.is_busy
+    assert bool(left) == is_cut_off
+    loop.close()
+    assert reached.wait(PATIENCE)
+    assert not stalls
+    for task in left:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_coroutine_that_does_not_return_is_told_once_and_goes_on_when_cancelled(pool: Pool, loop: Loop) -> None:
+    seen: list[int] = []
+    waits = asyncio.Event()
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+        if number in (0, 2):
+            await waits.wait()
+
+    stalls = Stalls()
+    lane = on_loop(pool, loop.loop, receive, timeout=0.05, stalled=stalls)
+    lane.put_all([0, 1, 2, 3])
+    until(lambda: stalls, "the first is told")
+    lane.cancel()
+    until(lambda: len(stalls) == 2, "the second is told")
+    assert seen == [0, 1, 2]
+    loop.call(waits.set)  # it may return, too
+    flushed(lane)
+    assert seen == [0, 1, 2, 3]
+    assert len(stalls) == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_blocks_the_loop_is_to_blame_and_nobody_else_on_it(pool: Pool, loop: Loop) -> None:
+    innocent, guilty = Stalls(), Stalls()
+    proceed, entered = asyncio.Event(), threading.Event()
+
+    async def wait(_: Any) -> None:
+        entered.set()
+        await proceed.wait()
+
+    async def block(_: Any) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not guilty and time.monotonic() < deadline:
+            time.sleep(0.001)  # noqa: ASYNC251
+        time.sleep(0.1)  # noqa: ASYNC251  # as long as the other one has
+        proceed.set()
+
+    waiting = on_loop(pool, loop.loop, wait, timeout=0.1, stalled=innocent)
+    blocking = on_loop(pool, loop.loop, block, timeout=0.2, stalled=guilty)
+    waiting.put(1)
+    assert entered.wait(PATIENCE)
+    blocking.put(1)
+    flushed(waiting)
+    flushed(blocking)
+    assert (len(innocent), len(guilty)) == (0, 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_loop_that_somebody_else_blocks_is_nobodys_fault(pool: Pool, loop: Loop) -> None:
+    stalls = Stalls()
+    proceed, entered = asyncio.Event(), threading.Event()
+
+    async def wait(_: Any) -> None:
+        entered.set()
+        await proceed.wait()
+
+    lane = on_loop(pool, loop.loop, wait, timeout=0.2, stalled=stalls)
+    lane.put(1)
+    assert entered.wait(PATIENCE)
+    with loop.blocked():
+        time.sleep(0.5)
+        loop.loop.call_soon_threadsafe(proceed.set)
+    flushed(lane)
+    assert not stalls
+
+
+def test_coroutines_have_the_context_of_whoever_made_the_lane(pool: Pool, loop: Loop) -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="nobody's")
+    seen: list[str] = []
+
+    async def receive(_: Any) -> None:
+        seen.append(variable.get())
+        variable.set("a receiver's")
+
+    variable.set("the maker's")
+    lane = on_loop(pool, loop.loop, receive)
+    variable.set("a publisher's")
+    for _ in range(2):
+        lane.put(1)
+        flushed(lane)
+        until(lambda: not lane.is_scheduled, "the task has ended")
+    assert seen == ["the maker's"] * 2
+
+
+# --- bounds
+
+
+def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None:
+    gate = Gate()
+    lane = on_threads(pool, gate, limit=10)
+    lane.put("in progress")
+    gate.entered(1)
+    for number in range(10):
+        assert lane.has_room()
+        lane.put(number)
+    through = threading.Event()
+    publisher = threading.Thread(target=lambda: lane.has_room() and through.set())
+    publisher.start()
+    until(lambda: lane._room.is_awaited, "it waits")
+    for count in range(2, 6):
+        gate.let()
+        gate.entered(count)
+    assert not through.wait(0.05)
+    gate.let()  # the fifth one is taken: now there are five left
+    gate.entered(6)
+    assert through.wait(PATIENCE)
+    assert len(lane) == 5
+    publisher.join(PATIENCE)
+    gate.let(10)
+    flushed(lane)
+    assert lane.dropped == 0
+
+
+def test_no_publisher_is_forgotten_where_there_is_little_room(pool: Pool, loop: Loop) -> None:
+    seen: list[int] = []
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+
+    lanes: list[Lane] = [on_threads(pool, seen.append, limit=limit) for limit in (1, 2, 5)]
+    lanes.append(on_loop(pool, loop.loop, receive, limit=3))
+    for lane in lanes:
+        seen.clear()
+
+        def publish(lane: Lane = lane) -> None:
+            for number in range(150):
+                assert lane.has_room()
+                lane.put(number)
+
+        together(*[publish] * 8)
+        flushed(lane)
+        assert sorted(seen) == sorted([*range(150)] * 8)
+        assert lane.dropped == 0
+
+
+def test_who_must_not_wait_goes_on_up_to_ten_times_the_limit(
+    pool: Pool, loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate(*range(1000))
+    lane = on_threads(pool, gate, "Miss Marple", limit=4)
+    lane.put("first")
+    gate.entered(1)
+
+    def publish(count: int) -> int:
+        return sum(lane.has_room() and not lane.put(number) for number in range(count))
+
+    assert loop.call(publish, 100) == 40
+    assert lane.dropped == 60
+    results: list[int] = []
+    for each in (pool, Pool()):
+        inside = on_threads(each, lambda _: results.append(publish(10)))
+        inside.put(1)
+        flushed(inside)
+    assert results == [0, 0]
+    assert lane.dropped == 80
+    (record,) = caplog.records
+    assert record.getMessage() == "Miss Marple is 40 events behind: dropping new events until it has caught up"
+    gate.let()
+    flushed(lane)
+    caplog.clear()
+
+
+def test_an_overflow_is_logged_once_until_it_is_over(pool: Pool, loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    """Not again when there is room for one and then for none: only after half of the lane was empty."""
+    gate = Gate()
+    lane = on_threads(pool, gate, limit=4)
+    lane.put("first")
+    gate.entered(1)
+
+    def publish() -> int:
+        return sum(lane.has_room() and not lane.put(number) for number in range(100))
+
+    assert loop.call(publish) == 40
+    for count in range(2, 20):
+        gate.let()
+        gate.entered(count)
+        assert loop.call(publish) == 1
+    assert lane.dropped == 60 + 18 * 99
+    assert len(caplog.records) == 1
+    gate.let(40 - 2)
+    gate.entered(19 + 38)
+    assert len(lane) == 2
+    assert loop.call(publish) == 38
+    assert len(caplog.records) == 2
+    caplog.clear()
+    gate.let(100)
+    flushed(lane)
+
+
+def test_who_waits_in_vain_drops_and_all_that_is_dropped_is_counted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.02)
+    lane = on_threads(pool, limit=4, is_held=True)
+    lane.put_all([*range(4)])
+    found: list[bool] = []
+    together(*[lambda: found.extend(lane.has_room() for _ in range(5))] * 8)
+    assert found == [False] * 40
+    assert lane.dropped == 40
+    assert len(caplog.records) == 1
+    caplog.clear()
+    lane.release([])
+    flushed(lane)
+
+
+def test_nobody_waits_for_room_in_a_lane_that_is_closed(pool: Pool) -> None:
+    lane = on_threads(pool, limit=4, is_held=True)
+    lane.put_all([*range(4)])
+
+    def close() -> None:
+        until(lambda: lane._room.is_awaited, "somebody waits")
+        assert lane.close() == 4
+
+    began = time.monotonic()
+    together(close, *[lambda: lane.has_room()] * 4)
+    assert time.monotonic() - began < PATIENCE
+    assert lane.dropped == 0
+
+
+def test_what_is_newest_takes_the_place_of_what_is_oldest(pool: Pool) -> None:
+    gate = Gate(*range(1000))
+    lane = on_threads(pool, gate, limit=5)
+    lane.put("first")
+    gate.entered(1)
+    for number in range(20):
+        lane.put_newest(number)
+        assert len(lane) <= 5
+    assert lane.dropped == 15
+    gate.let()
+    flushed(lane)
+    assert gate.seen == ["first", *range(15, 20)]
+
+
+def test_the_newest_items_get_in_while_the_oldest_are_taken(pool: Pool) -> None:
+    seen: list[int] = []
+    lane = on_threads(pool, seen.append, limit=3)
+    for number in range(20_000):
+        lane.put_newest(number)
+    flushed(lane)
+    assert len(seen) + lane.dropped == 20_000
+    assert seen == sorted({*seen})
+    assert seen[-1] == 19_999
+
+
+def test_the_newest_item_takes_no_place_of_somebody_who_waits_for_the_others(pool: Pool) -> None:
+    """Whoever waits is told after what was put before, and that is in progress still."""
+    gate = Gate(*range(100))
+    lane = on_threads(pool, gate, limit=3)
+    lane.put("first")
+    gate.entered(1)
+    reached: list[list[Any]] = []
+    lane.when_done(lambda: reached.append([*gate.returned]))
+    lane.when_done(lambda: reached.append([*gate.returned]))
+    for number in range(10):
+        lane.put_newest(number)
+    lane.when_done(lambda: reached.append([*gate.returned]))
+    for number in range(10, 20):
+        lane.put_newest(number)
+    assert not reached
+    gate.let()
+    flushed(lane)
+    assert reached[:2] == [["first"]] * 2
+    assert len(reached) == 3
+    assert gate.seen[0] == "first"
+    assert gate.seen[-1] == 19
+    assert len(gate.seen) - 1 + lane.dropped == 20
+
+
+# --- done, closed
+
+
+def test_who_waits_is_told_when_all_before_is_done_and_not_before(pool: Pool, loop: Loop) -> None:
+    proceed = asyncio.Event()
+    returned: list[str] = []
+
+    async def receive(item: str) -> None:
+        await proceed.wait()
+        returned.append(item)
+
+    gate = Gate()
+    for lane, let, done in (
+        (on_threads(pool, gate), lambda: gate.let(3), gate.returned),
+        (on_loop(pool, loop.loop, receive), lambda: loop.call(proceed.set), returned),
+    ):
+        reached: list[list[str]] = []
+        lane.when_done(lambda reached=reached, done=done: reached.append([*done]))  # type: ignore[misc]
+        until(lambda reached=reached: reached == [[]])  # type: ignore[misc]
+        lane.put_all(["a", "b"])
+        lane.when_done(lambda reached=reached, done=done: reached.append([*done]))  # type: ignore[misc]
+        lane.put("c")
+        let()
+        flushed(lane)
+        assert reached == [[], ["a", "b"]]
+        assert done == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("is_on_loop", [False, True])
+def test_a_lane_that_is_closed_delivers_no_more_and_tells_who_waits_when_its_receiver_has_returned(
+    pool: Pool, loop: Loop, is_on_loop: bool
+) -> None:
+    entered, proceed, reached = threading.Event(), threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def receive(number: int) -> None:
+        seen.append(number)
+        entered.set()
+        assert proceed.wait(PATIENCE)
+
+    async def receive_async(number: int) -> None:
+        seen.append(number)
+        entered.set()
+        assert await asyncio.to_thread(proceed.wait, PATIENCE)
+
+    lane = on_loop(pool, loop.loop, receive_async) if is_on_loop else on_threads(pool, receive)
+    lane.put_all([*range(100)])
+    assert entered.wait(PATIENCE)
+    lane.when_done(reached.set)
+    assert lane.close() == 99
+    assert lane.close() == 0
+    lane.put(100)
+    lane.put_all([101, 102])
+    lane.put_newest(103)
+    assert lane.has_room()
+    assert len(lane) == 0
+    after = threading.Event()
+    lane.when_done(after.set)
+    assert not reached.wait(0.02)
+    assert not after.is_set()
+    proceed.set()
+    assert reached.wait(PATIENCE)
+    assert after.wait(PATIENCE)
+    until(lambda: not pool.has_work, "nothing to do")
+    flushed(lane)
+    assert seen == [0]
+
+
+def test_who_waits_is_told_at_once_where_nobody_is_at_work(pool: Pool, loop: Loop) -> None:
+    async def receive(_: Any) -> None:
+        pass
+
+    for is_held in (False, True):
+        for lane in (on_threads(pool, is_held=is_held), on_loop(pool, loop.loop, receive, is_held=is_held)):
+            reached: list[int] = []
+            if is_held:
+                lane.put(1)
+                lane.when_done(lambda reached=reached: reached.append(1))  # type: ignore[misc]
+            assert lane.close() == is_held
+            lane.when_done(lambda reached=reached: reached.append(2))  # type: ignore[misc]
+            assert reached == ([1, 2] if is_held else [2])
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_waits_is_told_when_a_lane_is_closed_whose_receiver_was_given_up(pool: Pool) -> None:
+    gate = Gate()
+    reached = threading.Event()
+    # closed before it is given up; and while nobody has said what is to become of it
+    lane = on_threads(pool, gate, timeout=0.05)
+    lane.put_all([0, 1])
+    gate.entered(1)
+    lane.when_done(reached.set)
+    assert lane.close() == 1
+    assert not reached.is_set()
+    assert reached.wait(PATIENCE)
+    lane.restart()  # too late
+    assert not lane.is_stalled
+
+    other = Gate()
+    lane = on_threads(pool, other, timeout=0.05)
+    lane.put_all([0, 1])
+    until(lambda: lane.is_stalled, "it is given up")
+    reached.clear()
+    lane.when_done(reached.set)
+    assert lane.close() == 1
+    assert reached.is_set()
+    gate.let()
+    other.let()
+
+
+@pytest.mark.parametrize("is_on_loop", [False, True])
+def test_what_is_delivered_and_what_is_given_up_is_all_there_was(pool: Pool, loop: Loop, is_on_loop: bool) -> None:
+    """While receivers are at work: by one thread that closes what it has put."""
+    chance = random.Random(1)
+    for round_ in range(300):
+        seen: list[int] = []
+        reached: list[int] = []
+
+        async def receive(number: int, seen: list[int] = seen) -> None:
+            seen.append(number)
+
+        lane = on_loop(pool, loop.loop, receive) if is_on_loop else on_threads(pool, seen.append)
+        count = chance.randrange(200)
+        for number in range(count):
+            lane.put(number)
+            if number % 50 == 0:
+                lane.when_done(lambda number=number, reached=reached: reached.append(number))  # type: ignore[misc]
+            if round_ % 3 == 0 and number % 30 == 0:
+                time.sleep(0)
+        lost = lane.close()
+        lane.put(-1)
+        flushed(lane)
+        assert seen == [*range(count - lost)]
+        assert sorted(reached) == [*range(0, count, 50)]
+
+
+@pytest.mark.parametrize("is_on_loop", [False, True])
+def test_a_lane_may_be_closed_just_when_its_last_item_is_taken(pool: Pool, loop: Loop, is_on_loop: bool) -> None:
+    class Items(deque[Any]):
+        """As if another thread came between."""
+
+        def popleft(self) -> Any:
+            if len(self) == 1 and not lane.is_closed:
+                assert lane.close() == 1
+            return super().popleft()
+
+    seen: list[int] = []
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+
+    lane: Lane = (
+        on_loop(pool, loop.loop, receive, is_held=True) if is_on_loop else on_threads(pool, seen.append, is_held=True)
+    )
+    lane._items = Items([0, 1, 2])
+    lane.release([])
+    until(lambda: not lane.is_scheduled)
+    flushed(lane)
+    assert seen == [0, 1]
+
+
+def test_closing_while_others_put_loses_nobody_who_waits(pool: Pool, loop: Loop) -> None:
+    """Nor does anything stay in the lane, or come in another order."""
+
+    async def ignore(_: Any) -> None:
+        pass
+
+    for round_ in range(60):
+        receiver = Alone()
+        lane = on_loop(pool, loop.loop, ignore) if round_ % 2 else on_threads(pool, receiver)
+        reached: list[int] = []
+
+        def publish(who: int, lane: Lane = lane, reached: list[int] = reached) -> None:
+            for number in range(60):
+                lane.put((who, number))
+                if number % 5 == 0:
+                    lane.when_done(lambda: reached.append(1))
+
+        def close(lane: Lane = lane, round_: int = round_) -> None:
+            if round_ % 3:
+                time.sleep(0.0005)
+            lane.close()
+
+        together(lambda: publish(0), lambda: publish(1), lambda: publish(2), close, close)
+        flushed(lane)
+        until(lambda reached=reached: len(reached) == 36)  # type: ignore[misc]
+        assert len(lane) == 0
+        assert not receiver.was_twice
+        for who in range(3):
+            mine = [number for each, number in receiver.seen if each == who]
+            assert mine == [*range(len(mine))]
+
+
+def test_a_callback_that_raises_is_logged(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
+    def reached() -> None:
+        raise SystemExit
+
+    lane = on_threads(pool)
+    lane.when_done(reached)
+    flushed(lane)
+    assert caplog.messages == ["the callback after an event raised"]
+    caplog.clear()
+    lane.close()
+    lane.when_done(reached)
+    assert caplog.messages == ["the callback after an event raised"]
+    caplog.clear()
+
+
+# --- held
+
+
+def test_what_is_put_into_a_held_lane_wakes_nobody(pool: Pool, loop: Loop) -> None:
+    seen: list[int] = []
+
+    async def receive(number: int) -> None:
+        seen.append(number)
+
+    for lane in (on_threads(pool, seen.append, is_held=True), on_loop(pool, loop.loop, receive, is_held=True)):
+        seen.clear()
+        lane.put(2)
+        lane.put_all([3, 4])
+        assert lane.is_scheduled
+        assert not pool.has_work
+        lane.release([0, 1])
+        flushed(lane)
+        assert seen == [*range(5)]
+        with pytest.raises(RuntimeError, match="a receiver is not held"):
+            lane.release([0])
+
+
+def test_an_empty_lane_that_was_held_is_like_any_other(pool: Pool) -> None:
+    seen: list[int] = []
+    lane = on_threads(pool, seen.append, is_held=True)
+    lane.release([])
+    assert not lane.is_scheduled
+    lane.put(1)
+    flushed(lane)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("is_on_loop", [False, True])
+def test_what_comes_while_a_lane_is_released_comes_after_what_it_begins_with(
+    pool: Pool, loop: Loop, is_on_loop: bool
+) -> None:
+    for _ in range(10):
+        receiver = Alone()
+        first = [(4, number) for number in range(200)]
+        lane: Lane = (
+            on_loop(pool, loop.loop, receiver.later, is_held=True)
+            if is_on_loop
+            else on_threads(pool, receiver, is_held=True)
+        )
+
+        def publish(who: int, lane: Lane = lane) -> None:
+            for number in range(200):
+                lane.put((who, number))
+
+        def release(lane: Lane = lane, first: list[tuple[int, int]] = first) -> None:
+            until(lambda: len(lane) > 100)
+            lane.release(first)
+
+        together(release, *[lambda who=who: publish(who) for who in range(4)])  # type: ignore[misc]
+        flushed(lane)
+        assert receiver.seen[:200] == first
+        receiver.check(5, 200)
+
+
+# --- scarcity
+
+
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+
+
+def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
+    pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers().hold(pool)
+    until(lambda: len(workers()._idle) == len(worker_threads()) == 1, "only the one in reserve")
+    seen: list[list[int]] = [[] for _ in range(6)]
+
+    async def receive(number: int) -> None:
+        seen[5].append(number)
+
+    lanes: list[Lane] = [on_threads(pool, each.append) for each in seen[:5]]
+    lanes.append(on_loop(pool, loop.loop, receive))
+    try:
+        with monkeypatch.context() as patched:
+            no_more_threads(patched)
+            for _ in range(3):
+                for lane in lanes:
+                    lane.put_all([*range(100)])
+                for lane in lanes:
+                    flushed(lane)
+                until(lambda: not pool.has_work, "nothing to do")
+    finally:
+        workers().release(pool)
+    assert seen == [[*range(100)] * 3] * 6
+
+
+def test_what_waits_for_want_of_a_thread_goes_on_with_what_is_put_next(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    until(lambda: not worker_threads(), "no thread")
+    gate, seen = Gate(1, 2), list[int]()
+    lane, other = on_threads(pool, gate), on_threads(pool, seen.append)
+    with monkeypatch.context() as patched:
+        no_more_threads(patched)
+        for number in range(3):
+            lane.put(number)
+        other.put(3)
+    assert caplog.messages == [
+        "event delivery: cannot start a delivery thread: can't start new thread; retrying with the next event"
+    ]
+    caplog.clear()
+    assert gate.seen == []
+    other.put(4)
+    gate.entered(1)
+    lane.put(5)  # somebody comes for it
+    flushed(other)
+    assert seen == [3, 4]
+    assert gate.seen == [0]
+    gate.let(2)
+    flushed(lane)
+    assert gate.seen == [0, 1, 2, 5]
+
+
+def test_signal_handlers_may_put_whatever_they_interrupt() -> None:
+    """They run on the main thread between any two steps of what it is at, with the locks it has."""
+    done = run_script(
+        """
+import itertools, signal, threading, time
+from messaging.execution.lanes import ThreadLane
+from messaging.execution.pool import Pool
+
+pool = Pool()
+seen = []
+options = dict(timeout=0, stalled=lambda: None)
+lanes = [ThreadLane(seen.append, pool, "x", limit=5, **options) for _ in range(3)]
+counter = itertools.count()
+depth = 0
+
+def handle(*_):
+    global depth
+    depth += 1
+    if depth < 4:  # it may be interrupted, too
+        for lane in lanes:
+            lane.put(next(counter))
+        ThreadLane(seen.append, pool, "x", **options).put(next(counter))
+    depth -= 1
+    signal.setitimer(signal.ITIMER_REAL, 0.0002)
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.0002)
+deadline = time.monotonic() + 0.7
+while time.monotonic() < deadline:
+    for lane in lanes:
+        if lane.has_room():
+            lane.put(next(counter))
+        lane.has_room()
+    ThreadLane(seen.append, pool, "x", **options).close()
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+for lane in lanes:
+    done = threading.Event()
+    lane.when_done(done.set)
+    assert done.wait(10)
+deadline = time.monotonic() + 10
+while pool.has_work:
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+count = next(counter)
+assert sorted(seen) == [*range(count)], (len(seen), count)
+assert count > 100
+""",
+        seconds=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_finalizers_may_put_and_close_whatever_they_interrupt(pool: Pool) -> None:
+    """The collector runs them where something is allocated: with locks held, too."""
+    seen: list[int] = []
+    lanes = [on_threads(pool, seen.append) for _ in range(3)]
+    counter = itertools.count()
+
+    class Finalized:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            for lane in lanes:
+                lane.put(next(counter))
+            closed = on_threads(pool, is_held=True)
+            closed.put(1)
+            assert closed.close() == 1
+
+    before = gc.get_threshold()
+    gc.set_threshold(30, 1, 1)
+    try:
+        for _ in range(400):
+            Finalized()
+            lanes[0].put(next(counter))
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    for lane in lanes:
+        flushed(lane)
+    assert sorted(seen) == [*range(next(counter))]
+
+
+# --- forks
+
+
+FORK = """
+import asyncio, os, sys, threading, time, traceback
+from messaging.execution import lanes as module
+from messaging.execution.lanes import LoopLane, ThreadLane
+from messaging.execution.pool import Pool
+
+def lane(receive, **options):
+    return ThreadLane(receive, pool, "x", **{"timeout": 0, "stalled": lambda: None, **options})
+
+def flushed(lane):
+    done = threading.Event()
+    lane.when_done(done.set)
+    assert done.wait(10)
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+def child(work):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(); sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with {status}"
+
+pool = Pool()
+"""
+
+
+def test_a_forked_child_delivers_what_is_put_there_and_nothing_of_its_parent() -> None:
+    done = run_script(
+        FORK
+        + """
+stop = threading.Event()
+seen = [[] for _ in range(4)]
+held = lane(seen[3].append, is_held=True, limit=4)
+held.put_all([("parent", 0)] * 4)
+lanes = [lane(each.append, limit=20) for each in seen[:3]]
+put = [0] * 8
+
+def publish(who):
+    while not stop.is_set():
+        for each in lanes:
+            until(each.has_room)
+            each.put((who, put[who]))
+        put[who] += 1
+        if who % 3 == 0:
+            time.sleep(0.0005)
+
+module._PATIENCE = 0.001
+module.logger.logger.disabled = True
+threads = [threading.Thread(target=publish, args=(who,), daemon=True) for who in range(8)]
+
+def wait():
+    while not stop.is_set():
+        held.has_room()  # with its lock
+
+threads.append(threading.Thread(target=wait, daemon=True))
+for thread in threads:
+    thread.start()
+until(lambda: all(put[:8]))
+
+def work():
+    before = [[*each] for each in seen]
+    module._PATIENCE = 10
+    for number, each in enumerate(lanes):
+        assert len(each) == 0
+        assert each.has_room()
+        for item in range(100):
+            assert each.has_room()
+            each.put(("child", item))
+    mine = []
+    other = lane(mine.append)
+    other.put(1)
+    flushed(other)
+    assert mine == [1]
+    for each in lanes:
+        flushed(each)
+    for old, new in zip(before, seen[:3]):
+        assert new[len(old):] == [("child", item) for item in range(100)], new[len(old):]
+    assert held.is_scheduled
+    held.put("child")
+    held.release(["first"])
+    flushed(held)
+    assert seen[3] == ["first", "child"], seen[3]
+
+for _ in range(10):
+    child(work)
+child(lambda: child(work))
+stop.set()
+for thread in threads:
+    thread.join(10)
+for each in lanes:
+    flushed(each)
+for each in seen[:3]:
+    for who in range(8):
+        assert [number for other, number in each if other == who] == [*range(put[who])]
+    assert len(each) == sum(put)
+assert len(held) == 4
+""",
+        seconds=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_locks_that_others_had_when_a_process_forked_are_free_in_the_child() -> None:
+    done = run_script(
+        FORK
+        + """
+seen = []
+each = lane(seen.append, limit=2)
+over, held = threading.Event(), threading.Semaphore(0)
+
+def hold(lock):
+    with lock:
+        held.release()
+        over.wait(20)
+
+for lock in (each._room._lock, pool._lock):
+    threading.Thread(target=hold, args=(lock,), daemon=True).start()
+    assert held.acquire(timeout=10)
+
+def work():
+    for number in range(100):
+        assert each.has_room()
+        each.put(number)
+    flushed(each)
+    assert seen == [*range(100)]
+
+child(work)
+over.set()
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_receiver_that_forks_goes_on_in_the_parent_only() -> None:
+    """In the child it returns to a thread that was given up; others deliver there."""
+    done = run_script(
+        FORK
+        + """
+seen, idents, status = [], set(), []
+entered, returned = threading.Event(), threading.Event()
+
+class Pid(int):
+    def __del__(self):
+        returned.set()
+
+def receive(number):
+    seen.append(number)
+    idents.add(threading.get_ident())
+    if number == 10:
+        entered.set()
+        assert returned.wait(10)
+        time.sleep(0.05)  # the thread that forked could go on now
+    if number == 1:
+        pid = Pid(os.fork())
+        if pid:
+            status.append(os.waitpid(pid, 0)[1])
+            return
+        seen.clear()
+        idents.clear()
+        each.put_all([10, 11, 12])
+        assert entered.wait(10)
+        threading.Thread(target=check, args=(threading.get_ident(),)).start()
+
+def check(forked):
+    try:
+        flushed(each)
+        assert seen == [10, 11, 12], seen
+        assert len(idents) == 1 and forked not in idents
+        os._exit(7)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+each = lane(receive)
+each.put_all([0, 1, 2, 3])
+flushed(each)
+assert seen == [0, 1, 2, 3], seen
+assert [os.waitstatus_to_exitcode(each) for each in status] == [7], status
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loops_of_the_parent_are_as_good_as_closed_in_the_child() -> None:
+    done = run_script(
+        FORK
+        + """
+seen = []
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+
+async def receive(item):
+    seen.append(item)
+    await asyncio.sleep(0.001)
+
+stalled = threading.Event()
+each = LoopLane(receive, loop, pool, "x", timeout=0, stalled=stalled.set)
+
+def work():
+    assert len(each) == 0
+    before = len(seen)
+    assert not stalled.is_set()
+    each.put("child")
+    assert stalled.wait(10)
+    assert each.close() == 1
+    async def main():
+        mine = LoopLane(receive, asyncio.get_running_loop(), pool, "x", timeout=0, stalled=stalled.set)
+        mine.put("mine")
+        while len(seen) == before:
+            await asyncio.sleep(0)
+    asyncio.run(main())
+    assert seen[before:] == ["mine"], seen[before:]
+
+for _ in range(5):
+    each.put_all([*range(50)])
+    child(work)
+flushed(each)
+assert seen == [*range(50)] * 5
+loop.call_soon_threadsafe(loop.stop)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- memory
+
+
+def test_nothing_holds_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_LOOK", 0.005)
+    monkeypatch.setattr(pool_module, "_STAY", 0.02)
+    loop = Loop()
+
+    async def receive(_: Any) -> None:
+        pass
+
+    def use(pool: Pool) -> list[Lane]:
+        gate = Gate()
+        blocked = on_threads(pool, gate)
+        blocked.put(1)
+        gate.entered(1)
+        waiting, idle, held = on_threads(pool), on_threads(pool), on_threads(pool, is_held=True)
+        waiting.put(1)  # for the only thread there may be
+        waiting.close()
+        assert waiting not in pool._ready
+        gate.let()
+        done = on_loop(pool, loop.loop, receive)
+        done.put(1)
+        flushed(done)
+        with loop.blocked():
+            begun = on_loop(pool, loop.loop, receive)
+            begun.put(1)
+            begun.close()
+            assert begun not in pool._adopted
+        made: list[Lane] = [blocked, waiting, idle, held, done, begun]
+        flushed(blocked)
+        for each in made:
+            each.put(2)
+            each.close()
+            each.put(3)
+        return made
+
+    def references() -> list[weakref.ref[Any]]:
+        pool = Pool(1)
+        found: list[weakref.ref[Any]] = [weakref.ref(pool)]
+        for _ in range(3):
+            found += map(weakref.ref, use(pool))
+        return found
+
+    left = references()
+
+    def gone() -> bool:
+        gc.collect()
+        return not any(each() for each in left)
+
+    until(gone, "lanes and pool gone")
+    loop.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_loop_that_is_closed_is_not_held_by_what_was_on_its_way_to_it(pool: Pool) -> None:
+    async def receive(_: Any) -> None:
+        pass
+
+    def forsake() -> list[weakref.ref[Any]]:
+        loop = asyncio.new_event_loop()
+        stalls = Stalls()
+        lane = on_loop(pool, loop, receive, timeout=1, stalled=stalls)
+        lane.put(1)
+        lane.cancel()
+        loop.close()
+        until(lambda: stalls, "it is told")
+        lane.close()
+        return [weakref.ref(loop), weakref.ref(lane)]
+
+    references = forsake()
+
+    def gone() -> bool:
+        gc.collect()
+        return not any(each() for each in references)
+
+    until(gone, "the loop gone")
+
+
+def test_items_are_not_held_when_they_are_delivered_or_given_up(pool: Pool) -> None:
+    class Item:
+        pass
+
+    lane = on_threads(pool)
+    references: list[weakref.ref[Any]] = []
+    for each in (1, 2, 3):
+        item = Item()
+        references.append(weakref.ref(item))
+        if each == 2:
+            flushed(lane)
+            lane.close()
+        lane.put(item)
+        del item
+    until(lambda: not any(each() for each in references), "the items gone")
+
+
+# --- all of it at once
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_all_of_it_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_LOOK", 0.002)
+    monkeypatch.setattr(pool_module, "_STAY", 0.02)
+    monkeypatch.setattr(module, "_AFTER_CANCELLED", 0.002)
+    with contextlib.closing(Stress(seed)) as stress:
+        stress.run(1.5)
+        stress.check()
+
+
+FINALIZER_IN_A_CHILD = """
+import os, threading
+from messaging.execution.lanes import ThreadLane
+from messaging.execution.pool import Pool
+
+pool = Pool()
+options = dict(timeout=0, stalled=lambda: None)
+other = ThreadLane(lambda _: None, pool, "other", **options)
+
+class Item:
+    def __del__(self):
+        other.put(1)
+
+held = ThreadLane(lambda _: None, pool, "held", is_held=True, **options)
+held.put(Item())
+has_it, may_go = threading.Event(), threading.Event()
+
+def hold():
+    with pool._lock:
+        has_it.set()
+        may_go.wait(30)
+
+holder = threading.Thread(target=hold)
+holder.start()
+has_it.wait(30)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)  # it has come out of the fork
+may_go.set()
+holder.join()
+os.waitpid(pid, 0)
+print("done")
+"""
+
+
+def test_what_a_child_gives_up_may_put_something_whatever_its_parent_was_doing() -> None:
+    """A finalizer that puts something, while another thread of the parent had the lock of the pool.
+
+    The parent's own comes at the very end of its interpreter, where no thread can be started any more.
+    """
+    done = run_script(FINALIZER_IN_A_CHILD)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

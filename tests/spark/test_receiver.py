@@ -1,0 +1,344 @@
+"""Receivers: messages of a broker are stored, then acknowledged, also with a full or slow disk. Without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from adapters.spark.errors import JournalFullError
+from adapters.spark.journal import Journal, Source
+from adapters.spark.journal.log import LogWriter, read
+from adapters.spark.options import ReadOptions
+from adapters.spark.read import receiver
+from adapters.spark.read.receiver import Receiver
+from adapters.spark.read.receiver_settings import receiver_settings
+from messaging import MessagingError
+from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
+from tests.brokers import Mosquitto, RabbitMQ, free_port
+from tests.proxy import Proxy
+from tests.spark.harness import numbers, publish, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+VERSIONS = pytest.mark.parametrize("version", ["5", "3.1.1"])
+
+
+class Running:
+    """A receiver, and the rows that it has stored."""
+
+    def __init__(self, path: Path, url: str, **options: str) -> None:
+        given = {"url": url, "journalPath": str(path), **options}
+        self.options = ReadOptions.of(given)
+        self.journal = Journal.open(str(path), Source("mqtt://anywhere", [], None, "1", 1))
+        (self.log,) = self.journal.logs
+        group = self.options.group or "group"
+        (settings,) = receiver_settings(self.options, group, self.journal.folder)
+        self.receiver = Receiver(settings, self.log)
+
+    def start(self) -> Running:
+        self.receiver.start()
+        return self
+
+    def values(self) -> list[bytes]:
+        rows = read(self.journal.folder, self.log.spans(self.log.begin, self.log.end))
+        return [value for batch in rows for value in batch.column("value").to_pylist()]
+
+    def stored(self, count: int) -> list[bytes]:
+        """Wait for ``count`` rows."""
+        wait_for(
+            lambda: self.log.end >= count or self.receiver.failure is not None, f"{count} rows, not {self.log.end}"
+        )
+        self.receiver.raise_failure()
+        return self.values()
+
+    def close(self) -> None:
+        self.receiver.stop()
+        self.journal.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts receivers on one journal, one at a time, and ends them."""
+    running: list[Running] = []
+
+    def start(url: str, **options: str) -> Running:
+        for each in running:
+            each.close()
+        made = Running(tmp_path / "journal", url, **options)
+        running.append(made)
+        return made.start()
+
+    yield start
+    for each in running:
+        each.close()
+
+
+class Gate:
+    """Holds the writes of a log back, or has them fail."""
+
+    def __init__(self, log: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = threading.Event()
+        self.error: Exception | None = None
+        self._append = log.append
+        monkeypatch.setattr(log, "append", self.append)
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        self.waiting.set()
+        assert self.open.wait(60)
+        if self.error is not None:
+            raise self.error
+        self._append(rows)
+
+
+def unacknowledged(rabbitmq: RabbitMQ, queue: str) -> tuple[int, int]:
+    """Messages of ``queue`` that wait, and that are with the consumer."""
+    lines = rabbitmq.ctl("list_queues", "name", "messages_ready", "messages_unacknowledged").splitlines()
+    found = next(line.split("\t") for line in lines if line.startswith(queue + "\t"))
+    return int(found[1]), int(found[2])
+
+
+@VERSIONS
+def test_stored_messages_are_not_received_again(broker: Mosquitto, run: Callable[..., Running], version: str) -> None:
+    options = {"channel": "a/#", "version": version}
+    running = run(broker.url, **options)
+    publish(broker.url, "a/b", numbers(1000))
+    assert running.stored(1000) == numbers(1000)
+    running.close()
+    publish(broker.url, "a/b", numbers(10, 1000))
+    running = run(broker.url, **options)
+    assert running.stored(1010) == numbers(1010)
+    assert running.receiver.redeliveries.dropped == 0
+
+
+def test_nothing_is_acknowledged_before_it_is_stored(
+    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    running = run(rabbitmq.url, queue=queue)
+    gate = Gate(running.log, monkeypatch)
+    gate.open.clear()
+    publish(rabbitmq.url, queue, numbers(100))
+    assert gate.waiting.wait(30)
+    wait_for(lambda: unacknowledged(rabbitmq, queue) == (0, 100), "all to be with the consumer")
+    assert running.log.end == 0
+    gate.open.set()
+    assert running.stored(100) == numbers(100)
+    wait_for(lambda: unacknowledged(rabbitmq, queue) == (0, 0), "all to be acknowledged")
+
+
+@VERSIONS
+@pytest.mark.parametrize("deduplicate", ["true", "false"])
+def test_an_acknowledgement_that_is_lost_stores_nothing_twice(
+    broker: Mosquitto, run: Callable[..., Running], version: str, deduplicate: str
+) -> None:
+    with Proxy(broker.host, broker.port) as proxy:
+        url = f"mqtt://127.0.0.1:{proxy.port}"
+        running = run(url, channel="a", version=version, deduplicate=deduplicate, reconnect_max="0.2")
+        proxy.up.swallow()  # acknowledgements do not arrive
+        publish(broker.url, "a", numbers(15))  # within the window of mosquitto
+        assert running.stored(15) == numbers(15)
+        proxy.sever()
+        proxy.up.restore()
+        publish(broker.url, "a", numbers(15, 15))
+        if deduplicate == "true":
+            assert running.stored(30) == numbers(30)
+            assert running.receiver.redeliveries.dropped == 15
+        else:
+            assert running.stored(45) == numbers(15) + numbers(30)
+
+
+def test_a_process_that_is_gone_is_no_reason_to_store_twice(
+    broker: Mosquitto, run: Callable[..., Running], tmp_path: Path
+) -> None:
+    """The next receiver reads from the journal which messages are stored."""
+    with Proxy(broker.host, broker.port) as proxy:
+        running = run(f"mqtt://127.0.0.1:{proxy.port}", channel="a", close_timeout="0.2")
+        proxy.up.swallow()
+        # the same text twice is two messages
+        publish(broker.url, "a", [*numbers(9), b"8"])
+        assert running.stored(10) == [*numbers(9), b"8"]
+        proxy.sever()
+        running.close()
+    publish(broker.url, "a", numbers(5, 10))
+    running = run(broker.url, channel="a")
+    assert running.stored(15) == [*numbers(9), b"8", *numbers(5, 10)]
+    assert running.receiver.redeliveries.dropped == 10
+
+
+def test_a_queue_that_delivers_again_stores_nothing_twice(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}"
+        running = run(url, queue=queue, reconnect_max="0.2")
+        proxy.up.swallow()
+        publish(rabbitmq.url, queue, numbers(50))
+        assert running.stored(50) == numbers(50)
+        proxy.sever()
+        proxy.up.restore()
+        publish(rabbitmq.url, queue, numbers(50, 50))
+        assert running.stored(100) == numbers(100)
+        assert running.receiver.redeliveries.dropped == 50
+
+
+def test_a_broker_that_is_restarted(durable_broker: Mosquitto, run: Callable[..., Running]) -> None:
+    broker = durable_broker
+    running = run(broker.url, channel="a", reconnect_max="0.2")
+    for start in range(0, 600, 200):
+        publish(broker.url, "a", numbers(200, start))
+        broker.restart()
+    publish(broker.url, "a", numbers(1, 600))
+    assert running.stored(601) == numbers(601)
+
+
+def test_a_full_disk_waits_and_loses_nothing(
+    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    running = run(rabbitmq.url, queue=queue)
+    gate = Gate(running.log, monkeypatch)
+    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    publish(rabbitmq.url, queue, numbers(100))
+    wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
+    running.receiver.raise_failure(patience=60)  # within its patience
+    with pytest.raises(JournalFullError, match="'journalPath'"):
+        running.receiver.raise_failure()
+    assert unacknowledged(rabbitmq, queue) == (0, 100)
+    gate.error = None
+    wait_for(lambda: running.log.end == 100, "all to be stored")
+    assert running.values() == numbers(100)
+    wait_for(lambda: running.receiver.failure is None, "the failure to be over")
+
+
+def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    running = run(rabbitmq.url, queue=queue, journalBytes="1m", prefetch="20")
+    payloads = [b"%04d" % number + b"x" * 20_000 for number in range(300)]
+    publish(rabbitmq.url, queue, payloads)
+    wait_for(lambda: running.receiver.is_full, "the journal to be full")
+    # not stored yet: one write, the pending messages, and the prefetched messages of the broker
+    wait_for(lambda: sum(unacknowledged(rabbitmq, queue)) == 300 - running.log.end, "the broker to know")
+    assert running.log.end < 200
+    assert unacknowledged(rabbitmq, queue)[0] > 0
+    while running.log.end < 300:
+        end = running.log.end
+        running.receiver.commit(end)
+        wait_for(lambda end=end: running.log.end > end, "more")
+    wait_for(lambda: sum(unacknowledged(rabbitmq, queue)) == 0, "all to be acknowledged")
+
+
+def test_pending_bytes_are_bounded(
+    broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "PENDING_BYTES", 100_000)
+    running = run(broker.url, channel="a", prefetch="1000")
+    gate = Gate(running.log, monkeypatch)
+    gate.open.clear()
+    publish(broker.url, "a", [b"%04d" % number + b"x" * 9_996 for number in range(200)])
+    wait_for(lambda: running.receiver.pending_bytes >= 100_000, "too much to be pending")
+    assert running.receiver.pending_bytes < 120_000
+    gate.open.set()
+    assert [value[:4] for value in running.stored(200)] == [b"%04d" % number for number in range(200)]
+
+
+def test_stopping_does_not_wait_for_observers_that_wait(
+    broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "PENDING_BYTES", 1000)
+    running = run(broker.url, channel="a")
+    gate = Gate(running.log, monkeypatch)
+    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    publish(broker.url, "a", [b"x" * 900 for _ in range(50)])
+    wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
+    started = time.monotonic()
+    running.receiver.stop()
+    assert time.monotonic() - started < 10
+    # nothing of it was acknowledged
+    again = run(broker.url, channel="a")
+    assert len(again.stored(50)) == 50
+
+
+def test_a_defect_is_told_and_not_swallowed(
+    broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = run(broker.url, channel="a")
+    Gate(running.log, monkeypatch).error = ValueError("a defect")
+    publish(broker.url, "a", numbers(5))
+    wait_for(lambda: running.receiver.failure is not None, "the failure")
+    with pytest.raises(MessagingError, match="ValueError: a defect"):
+        running.receiver.raise_failure(patience=60)
+
+
+def test_a_queue_that_is_deleted_ends_it(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    running = run(rabbitmq.url, queue=queue)
+    rabbitmq.ctl("delete_queue", queue)
+    wait_for(lambda: running.receiver.failure is not None, "the failure")
+    with pytest.raises(SubscriptionRefusedError):
+        running.receiver.raise_failure()
+
+
+def test_quiet_is_when_all_that_was_there_is_stored(broker: Mosquitto, run: Callable[..., Running]) -> None:
+    run(broker.url, channel="a").close()
+    publish(broker.url, "a", numbers(3000))
+    running = run(broker.url, channel="a")
+    running.receiver.wait_quiet(0.5, time.monotonic() + 30)
+    assert running.values() == numbers(3000)
+
+
+def test_waiting_for_quiet_has_an_end(
+    broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = run(broker.url, channel="a")
+    gate = Gate(running.log, monkeypatch)
+    gate.open.clear()
+    publish(broker.url, "a", numbers(3))
+    assert gate.waiting.wait(30)
+    started = time.monotonic()
+    running.receiver.wait_quiet(0.1, started + 0.5)
+    assert 0.4 < time.monotonic() - started < 5
+    gate.open.set()
+
+
+def test_starting_fails_with_the_error_of_the_library(tmp_path: Path, rabbitmq: RabbitMQ) -> None:
+    def start(url: str, **options: Any) -> None:
+        running = Running(tmp_path / uuid4().hex, url, **options)
+        with contextlib.closing(running):
+            running.start()
+
+    with pytest.raises(ConnectFailedError):
+        start(f"mqtt://127.0.0.1:{free_port()}", channel="a")
+    with pytest.raises(AuthenticationError):
+        start(f"amqp://guest:no@127.0.0.1:{rabbitmq.port}", channel="a")
+    with pytest.raises(SubscriptionRefusedError):
+        start(rabbitmq.url, queue="nowhere", **{"extension.autocreate": "false"})
+    with pytest.raises(InvalidOptionError, match=r"extension.nonsense") as caught:
+        start(rabbitmq.url, queue="somewhere", **{"extension.nonsense": "1"})
+    assert caught.value.option == "extension.nonsense"
+
+
+def test_a_queue_that_is_deleted_while_the_disk_is_full_is_not_forgotten(
+    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = f"queue-{uuid4().hex[:8]}"
+    running = run(rabbitmq.url, queue=queue)
+    gate = Gate(running.log, monkeypatch)
+    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    publish(rabbitmq.url, queue, numbers(5))
+    wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
+    rabbitmq.ctl("delete_queue", queue)
+    wait_for(lambda: isinstance(running.receiver.failure, SubscriptionRefusedError), "the end of the subscription")
+    gate.error = None
+    wait_for(lambda: running.log.end == 5, "what was there to be stored")
+    with pytest.raises(SubscriptionRefusedError):
+        running.receiver.raise_failure(patience=60)
