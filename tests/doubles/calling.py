@@ -1,4 +1,4 @@
-"""A call in a thread of its own, and a look at where it waits."""
+"""A call in a thread of its own, and a look at where threads are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from messaging.execution import Flag
@@ -17,6 +18,18 @@ T = TypeVar("T")
 def until_waiting(ident: int | None) -> None:
     """Wait until the thread ``ident`` waits as the threads of this project do: in :meth:`Flag.wait`."""
     until(lambda: sys._current_frames()[ident or 0].f_code is Flag.wait.__code__, "a thread that waits")
+
+
+def until_left(ident: int, module: ModuleType) -> None:
+    """Wait until the thread ``ident`` runs no code of ``module``."""
+
+    def has_left() -> bool:
+        frame = sys._current_frames().get(ident)
+        while frame is not None and frame.f_code.co_filename != module.__file__:
+            frame = frame.f_back
+        return frame is None
+
+    until(has_left, f"a thread that has left {module.__name__}")
 
 
 class Calling(Generic[T]):

@@ -50,11 +50,14 @@ class Slow:
 
     def __init__(self) -> None:
         self.seen: list[bytes] = []
+        #: the thread that called last
+        self.thread = 0
         self.entered = threading.Semaphore(0)
         self.proceed = threading.Semaphore(0)
 
     def __call__(self, message: Message) -> None:
         self.seen.append(message.payload)
+        self.thread = threading.get_ident()
         self.entered.release()
         assert self.proceed.acquire(timeout=PATIENCE)
 

@@ -18,6 +18,8 @@ from messaging import Message
 from messaging.errors import ConnectFailedError, ConnectionLostError, DeadlineError
 from messaging.execution import engine
 from messaging.model import Incoming
+from messaging.receiving import consumers
+from tests.doubles.calling import until_left
 from tests.doubles.consumers import Slow, numbered, receive
 from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, Token, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
@@ -200,7 +202,7 @@ def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
 ) -> None:
     m = connect(broker)
     stream = m.subscribe("a")
-    push = stream.subscribe(slow)
+    stream.subscribe(slow)
     broker.deliver(*numbered(5))
     slow.wait()
     let_go = threading.Event()
@@ -208,7 +210,7 @@ def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
     try:
         stream.pause()
         slow.go(10)
-        until(lambda: not push._busy.locked(), "the observer at rest")  # type: ignore[attr-defined]
+        until_left(slow.thread, consumers)
         assert slow.seen == numbered(1)
     finally:
         let_go.set()
