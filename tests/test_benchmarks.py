@@ -293,7 +293,7 @@ def test_peers_of_spark_make_as_many_rows_as_they_are_asked_for(source: str) -> 
     assert sum(each.num_rows if source == "arrow" else 1 for each in found) == 40_001
 
 
-def test_the_journal_of_the_spark_benchmark_holds_what_it_should(tmp_path: Path) -> None:
+def test_the_journal_of_the_spark_benchmark_holds_all_rows(tmp_path: Path) -> None:
     sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
     from adapters.spark.journal import Journal
     from adapters.spark.journal.log import read
@@ -306,7 +306,7 @@ def test_the_journal_of_the_spark_benchmark_holds_what_it_should(tmp_path: Path)
     assert {len(row["value"]) for row in rows} == {100}
 
 
-def test_a_target_may_be_met_by_what_is_enough_whatever_the_peer_does() -> None:
+def test_a_target_may_be_met_by_a_fixed_rate_whatever_the_peer_does() -> None:
     def row(name: str, rate: float) -> dict[str, Any]:
         return {"name": name, "figures": {"rate": {"median": rate}}}
 
@@ -322,7 +322,7 @@ def test_memory_runs() -> None:
     assert "queue.SimpleQueue" in benchmark("memory", "--runs", "1", "--messages", "1000")
 
 
-def test_names_of_nobody_are_refused() -> None:
+def test_unknown_peers_are_refused() -> None:
     command = [sys.executable, "-m", "benchmarks", "mqtt", "--peers", "ours,pahoo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

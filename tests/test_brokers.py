@@ -37,7 +37,7 @@ def gone(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    stat = Path(f"/proc/{pid}/stat")  # a zombie nobody has waited for yet is gone, too
+    stat = Path(f"/proc/{pid}/stat")  # a zombie that is not reaped yet is gone, too
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 

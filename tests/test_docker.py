@@ -51,7 +51,7 @@ def test_rabbitmq_understands_its_configuration() -> None:
         assert broker.running
 
 
-def test_image_does_not_run_as_root_and_copies_only_what_is_there() -> None:
+def test_image_does_not_run_as_root_and_copies_only_existing_files() -> None:
     text = (DOCKER / "Dockerfile").read_text()
     assert re.search(r"^USER (?!root)\w+$", text, re.MULTILINE)
     copied = [name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for name in line.split()]

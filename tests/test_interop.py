@@ -18,7 +18,7 @@ DEADLINE = 15.0
 
 
 def tool(name: str, *arguments: str) -> str:
-    """A client of somebody else, run to its end; what it printed."""
+    """Run a client of another project to its end; return its output."""
     result = subprocess.run([name, *arguments], capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -78,7 +78,7 @@ def test_mosquitto_pub_reaches_a_stream(mqtt: tuple[Messaging, list[str], str], 
         assert 0 < message.context.extensions["timeToLive"] <= 60
 
 
-def test_mosquitto_sub_gets_what_is_published(mqtt: tuple[Messaging, list[str], str]) -> None:
+def test_mosquitto_sub_gets_published_messages(mqtt: tuple[Messaging, list[str], str]) -> None:
     m, where, version = mqtt
     properties = {}
     if version == "5":
@@ -146,7 +146,9 @@ def test_pika_reaches_a_stream(amqp: tuple[Messaging, pika.adapters.blocking_con
     assert context.extensions["headers"] == {"colour": "blue", "count": 3}
 
 
-def test_pika_gets_what_is_published(amqp: tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel]) -> None:
+def test_pika_gets_published_messages(
+    amqp: tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel],
+) -> None:
     m, channel = amqp
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.queue_bind(queue, "amq.topic", "interop.out.#")

@@ -36,7 +36,7 @@ from messaging.model import keywords
 from messaging.model.settings import Settings
 from messaging.services import LdapFilter, ServiceRegistry
 from messaging.typedevent import TypedEventBus
-from tests.core.fake import PATIENCE
+from tests.doubles.fake import PATIENCE
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
 
@@ -78,7 +78,7 @@ JUNK: Final[tuple[Any, ...]] = (
     {}, {"a": 1}, {1: 2}, nested(500), object(), Hostile(), lambda: 0, Hostile,
 )  # fmt: skip
 
-#: what is given for other parameters than the one that gets junk, by name; a str for those that are not named
+#: values for the parameters that get no junk, by name; a str for those that are not named
 GOOD: Final[dict[str, Any]] = {
     "handler": lambda _: None, "timeout": 0.01, "event": {"a": 1}, "listener": lambda _: None, "service": object(),
     "interface": "junk", "text": "(a=b)", "filter": "(a=b)", "factory": MessageContextBuilder, "function": print,
@@ -128,7 +128,7 @@ COMMAND_LINE: Final = "messaging.cli"
 
 
 def public_packages() -> Iterator[str]:
-    """The packages and modules that say what is public in them."""
+    """The packages and modules that list their public names."""
     for package in (messaging, adapters):
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             spec: Any = importlib.util.find_spec(each.name)
@@ -227,7 +227,7 @@ def wrong(name: str, call: Callable[[Any], Any]) -> list[str]:
         except JunkError:
             if value is not Hostile and not isinstance(value, Hostile):
                 problem = "JunkError"
-        except Exception as error:  # noqa: BLE001  # that is what is looked for
+        except Exception as error:  # noqa: BLE001  # this test looks for them
             problem = f"{type(error).__name__}: {error!s:.60}"
         if time.monotonic() - began > PATIENCE:
             problem = f"took {time.monotonic() - began:.1f} s"
@@ -369,7 +369,7 @@ class Unprintable(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def _log() -> Iterator[None]:
-    """What is logged about junk can be printed."""
+    """Log lines about junk can be printed."""
     logger, gathering = logging.getLogger("messaging"), Unprintable()
     logger.addHandler(gathering)
     try:
@@ -439,7 +439,7 @@ def test_methods_of_all_that_can_be_reached() -> None:
 
 
 def wrong_at_the_end(kind: type, name: str) -> list[str]:
-    """What is wrong with a method that ends an object: each call that does gets objects of its own."""
+    """Return the faults of a method that ends an object: each call that does gets objects of its own."""
     fresh: list[World] = []
     with contextlib.ExitStack() as stack:
 
@@ -491,7 +491,7 @@ def methods_of_class(kind: type) -> Iterator[str]:
 
 
 def test_times(m: Messaging, registry: ServiceRegistry) -> None:
-    """Also those that do not fit into a float: they are as long as it takes."""
+    """Times that do not fit into a float, too, are times: they are as long as it takes."""
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     promise: Promise[int] = Promise("a test")

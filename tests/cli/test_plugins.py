@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.core.conftest import install
+from tests.doubles.fixtures import install
 
 PLUGIN = """
 import typer

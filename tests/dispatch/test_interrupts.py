@@ -11,7 +11,7 @@ from messaging.dispatch.service import EventService
 from messaging.eventadmin import EventAdmin
 from messaging.services import ServiceRegistry
 from messaging.typedevent import TypedEventBus
-from tests.core.fake import PATIENCE, until
+from tests.doubles.fake import PATIENCE, until
 from tests.interrupts import again, interrupt_everywhere
 
 KINDS = pytest.mark.parametrize("kind", [TypedEventBus, EventAdmin])

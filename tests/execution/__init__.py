@@ -1,1 +1,1 @@
-"""How anything runs: engine, promises, deadlines."""
+"""Tests of ``messaging.execution``."""

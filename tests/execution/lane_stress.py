@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane
-from tests.core.fake import PATIENCE, until
+from tests.doubles.fake import PATIENCE, until
 
 T = TypeVar("T")
 

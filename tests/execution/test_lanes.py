@@ -23,9 +23,9 @@ import pytest
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
 from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
-from tests.core.fake import PATIENCE, until
-from tests.core.test_outbox import run_script
+from tests.doubles.fake import PATIENCE, until
 from tests.execution.lane_stress import Loop, Stress
+from tests.scripts import run_script
 
 
 @pytest.fixture(autouse=True)

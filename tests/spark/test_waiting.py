@@ -18,7 +18,7 @@ from adapters.spark.recorder.recorded_event import load_event
 from adapters.spark.telemetry.display import Display
 from messaging.services import ServiceRegistry
 from messaging.typedevent import TypedEventBus
-from tests.core.fake import PATIENCE
+from tests.doubles.fake import PATIENCE
 from tests.interrupts import breakable_waits
 from tests.spark.harness import numbers, publish, wait_for
 

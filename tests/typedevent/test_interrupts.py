@@ -9,7 +9,7 @@ import pytest
 
 from messaging.services import ServiceRegistry
 from messaging.typedevent import TypedEventBus, UntypedEventHandler
-from tests.core.fake import until
+from tests.doubles.fake import until
 from tests.interrupts import again, interrupt_everywhere
 
 

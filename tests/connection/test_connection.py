@@ -1,0 +1,595 @@
+"""The connection: made, lost, made again; and its effects on subscriptions and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from messaging.connection import Connection
+from messaging.errors import (
+    AuthenticationError,
+    ClosedError,
+    ConnectFailedError,
+    ConnectionLostError,
+    DeadlineError,
+    SubscriptionRefusedError,
+)
+from messaging.instance import Messaging
+from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+
+def state(m: Messaging) -> str:
+    return m.runtime.get_runtime_dto().connection.state
+
+
+# --- the first connection
+
+
+@pytest.mark.parametrize("face", ["blocking", "async with"])
+def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(
+    broker: FakeBroker, connect: Connect, face: str
+) -> None:
+    broker.errors["open"].append(AuthenticationError("wrong password for 'me'"))
+
+    async def enter() -> None:
+        async with connect(broker, name="one"):
+            raise AssertionError("entered")
+
+    with pytest.raises(AuthenticationError, match="wrong password for 'me'"):
+        connect(broker, name="one") if face == "blocking" else asyncio.run(enter())
+    assert broker.closed == 1
+    assert connect(broker, name="one").publish("a", b"1").result(PATIENCE) is None  # the name is free again
+
+
+def test_no_answer_within_the_connect_timeout_is_an_error(broker: FakeBroker, connect: Connect) -> None:
+    broker.gates["open"].close()
+    started = time.monotonic()
+    with pytest.raises(ConnectFailedError, match=rf"no connection to {broker.url} within 0.1 s"):
+        connect(broker, connect_timeout=0.1)
+    assert time.monotonic() - started < 5
+    assert broker.gates["open"].waiting == 0  # the attempt was cancelled
+
+
+def test_a_defect_of_the_adapter_is_a_typed_error_with_its_cause(broker: FakeBroker, connect: Connect) -> None:
+    broker.errors["open"].append(ZeroDivisionError("oops"))
+    with pytest.raises(ConnectFailedError, match="ZeroDivisionError") as caught:
+        connect(broker)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_retry_connect_keeps_trying(broker: FakeBroker, connect: Connect) -> None:
+    broker.errors["open"] += [ConnectFailedError("not yet")] * 3
+    m = connect(broker, retry_connect=True)
+    assert broker.calls.count("open") == 4
+    assert m.publish("a", b"1").result(PATIENCE) is None
+
+
+def test_on_a_thread_with_an_event_loop_connect_returns_at_once(broker: FakeBroker, connect: Connect) -> None:
+    broker.gates["open"].close()
+
+    async def main() -> None:
+        m = connect(broker)
+        assert state(m) == "connecting"
+        promise = m.publish("a", b"early")
+        stream = m.subscribe("b")
+        broker.gates["open"].open()
+        assert await m is m
+        await stream.ready
+        await promise
+        await m.aclose()
+
+    asyncio.run(main())
+    assert broker.payloads == [b"early"]
+
+
+def test_the_first_connection_failing_fails_everything_that_waits_for_it(broker: FakeBroker, connect: Connect) -> None:
+    broker.gates["open"].close()
+    refusal = AuthenticationError("no")
+    broker.errors["open"].append(refusal)
+
+    async def main() -> None:
+        m = connect(broker)
+        promise = m.publish("a", b"early")
+        stream = m.subscribe("b")
+        errors: list[Exception] = []
+        stream.subscribe(on_error=errors.append)
+        settle_loop()
+        broker.gates["open"].open()
+        with pytest.raises(AuthenticationError):
+            await m
+        with pytest.raises(ClosedError):
+            await promise
+        with pytest.raises(AuthenticationError):
+            await stream.ready
+        await asyncio.to_thread(until, lambda: errors == [refusal])
+        with pytest.raises(ClosedError):
+            m.publish("a", b"late")
+        with pytest.raises(ClosedError):
+            m.subscribe("a")
+
+    asyncio.run(main())
+
+
+def test_cancelling_the_wait_for_a_connection_closes_the_instance(broker: FakeBroker, connect: Connect) -> None:
+    broker.gates["open"].close()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connect(broker)
+
+    asyncio.run(main())
+    until(lambda: broker.closed == 1, "the adapter closed")
+    assert broker.gates["open"].waiting == 0
+
+
+def test_closing_while_connecting_ends_the_attempt(broker: FakeBroker, connect: Connect) -> None:
+    broker.gates["open"].close()
+
+    async def main() -> Messaging:
+        return connect(broker)
+
+    m = asyncio.run(main())
+    until(lambda: broker.gates["open"].waiting == 1)
+    m.close(0.1)
+    assert broker.gates["open"].waiting == 0
+    assert isinstance(m.ready.exception(0), ClosedError)
+    assert state(m) == "closed"
+
+
+def test_a_defect_in_setting_up_the_first_connection_does_not_hang_connect(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode(self: Messaging) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(Messaging, "_connected", explode)
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE):
+            m = await connect(broker)
+            await m.publish("a", b"1")
+
+    asyncio.run(main())
+    assert "a defect" in caplog.text
+
+
+# --- losing it
+
+
+def test_a_lost_connection_is_made_again(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 99 [S]: the runtime shows it."""
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.gates["open"].close()
+    broker.errors["open"] += [ConnectFailedError("still down"), ConnectFailedError("still down")]
+    broker.lose("the cable was cut")
+    dto = m.runtime.get_runtime_dto()
+    until(lambda: state(m) == "reconnecting")
+    dto = m.runtime.get_runtime_dto()
+    assert [each.channel.connected for each in dto.subscriptions] == [False]
+    assert dto.connection.cause == "the cable was cut"
+    broker.gates["open"].open()
+    broker.wait_open(2)
+    until(lambda: m.runtime.get_runtime_dto().subscriptions[0].channel.connected)
+    assert state(m) == "connected"
+    stream.close().result(PATIENCE)
+
+
+def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[int]:
+    """The levels of the lines about the connection that match."""
+    return [each.levelno for each in caplog.records if re.fullmatch(pattern, each.getMessage())]
+
+
+def test_the_log_says_why_a_connection_is_lost_when_it_is_tried_again_and_when_it_is_back(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    connect(broker, name="plant")
+    where = rf"fake 'plant' \({broker.url.removeprefix('fake://')}\)"
+    assert told(caplog, f"{where}: connected") == [logging.INFO]
+    broker.errors["open"].append(ConnectFailedError("still down"))
+    broker.lose("the cable was cut")
+    broker.wait_open(2)
+    seconds = r"\d+\.\d s"
+    back = f"{where}: connected again after {seconds}"
+    until(lambda: told(caplog, back))
+    assert told(caplog, f"{where}: connection lost: the cable was cut; reconnecting in {seconds}") == [logging.WARNING]
+    assert told(caplog, f"{where}: cannot reconnect: still down; trying again in {seconds}") == [logging.INFO]
+    assert told(caplog, back) == [logging.INFO]
+    assert told(caplog, f"{where}: connected") == [logging.INFO]  # the first time only
+
+
+def test_the_log_warns_once_of_a_broker_that_refuses_to_have_the_client_back(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    connect(broker, reconnect_max=0.02)
+    broker.errors["open"] += [
+        AuthenticationError("the account is locked"),
+        AuthenticationError("the account is locked"),
+    ]
+    broker.lose()
+    broker.wait_open(2)
+    refused = ".*: cannot reconnect: the account is locked; trying again in .* s"
+    assert told(caplog, refused) == [logging.WARNING, logging.INFO]
+
+
+def test_a_loss_right_after_connecting_is_a_loss(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for round_ in range(2, 12):
+        broker.lose()
+        broker.wait_open(round_)
+    assert m.publish("a", b"1").result(PATIENCE) is None
+
+
+def test_a_loss_within_open_is_a_loss(broker: FakeBroker, connect: Connect) -> None:
+    """The adapter calls ``lost`` after it connected and before the core learned of it."""
+    m = connect(broker)
+    broker.gates["open"].close()
+    broker.lose()
+    until(lambda: broker.gates["open"].waiting == 1)
+    adapter = broker.adapter
+    original = adapter.open
+
+    async def open_and_lose(lost: object) -> bool:
+        resumed = await original(lost)  # type: ignore[arg-type]
+        adapter.open = original  # type: ignore[method-assign]
+        broker.connected = False
+        lost(ConnectionLostError("at once"))  # type: ignore[operator]
+        return resumed
+
+    broker.errors["open"].append(ConnectFailedError("this attempt was under way already"))
+    adapter.open = open_and_lose  # type: ignore[method-assign]
+    broker.gates["open"].open()
+    broker.wait_open(3)
+    assert m.publish("a", b"1").result(PATIENCE) is None
+
+
+def test_delays_between_attempts_grow_and_stay_within_their_bounds() -> None:
+    found = [*itertools.islice(delays(0.5, 4.0), 200)]
+    assert 0 <= found[0] <= 0.5
+    assert all(0.5 <= delay <= 4.0 for delay in found[1:])
+    assert max(found) > 2.0
+    assert len(set(found)) > 20  # jitter
+    assert all(delay <= 3.0 for delay in itertools.islice(delays(3.0, 1.0), 50))
+
+
+@pytest.mark.parametrize(
+    ("stable", "refusals", "expected"),
+    [(3600.0, 0, [0, 1, 2]), (-1.0, 0, [0, 0, 0]), (-1.0, 4, [0, 1, 2, 3, 4, 0, 0])],
+    ids=["connections that do not last", "connections that last", "attempts that fail"],
+)
+def test_delays_grow_until_a_connection_lasts(
+    broker: FakeBroker,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    stable: float,
+    refusals: int,
+    expected: list[int],
+) -> None:
+    taken: list[int] = []
+
+    def delays(_: object) -> Iterator[float]:
+        """A series of delays that take no time; notes the position of each in its series."""
+        for number in itertools.count():
+            taken.append(number)
+            yield 0.0
+
+    monkeypatch.setattr(Connection, "_delays", delays)
+    monkeypatch.setattr("messaging.connection.connection._STABLE_SECONDS", stable)
+    connect(broker)
+    taken.clear()
+    broker.errors["open"].extend([ConnectFailedError("not now")] * refusals)
+    for count in (2, 3, 4):
+        broker.lose()
+        broker.wait_open(count)
+        settle_loop()
+    assert taken == expected
+
+
+def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.gates["open"].close()
+    broker.lose()
+    until(lambda: broker.gates["open"].waiting == 1)
+    m.close()
+    assert broker.gates["open"].waiting == 0
+    assert broker.closed == 1
+    assert [*stream] == []
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises"])
+def test_an_adapter_that_hangs_or_raises_in_close_is_logged_and_does_not_hang_close(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    monkeypatch.setattr("messaging.connection.connection._ADAPTER_CLOSE_SECONDS", 0.2)
+    m = connect(broker)
+    if how == "hangs":
+        broker.gates["close"].close()
+    else:
+        broker.errors["close"].append(RuntimeError("a defect"))
+    started = time.monotonic()
+    m.close(0.1)
+    assert time.monotonic() - started < 3
+    assert "failed to close" in caplog.text
+    assert state(m) == "closed"
+
+
+def test_closing_from_many_threads_at_once_closes_once(broker: FakeBroker, connect: Connect) -> None:
+    for _ in range(10):
+        m = connect(broker)
+        closed_before = broker.closed
+        barrier = threading.Barrier(8)
+
+        def close(m: Messaging = m, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(PATIENCE)
+            m.close()
+
+        with ThreadPoolExecutor(8) as pool:
+            for each in [pool.submit(close) for _ in range(8)]:
+                each.result(PATIENCE)
+        assert broker.closed == closed_before + 1
+        m.close()
+
+
+# --- subscriptions
+
+
+def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: Connect) -> None:
+    broker.resumes = True
+    m = connect(broker)
+    seen: list[bytes] = []
+    m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
+    broker.lose()
+    broker.wait_open(2)
+    m.publish("b", b"").result(PATIENCE)  # all subscriptions come before
+    assert broker.calls.count("subscribe") == 1
+    broker.deliver(b"1")
+    until(lambda: seen == [b"1"])
+
+
+def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, connect: Connect) -> None:
+    """So that the reply to a request that waited in the outbox is not missed."""
+    m = connect(broker)
+    m.subscribe("a").subscribe(print)
+    broker.gates["open"].close()
+    broker.lose()
+    promise = m.publish("a", b"request")
+    broker.calls.clear()
+    broker.gates["open"].open()
+    promise.result(PATIENCE)
+    assert broker.calls.index("subscribe") < broker.calls.index("publish")
+
+
+def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.gates["open"].close()
+    broker.lose()
+    stream.close().result(PATIENCE)
+    broker.gates["open"].open()
+    broker.wait_open(2)
+    m.publish("b", b"").result(PATIENCE)
+    assert broker.calls.count("subscribe") == 1
+    assert broker.live == []
+
+
+@pytest.mark.parametrize("reported", ["before the next connection", "after it"])
+def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, connect: Connect, reported: str) -> None:
+    """The adapter may report it late: the next connection is there before the subscribe of the last one has failed."""
+    m = connect(broker)
+    broker.gates["subscribe"].close()
+    stream = m.subscribe("a")
+    until(lambda: broker.gates["subscribe"].waiting == 1)
+    if reported == "after it":
+        broker.lose()
+        broker.wait_open(2)
+    else:
+        broker.gates["open"].close()
+        broker.lose()
+    settle_loop()
+    broker.gates["subscribe"].open()
+    settle_loop()
+    broker.gates["open"].open()
+    try:
+        assert stream.ready.result(PATIENCE) is None
+        assert len(broker.live) == 1
+    finally:
+        stream.close().result(PATIENCE)
+
+
+def test_a_subscription_the_broker_never_answers_does_not_block_publishing(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker, connect_timeout=0.3)
+    m.subscribe("a").subscribe(print)
+    broker.gates["subscribe"].close()
+    broker.lose()
+    assert m.publish("b", b"1", timeout=PATIENCE).result(PATIENCE) is None
+    broker.gates["subscribe"].open()
+
+
+def test_a_refused_subscription_ends_its_stream_with_the_reason(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 35 [I]."""
+    m = connect(broker)
+    refusal = SubscriptionRefusedError("access to 'a' refused")
+    broker.errors["subscribe"].append(refusal)
+    stream = m.subscribe("a")
+    assert stream.ready.exception(PATIENCE) is refusal
+    with pytest.raises(SubscriptionRefusedError, match="access to 'a' refused"):
+        stream.receive(PATIENCE)
+    broker.errors["subscribe"].append(refusal)
+    errors: list[Exception] = []
+    m.subscribe("a").subscribe(on_error=errors.append)
+    until(lambda: errors == [refusal])
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+    with m.subscribe("a"):  # the instance is as good as before
+        assert len(broker.live) == 1
+
+
+def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = connect(broker)
+    broker.errors["subscribe"].append(KeyError("a defect"))
+    stream = m.subscribe("a")
+    error = stream.ready.exception(PATIENCE)
+    assert isinstance(error, SubscriptionRefusedError)
+    assert isinstance(error.__cause__, KeyError)
+    assert "failed to subscribe" in caplog.text
+    assert m.publish("a", b"1").result(PATIENCE) is None
+
+
+@pytest.mark.parametrize("how", ["cancelled", "refused after reconnecting"])
+def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(
+    broker: FakeBroker, connect: Connect, how: str
+) -> None:
+    m = connect(broker)
+    errors: list[Exception] = []
+    m.subscribe("a").subscribe(on_error=errors.append)
+    reason = SubscriptionRefusedError("queue deleted")
+    if how == "cancelled":
+        broker.end_subscription(reason)
+    else:
+        broker.errors["subscribe"].append(reason)
+        broker.lose()
+    until(lambda: errors == [reason])
+    opened = broker.opened
+    broker.lose()
+    broker.wait_open(opened + 1)
+    m.publish("b", b"").result(PATIENCE)
+    assert broker.live == []
+
+
+def test_a_stream_closed_while_subscribing_is_unsubscribed_once_the_broker_answered(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    broker.gates["subscribe"].close()
+    stream = m.subscribe("a")
+    until(lambda: broker.gates["subscribe"].waiting == 1)
+    stream.close().result(PATIENCE)
+    assert isinstance(stream.ready.exception(PATIENCE), ClosedError)
+    broker.gates["subscribe"].open()
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert broker.live == []
+
+
+def test_messages_that_arrive_before_the_subscription_is_confirmed_are_not_lost(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    """``deliver`` may be called before ``subscribe`` returns (retained messages)."""
+    m = connect(broker)
+    adapter = broker.adapter
+    original = adapter.subscribe
+
+    async def subscribe(spec: object, sink: object) -> object:
+        handle = await original(spec, sink)  # type: ignore[arg-type]
+        from messaging.model import Incoming
+
+        handle.sink.deliver([Incoming(b"retained", "a")])
+        return handle
+
+    adapter.subscribe = subscribe  # type: ignore[method-assign, assignment]
+    stream = m.subscribe("a")
+    assert stream.receive(PATIENCE).payload == b"retained"
+
+
+def test_an_unsubscribe_that_hangs_does_not_hang_close(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, close_timeout=0.2)
+    m.subscribe("a").subscribe(print)
+    broker.gates["unsubscribe"].close()
+    started = time.monotonic()
+    m.close()
+    assert time.monotonic() - started < 3
+
+
+def test_an_unsubscribe_that_raises_is_logged(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.errors["unsubscribe"].append(RuntimeError("a defect"))
+    stream.close().result(PATIENCE)
+    assert "failed to unsubscribe" in caplog.text
+    assert [*stream] == []
+
+
+@pytest.mark.parametrize("when", ["before the subscription is there", "before a loss"])
+def test_a_paused_stream_stays_paused(broker: FakeBroker, connect: Connect, when: str) -> None:
+    m = connect(broker)
+    if when != "before a loss":
+        broker.gates["subscribe"].close()
+    stream = m.subscribe("a")
+    if when == "before a loss":
+        stream.ready.result(PATIENCE)
+    stream.pause()
+    settle_loop()
+    if when == "before a loss":
+        assert broker.live[0].paused
+        broker.lose()
+        broker.wait_open(2)
+    broker.gates["subscribe"].open()
+    broker.wait_subscribed()
+    try:
+        until(lambda: broker.live[0].paused, "the subscription paused")
+        stream.resume()
+        until(lambda: not broker.live[0].paused)
+    finally:
+        stream.close().result(PATIENCE)
+
+
+def test_subscribing_storms_race_with_losses(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    streams = []
+    barrier = threading.Barrier(5)
+    lock = threading.Lock()
+
+    def storm() -> None:
+        barrier.wait(PATIENCE)
+        for _ in range(25):
+            stream = m.subscribe("a")
+            with lock:
+                streams.append(stream)
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(storm) for _ in range(4)]
+        barrier.wait(PATIENCE)
+        for round_ in range(2, 8):
+            broker.lose()
+            broker.wait_open(round_)
+        for each in running:
+            each.result(PATIENCE)
+    for stream in streams:
+        assert stream.ready.result(PATIENCE) is None
+    until(lambda: len(broker.live) == 100)
+    for stream in streams:
+        stream.close()
+    until(lambda: broker.live == [])
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_a_stream_entered_while_the_broker_is_silent_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, timeout=0.1)
+    broker.gates["subscribe"].close()
+    with pytest.raises(DeadlineError, match=r"subscribing to 'a' took longer than 0\.1 s"), m.subscribe("a"):
+        raise AssertionError("entered")
+    broker.gates["subscribe"].open()
+    until(lambda: len(broker.unsubscribed) == 1, "unsubscribed: no reference is left to close it by")

@@ -1,0 +1,240 @@
+"""The state of the connection, as an Observable and in the DTO (MSG060)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from reactivex import operators as ops
+
+from messaging import ArgumentError, AuthenticationError, ConnectFailedError, ConnectionLostError, Messaging
+from messaging.connection import ConnectionState, ConnectionStates
+from messaging.errors import TakenOverError
+from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+
+class States:
+    """An observer."""
+
+    def __init__(self) -> None:
+        self.seen: list[ConnectionState] = []
+        self.threads: set[str] = set()
+        self.completed = threading.Event()
+
+    def on_next(self, state: ConnectionState) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.seen.append(state)
+
+    def on_error(self, error: Exception) -> None:
+        raise AssertionError(error)
+
+    def on_completed(self) -> None:
+        self.completed.set()
+
+    @property
+    def names(self) -> list[str]:
+        return [state.name for state in self.seen]
+
+    def wait(self, name: str, count: int = 1) -> ConnectionState:
+        until(lambda: self.names.count(name) >= count, f"{name}; there were {self.names}")
+        return [state for state in self.seen if state.name == name][count - 1]
+
+
+def observe(m: Messaging) -> States:
+    states = States()
+    m.connection_state.subscribe(states)
+    return states
+
+
+def test_an_observer_is_told_the_current_state_then_every_change_then_completion(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    states = observe(m)
+    first = states.wait("connected")
+    assert first.cause is None
+    assert first.since > 0
+    broker.lose("the cable was cut")
+    lost = states.wait("reconnecting")
+    assert isinstance(lost.cause, ConnectionLostError)
+    assert "the cable was cut" in str(lost)
+    states.wait("connected", 2)
+    assert m.connection_state.value.name == "connected"
+    m.close()
+    assert states.completed.wait(PATIENCE)
+    assert states.names == ["connected", "reconnecting", "connected", "closed"]
+    assert not any(name in ("messaging-engine", "MainThread") for name in states.threads)
+
+
+def test_after_the_end_an_observer_is_told_so(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    m.close()
+    states = observe(m)
+    assert states.completed.wait(PATIENCE)
+    assert states.names == ["closed"]
+
+
+def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -> None:
+    broker.errors["open"].extend([ConnectFailedError("not there"), AuthenticationError("no entry", code=134)])
+    broker.gates["open"].close()
+
+    async def start() -> Messaging:
+        return connect(broker, retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
+
+    m = asyncio.run(start())
+    states = observe(m)
+    assert states.wait("connecting").cause is None
+    broker.gates["open"].open()
+    assert "not there" in str(states.wait("connecting", 2).cause)
+    assert "no entry" in str(states.wait("refused").cause)
+    states.wait("connected")
+    m.ready.result(PATIENCE)
+    assert m.runtime.get_runtime_dto().connection.cause == "no entry"  # the last trouble
+    assert m.connection_state.value.cause is None
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (AuthenticationError("no entry"), "refused"),
+        (ConnectFailedError("not now", code=0x88), "refused"),
+        (ConnectFailedError("not there"), "reconnecting"),
+    ],
+)
+def test_a_broker_that_says_no_to_a_reconnect_is_told_from_one_that_is_not_there(
+    broker: FakeBroker, connect: Connect, error: ConnectFailedError, state: str
+) -> None:
+    m = connect(broker, reconnect_min=0.01, reconnect_max=0.02)
+    states = observe(m)
+    states.wait("connected")
+    broker.errors["open"].append(error)
+    broker.lose()
+    until(lambda: any(each.cause is error for each in states.seen))
+    assert next(each for each in states.seen if each.cause is error).name == state
+    states.wait("connected", 2)
+
+
+def test_a_client_that_was_taken_over_waits_before_it_reconnects(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = connect(broker, reconnect_min=0.01, reconnect_max=30)
+    states = observe(m)
+    ranges: list[tuple[float, float]] = []
+
+    def no_time(low: float, high: float) -> float:
+        ranges.append((low, high))
+        return 0.0
+
+    monkeypatch.setattr("messaging.connection.connection.random.uniform", no_time)
+    broker.lose(TakenOverError("taken over", code=0x8E))
+    states.wait("refused")
+    states.wait("connected", 2)
+    assert (15, 30) in ranges
+
+
+def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    states = observe(m)
+    adapter = broker.adapter
+    cause = ConnectFailedError("out of memory")
+    on_loop(adapter.impaired, cause)
+    assert states.wait("degraded").cause is cause
+    assert m.connection_state.value.is_up
+    dto = m.runtime.get_runtime_dto()
+    assert dto.connection.state == "degraded"
+    with m.subscribe("a") as stream:  # it is connected all the same
+        stream.ready.result(PATIENCE)
+        assert m.runtime.get_runtime_dto().subscriptions[0].channel.connected
+    on_loop(adapter.impaired, None)
+    states.wait("connected", 2)
+    on_loop(adapter.impaired, cause)
+    states.wait("degraded", 2)
+    broker.lose()  # with the impaired connection
+    states.wait("connected", 3)
+    assert m.connection_state.value.cause is None
+
+
+def test_subscriptions_that_are_not_restored_in_time_are_degraded(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, connect_timeout=0.1)
+    states = observe(m)
+    with m.subscribe("a") as stream:
+        stream.ready.result(PATIENCE)
+        states.wait("connected")
+        broker.gates["subscribe"].close()
+        broker.lose()
+        assert "1 subscriptions are not restored" in str(states.wait("degraded").cause)
+        broker.gates["subscribe"].open()
+        states.wait("connected", 3)
+
+
+def test_an_observer_that_raises_is_not_called_again_and_others_go_on(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = connect(broker)
+    calls: list[Any] = []
+
+    def fail(state: ConnectionState) -> None:
+        calls.append(state)
+        raise ValueError("mine")
+
+    m.connection_state.subscribe(fail)
+    states = observe(m)
+    broker.lose()
+    states.wait("connected", 2)
+    settle_loop()
+    until(lambda: "an observer of connection states raised" in caplog.text)
+    assert len(calls) == 1
+
+
+def test_a_slow_observer_misses_the_oldest_states_and_does_not_hold_up_the_connection(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    release = threading.Event()
+    slow = States()
+    held = threading.Event()
+
+    def hold(state: ConnectionState) -> None:
+        held.set()
+        release.wait(PATIENCE)
+        slow.on_next(state)
+
+    m.connection_state.subscribe(hold)
+    held.wait(PATIENCE)
+    for number in range(200):
+        on_loop(broker.adapter.impaired, ConnectFailedError(str(number)))
+    release.set()
+    until(lambda: slow.seen and str(slow.seen[-1].cause) == "199")
+    assert [str(state.cause) for state in slow.seen[1:]] == [str(number) for number in range(136, 200)]
+
+
+def test_a_disposed_observer_is_told_nothing_more(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    gone, stays = States(), States()
+    disposable = m.connection_state.subscribe(gone)
+    m.connection_state.subscribe(stays)
+    gone.wait("connected")
+    disposable.dispose()
+    broker.lose()
+    stays.wait("connected", 2)
+    assert gone.names == ["connected"]
+
+
+def test_operators_work_on_it(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    names: list[str] = []
+    done = threading.Event()
+    m.connection_state.pipe(ops.map(lambda state: state.name), ops.take(3)).subscribe(names.append, None, done.set)
+    until(lambda: names)
+    broker.lose()
+    assert done.wait(PATIENCE)
+    assert names == ["connected", "reconnecting", "connected"]
+
+
+def test_only_observers_and_callables_may_subscribe(broker: FakeBroker, connect: Connect) -> None:
+    states: ConnectionStates = connect(broker).connection_state
+    with pytest.raises(ArgumentError, match="int is neither"):
+        states.subscribe(7)

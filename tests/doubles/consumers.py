@@ -1,0 +1,76 @@
+"""Consumers that a test steers: a stream whose messages the test settles, and an observer that waits for the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from messaging import AcknowledgeType, Message, MessageStream
+from messaging.instance import Messaging
+from tests.doubles.fake import PATIENCE
+
+
+def manual(m: Messaging, channel: str = "a", **extensions: Any) -> MessageStream:
+    """A stream whose messages the test settles, or not."""
+    builder = m.acknowledge_context_builder().message_context_builder().channel(channel)
+    stream = m.subscription.subscribe(builder.extensions(extensions).build_context())
+    stream.ready.result(PATIENCE)
+    return stream
+
+
+def acknowledge(message: Message) -> bool:
+    handler = message.context.acknowledge_handler  # type: ignore[attr-defined]
+    answer: bool = handler.acknowledge()
+    return answer
+
+
+def reject(message: Message) -> bool:
+    answer: bool = message.context.acknowledge_handler.reject()  # type: ignore[attr-defined]
+    return answer
+
+
+def state(message: Message) -> AcknowledgeType:
+    answer: AcknowledgeType = message.context.acknowledge_state  # type: ignore[attr-defined]
+    return answer
+
+
+def receive(stream: MessageStream, count: int) -> list[bytes]:
+    return [stream.receive(PATIENCE).payload for _ in range(count)]
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+class Slow:
+    """An observer that holds on to each message until it is let go."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        #: the thread that called last
+        self.thread = 0
+        self.entered = threading.Semaphore(0)
+        self.proceed = threading.Semaphore(0)
+
+    def __call__(self, message: Message) -> None:
+        self.seen.append(message.payload)
+        self.thread = threading.get_ident()
+        self.entered.release()
+        assert self.proceed.acquire(timeout=PATIENCE)
+
+    def wait(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self.entered.acquire(timeout=PATIENCE)
+
+    def go(self, count: int = 1) -> None:
+        self.proceed.release(count)
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    observer = Slow()
+    yield observer
+    observer.go(10_000)

@@ -1,0 +1,447 @@
+"""A broker that does what a test tells it to, and its adapter: written from ``messaging/adapter.py`` alone.
+
+``fake://`` announces everything, ``bare://`` next to nothing: no credit, no reject, no properties. Both are installed
+by entry points of a distribution that ``conftest.py`` writes. What a test sets on the :class:`FakeBroker` before
+connecting is in force from the first ``open`` on.
+
+The adapter runs on the engine's loop. Methods of the broker may be called on any other thread; they return when the
+loop has done it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, TypeVar
+
+from pydantic import Field
+
+from messaging.adapter import Adapter, Sink, SubscriptionSpec
+from messaging.errors import ConnectionLostError, MessagingError
+from messaging.execution import engine
+from messaging.model import NO_EXTENSIONS, Features, Incoming, Outgoing
+from messaging.model.settings import Settings, TlsSettings
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take before it counts as "never"
+PATIENCE: Final = 10.0
+
+EVERYTHING: Final = frozenset(
+    value for name, value in vars(Features).items() if name.isupper() and isinstance(value, str)
+) | {"fakeColour"}
+NEXT_TO_NOTHING: Final = frozenset(
+    {
+        Features.ACKNOWLEDGE,
+        Features.PUBLISH_SUBSCRIBE,
+        Features.EXTENSION_QOS,
+        Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_AUTO_ACKNOWLEDGE,
+        Features.EXTENSION_GUARANTEED_ORDERING,
+        Features.EXTENSION_DEAD_LETTER_CHANNEL,
+        Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_PREFETCH,
+        Features.EXTENSION_BUFFER_SIZE,
+        Features.EXTENSION_OVERFLOW,
+        Features.EXTENSION_QUEUE,
+    }
+)
+
+_numbers = itertools.count(1)
+
+
+def until(condition: Callable[[], Any], what: str = "condition") -> None:
+    """Wait until ``condition()`` is true; fail after ``PATIENCE``."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
+        time.sleep(0.002)
+
+
+def on_loop(function: Callable[..., T], *args: Any) -> T:
+    """Call ``function`` on the engine's loop and return what it returns."""
+
+    async def call() -> T:
+        return function(*args)
+
+    return asyncio.run_coroutine_threadsafe(call(), engine().loop).result(PATIENCE)
+
+
+def settle_loop(turns: int = 3) -> None:
+    """Return once the loop has done everything that was due, and what that made due."""
+    for _ in range(turns):
+        on_loop(lambda: None)
+
+
+class Gate:
+    """Lets coroutines on the loop pass, or makes them wait."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        #: coroutines that wait now
+        self.waiting = 0
+
+    async def passed(self) -> None:
+        self.waiting += 1
+        try:
+            await self._open.wait()
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        on_loop(self._open.clear)
+
+    def open(self) -> None:
+        on_loop(self._open.set)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    epoch: int
+    number: int
+
+
+class Handle:
+    """A subscription at the broker."""
+
+    def __init__(self, spec: SubscriptionSpec, sink: Sink, epoch: int) -> None:
+        self.spec = spec
+        self.sink = sink
+        self.epoch = epoch
+        self.paused = False
+        self.closed = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message as it went over the wire."""
+
+    message_id: str
+    channel: str
+    payload: bytes
+    epoch: int
+
+
+class FakeBroker:
+    """Does as a test says; remembers the calls of its adapter."""
+
+    def __init__(self, scheme: str = "fake") -> None:
+        self.name = f"b{next(_numbers)}"
+        self.scheme = scheme
+        brokers[self.name] = self
+        self.adapter: FakeAdapter
+        self.features = EVERYTHING if scheme == "fake" else NEXT_TO_NOTHING
+        #: what ``open`` answers
+        self.resumes = False
+        #: keep unconfirmed messages over a loss, rather than fail them
+        self.keeps = False
+        #: whether tokens survive the connection they came from
+        self.tokens_survive = False
+        #: whether queues outlive their consumers
+        self.requeues = True
+        #: hold confirms back until :meth:`confirm`
+        self.hold = False
+        self.window = 1024
+        self.limit: int | None = None
+        self.gates = {name: Gate() for name in ("open", "publish", "subscribe", "unsubscribe", "set_will", "close")}
+        #: errors that the next calls raise, by name of the call
+        self.errors: dict[str, deque[BaseException]] = {name: deque() for name in self.gates}
+        # --- what happened
+        self.epoch = 0
+        self.connected = False
+        self.opened = self.closed = 0
+        self.sent: list[Sent] = []
+        self.batches: list[int] = []
+        self.held: list[Outgoing] = []
+        self.wills: list[Outgoing] = []
+        self.handles: list[Handle] = []
+        self.unsubscribed: list[Handle] = []
+        self.acknowledged: list[Token] = []
+        self.rejected: list[Token] = []
+        self.calls: list[str] = []
+        #: whether nothing is to be read for now, and how often that was asked for
+        self.suspended = False
+        self.suspensions = 0
+        self._lost: Callable[[MessagingError], None] | None = None
+        self._tokens = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.name}"
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [each.payload for each in self.sent]
+
+    @property
+    def live(self) -> list[Handle]:
+        return [handle for handle in self.handles if not handle.closed]
+
+    # --- orders
+
+    def deliver(
+        self,
+        *payloads: bytes,
+        channel: str = "a",
+        handle: int | Handle = -1,
+        qos0: bool = False,
+        extensions: Mapping[str, Any] = NO_EXTENSIONS,
+        delivery_count: int | None = None,
+        **context: Any,
+    ) -> list[Token]:
+        """Deliver messages to a subscription, in one batch."""
+        tokens = [Token(self.epoch, next(self._tokens)) for _ in payloads]
+        batch = [
+            Incoming(
+                payload,
+                channel,
+                extensions=MappingProxyType(dict(extensions)),
+                token=None if qos0 else token,
+                delivery_count=delivery_count,
+                **context,
+            )
+            for payload, token in zip(payloads, tokens, strict=True)
+        ]
+
+        def deliver() -> None:
+            to = self.live[handle] if isinstance(handle, int) else handle
+            to.sink.deliver(batch)
+
+        on_loop(deliver)
+        return tokens
+
+    def confirm(self, count: int | None = None) -> None:
+        """Confirm the oldest ``count`` held messages, or all."""
+
+        def confirm() -> None:
+            taken, self.held[:] = self.held[:count], self.held[len(self.held[:count]) :]
+            for outgoing in taken:
+                outgoing.confirm()
+
+        on_loop(confirm)
+
+    def fail(self, error: MessagingError, index: int = 0) -> None:
+        """Refuse one of the held messages."""
+        on_loop(lambda: self.held.pop(index).fail(error))
+
+    def lose(
+        self, cause: str | ConnectionLostError = "the cable was cut", *, then: Callable[[], None] | None = None
+    ) -> None:
+        """End the connection. ``then`` is called on the loop right after."""
+
+        def lose() -> None:
+            assert self._lost is not None
+            self.connected = False
+            error = ConnectionLostError(cause) if isinstance(cause, str) else cause
+            if not self.keeps:
+                held, self.held[:] = self.held[:], []
+                for outgoing in held:
+                    outgoing.fail(error)
+            for handle in self.handles:
+                handle.closed = handle.closed or not self.resumes
+            lost, self._lost = self._lost, None
+            lost(error)
+            if then is not None:
+                then()
+
+        on_loop(lose)
+
+    def end_subscription(self, error: MessagingError, handle: int = -1) -> None:
+        """Cancel a subscription from the broker's side."""
+
+        def end() -> None:
+            ended = self.live[handle]
+            ended.closed = True
+            ended.sink.fail(error)
+
+        on_loop(end)
+
+    # --- waits
+
+    def wait_open(self, count: int = 1) -> None:
+        until(lambda: self.opened >= count and self.connected, f"{count} connections")
+
+    def wait_sent(self, count: int) -> None:
+        until(lambda: len(self.sent) >= count, f"{count} messages at the broker, there are {len(self.sent)}")
+
+    def wait_acknowledged(self, count: int) -> None:
+        until(lambda: len(self.acknowledged) >= count, f"{count} acknowledgements, there are {len(self.acknowledged)}")
+
+    def wait_subscribed(self, count: int = 1) -> None:
+        until(lambda: len(self.live) >= count, f"{count} subscriptions, there are {len(self.live)}")
+
+
+brokers: dict[str, FakeBroker] = {}
+
+
+def _colour(value: Any) -> Any:
+    if value not in ("red", "green"):
+        raise ValueError("must be 'red' or 'green'")
+    return value
+
+
+class FakeSettings(TlsSettings):
+    colour: str = Field("red", description="of the bikeshed")
+    labels: dict[str, str] = Field(default_factory=dict, description="something complex")
+
+
+class FakeAdapter(Adapter):
+    provider: ClassVar[str] = "tests.fake"
+    settings_type: ClassVar[type[Settings]] = FakeSettings
+    can_reject: ClassVar[bool] = True
+    has_credit: ClassVar[bool] = True
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({"fakeColour": _colour})
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = publish_extensions
+
+    def __init__(self, url: Any, settings: Settings, name: str) -> None:
+        super().__init__(url, settings, name)
+        self.broker = brokers[url.host]
+        self.broker.adapter = self
+        self.closing = False
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        return ("fake",)
+
+    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
+        return self.can_reject and self.broker.requeues
+
+    @property
+    def features(self) -> frozenset[str]:
+        return self.broker.features
+
+    @property
+    def qos_levels(self) -> tuple[str, ...]:
+        return ("0", "1")
+
+    @property
+    def default_qos(self) -> str:
+        return "1"
+
+    @property
+    def max_message_size(self) -> int | None:
+        return self.broker.limit
+
+    @property
+    def publish_window(self) -> int:
+        return self.broker.window
+
+    async def _enter(self, call: str) -> None:
+        broker = self.broker
+        assert threading.current_thread().name == "messaging-engine", f"{call} was called off the loop"
+        broker.calls.append(call)
+        await broker.gates[call].passed()
+        if broker.errors[call]:
+            raise broker.errors[call].popleft()
+
+    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+        broker = self.broker
+        assert not broker.connected, "open was called while connected"
+        await self._enter("open")
+        broker.epoch += 1
+        broker._lost = lost
+        broker.connected = True
+        broker.opened += 1
+        return broker.resumes and broker.opened > 1
+
+    async def close(self) -> None:
+        await self._enter("close")
+        broker = self.broker
+        broker.connected = False
+        broker.closed += 1
+        broker._lost = None
+        broker.held.clear()
+        for handle in broker.handles:
+            handle.closed = True
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        broker = self.broker
+        broker.batches.append(len(batch))
+        for outgoing in batch:
+            await self._enter("publish")
+            if outgoing.settled:
+                continue
+            if not broker.connected:
+                raise ConnectionLostError("not connected")
+            broker.sent.append(
+                Sent(outgoing.message_id, outgoing.context.channel or "", outgoing.payload, broker.epoch)
+            )
+            if outgoing.options.qos == "0":
+                outgoing.confirm()
+                continue
+            outgoing.sent()
+            if broker.hold:
+                broker.held.append(outgoing)
+            else:
+                outgoing.confirm()
+
+    async def set_will(self, will: Outgoing) -> None:
+        await self._enter("set_will")
+        self.broker.wills.append(will)
+        will.confirm()
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Handle:
+        epoch = self.broker.epoch
+        await self._enter("subscribe")
+        if not self.broker.connected or epoch != self.broker.epoch:
+            raise ConnectionLostError("the connection went away while subscribing")
+        handle = Handle(spec, sink, epoch)
+        self.broker.handles.append(handle)
+        return handle
+
+    async def unsubscribe(self, handle: Any) -> None:
+        await self._enter("unsubscribe")
+        handle.closed = True
+        self.broker.unsubscribed.append(handle)
+
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
+        self.broker.acknowledged += [token for token in tokens if not self.is_stale(token)]
+
+    def reject(self, tokens: Sequence[Any]) -> None:
+        self.broker.rejected += [token for token in tokens if not self.is_stale(token)]
+
+    def is_stale(self, token: Any) -> bool:
+        broker = self.broker
+        return not broker.tokens_survive and (token.epoch != broker.epoch or not broker.connected)
+
+    def suspend_reading(self) -> None:
+        assert not self.broker.suspended
+        self.broker.suspended = True
+        self.broker.suspensions += 1
+
+    def resume_reading(self) -> None:
+        assert self.broker.suspended
+        self.broker.suspended = False
+
+    def pause(self, handle: Any) -> None:
+        handle.paused = True
+
+    def resume(self, handle: Any) -> None:
+        handle.paused = False
+
+
+class BareAdapter(FakeAdapter):
+    can_reject: ClassVar[bool] = False
+    has_credit: ClassVar[bool] = False
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
+
+    def reject(self, tokens: Sequence[Any]) -> None:
+        raise AssertionError("rejected on the wire although it cannot")
+
+
+ENTRY_POINTS: Final = f"""\
+[messaging.adapters]
+fake = {__name__}:FakeAdapter
+bare = {__name__}:BareAdapter
+notanadapter = {__name__}:FakeBroker
+closedmodule = {__name__}.nowhere:Nothing
+noattribute = {__name__}:Nothing
+"""

@@ -1,0 +1,41 @@
+"""The broker behind ``memory://``, from the side of a test."""
+
+from __future__ import annotations
+
+from adapters.memory.broker import Broker, join
+from messaging.instance import Messaging
+from tests.doubles.fake import on_loop, until
+
+
+def broker_of(m: Messaging) -> Broker:
+    """Return the broker that ``m`` is connected to."""
+
+    def find() -> Broker:
+        broker = join(m.runtime.get_runtime_dto().connection_uri.removeprefix("memory://"))
+        broker.release()
+        return broker
+
+    return on_loop(find)
+
+
+def drop(m: Messaging) -> None:
+    """Have the broker drop the connection of ``m``, as for a client that misbehaves."""
+    broker = broker_of(m)
+    assert on_loop(broker.disconnect, m.name)
+
+
+def drop_and_reconnect(m: Messaging) -> None:
+    """Drop the connection of ``m``; return when it and its subscriptions are back."""
+    broker = broker_of(m)
+    before = on_loop(lambda: {*broker.clients})
+    drop(m)
+
+    def is_back() -> bool:
+        dto = m.runtime.get_runtime_dto()
+        return (
+            dto.connection.state == "connected"
+            and any(client.name == m.name for client in on_loop(lambda: {*broker.clients}) - before)
+            and all(each.channel.connected for each in dto.subscriptions)
+        )
+
+    until(is_back, "connected again")

@@ -1,0 +1,3 @@
+"""The fixtures of :mod:`tests.doubles.fixtures`."""
+
+from tests.doubles.fixtures import *  # noqa: F403

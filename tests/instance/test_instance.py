@@ -1,0 +1,386 @@
+"""``connect`` and the instance: bad input, names, services, the three faces, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging import (
+    AcknowledgeMessageContextBuilder,
+    Features,
+    MessageContext,
+    MessageContextBuilder,
+    MessagePublisher,
+    MessageServiceRuntime,
+    MessageSubscription,
+    ReplyToManyPublisher,
+    ReplyToPublisher,
+    ReplyToWhiteboard,
+)
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    ConfigurationError,
+    DuplicateNameError,
+    InvalidOptionError,
+    InvalidUrlError,
+    MessagingError,
+    UnknownSchemeError,
+    UnsupportedFeatureError,
+)
+from messaging.instance import (
+    FEATURE_PROPERTY,
+    NAME_PROPERTY,
+    PROTOCOL_PROPERTY,
+    PROVIDER_PROPERTY,
+    Messaging,
+    _names,
+)
+from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
+from messaging.services import ServiceEvent, ServiceRegistry, default_registry
+from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from tests.doubles.fixtures import QUICK, Connect
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "error", "says"),
+    [
+        ("", {}, ConfigurationError, "MESSAGING_URL"),
+        ("nowhere", {}, InvalidUrlError, "://"),
+        ("memory://", {}, InvalidUrlError, "no host"),
+        ("memory://x:99999", {}, InvalidUrlError, "port"),
+        ("nats://x", {}, UnknownSchemeError, "installed: .*memory"),
+        ("memory://x?nmae=y", {}, InvalidOptionError, "did you mean 'name'"),
+        ("memory://x", {"tiemout": 3}, InvalidOptionError, "did you mean 'timeout'"),
+        ("memory://x?timeout=soon", {}, InvalidOptionError, "option 'timeout'"),
+        ("memory://x", {"max_queue_length": 0}, InvalidOptionError, "option 'max_queue_length'"),
+        ("memory://x", {"name": "a\nb"}, InvalidOptionError, "option 'name'"),
+        (7, {}, InvalidUrlError, "must be a str"),
+    ],
+)
+def test_bad_configuration_is_typed_and_says_what(
+    registry: ServiceRegistry, url: Any, settings: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        messaging.connect(url or None, services=registry, **settings)
+    assert issubclass(error, MessagingError)
+    assert registry.find() == []
+    assert not _names.get(registry)
+
+
+def test_a_missing_url_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry
+) -> None:
+    monkeypatch.setenv("MESSAGING_URL", "memory://from-environment?name=env")
+    with messaging.connect(services=registry) as m:
+        assert m.name == "env"
+        assert m.runtime.get_runtime_dto().connection_uri == "memory://from-environment?name=env"
+    with messaging.connect("memory://given", services=registry) as m:
+        assert m.runtime.get_runtime_dto().connection_uri == "memory://given"
+
+
+def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroker, connect: Connect) -> None:
+    broker.limit = 100
+    m = connect(broker)
+    calls: list[Callable[[], object]] = [
+        lambda: m.publish("", b"1"),
+        lambda: m.publish("a\x00", b"1"),
+        lambda: m.publish("a/+", b"1"),
+        lambda: m.publish("a" * 70_000, b"1"),
+        lambda: m.publish("\ud800", b"1"),
+        lambda: m.publish("a", b"x" * 101),
+        lambda: m.publish(7, b"1"),  # type: ignore[arg-type]
+        lambda: m.publish(["a"], b"1"),  # type: ignore[arg-type]
+        lambda: m.publish("a", object()),
+        lambda: m.publish("a", {"a"}, content_type="text/plain"),
+        lambda: m.publish("a", "x", content_type="application/x-unknown"),
+        lambda: m.publish("a", "x", content_encoding="shrink"),
+        lambda: m.publish("a", b"1", content_type=7),
+        lambda: m.publish("a", b"1", channel_extension=7),
+        lambda: m.publish("a", b"1", headers={"a": 1}),
+        lambda: m.publish("a", b"1", headers="a"),
+        lambda: m.publish("a", b"1", qos="7"),
+        lambda: m.publish("a", b"1", qos=2),
+        lambda: m.publish("a", b"1", nonsense=1),
+        lambda: m.subscribe("a/#/b"),
+        lambda: m.subscribe("a", overflow="explode"),
+        lambda: m.subscribe("a", buffer_size=0),
+        lambda: m.subscribe("a", on_invalid="explode"),  # type: ignore[arg-type]
+        lambda: m.subscribe("a", on_invalid="dead_letter"),
+    ]
+    for call in calls:
+        with pytest.raises((ArgumentError, UnsupportedFeatureError, messaging.CodecError)) as caught:
+            call()
+        assert str(caught.value)
+    with m.subscribe("a") as stream:
+        assert m.publish("a", b"1").result(PATIENCE) is None
+        broker.deliver(b"2")
+        assert stream.receive(PATIENCE).payload == b"2"
+    assert broker.payloads == [b"1"]
+    assert broker.calls == ["open", "subscribe", "publish", "unsubscribe"]
+    assert m.runtime.get_runtime_dto().publisher.pending == 0
+
+
+# --- names
+
+
+def test_a_name_is_unique_in_its_registry(connect: Connect, registry: ServiceRegistry) -> None:
+    """Scenario 102 [S]."""
+    first = connect(name="one")
+    with pytest.raises(DuplicateNameError, match=r"'one'.*name="):
+        connect(name="one")
+    with pytest.raises(DuplicateNameError):
+        connect("memory://x?name=one")
+    elsewhere = connect(name="one", services=ServiceRegistry())
+    assert first.publish("a", b"1").result(PATIENCE) is None
+    assert elsewhere.name == first.name
+    first.close()
+    assert connect(name="one").name == "one"
+
+
+def test_a_duplicate_name_leaves_the_first_alone_and_costs_nothing(broker: FakeBroker, connect: Connect) -> None:
+    connect(broker, name="one")
+    other = FakeBroker()
+    with pytest.raises(DuplicateNameError):
+        connect(other, name="one")
+    assert other.calls == []
+
+
+def test_generated_names_are_unique_and_tell_the_scheme(connect: Connect) -> None:
+    names = {connect().name for _ in range(20)}
+    assert len(names) == 20
+    assert all(name.startswith("memory-") for name in names)
+
+
+def test_one_of_many_instances_that_connect_with_the_same_name_gets_it(connect: Connect) -> None:
+    barrier = threading.Barrier(8)
+
+    def attempt() -> Exception | None:
+        barrier.wait(PATIENCE)
+        try:
+            connect(name="one")
+        except DuplicateNameError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = [each.result(PATIENCE) for each in [pool.submit(attempt) for _ in range(8)]]
+    assert outcomes.count(None) == 1
+
+
+# --- services
+
+
+def test_its_services_are_in_the_registry_with_the_properties_of_the_rfc(
+    broker: FakeBroker, connect: Connect, registry: ServiceRegistry
+) -> None:
+    """Scenario 96 [S]: every service lists the features; RFC 5.1."""
+    m = connect(broker, name="one")
+    expected = {MessagePublisher: m.publisher, MessageSubscription: m.subscription, MessageServiceRuntime: m.runtime}
+    for interface in (*expected, MessageContextBuilder, AcknowledgeMessageContextBuilder):
+        (reference,) = registry.find(interface, f"({NAME_PROPERTY}=one)")
+        properties = reference.properties
+        assert properties[NAME_PROPERTY] == "one"
+        assert properties[PROVIDER_PROPERTY] == "tests.fake"
+        assert [*properties[PROTOCOL_PROPERTY]] == ["fake"]
+        assert {*properties[FEATURE_PROPERTY]} == m.features == broker.features | {GENERATE_REPLY_CHANNEL_ALIAS}
+        service = registry.get(reference)
+        if interface in expected:
+            assert service is expected[interface]
+        else:
+            assert isinstance(service, interface)
+            assert registry.get(reference) is not service
+    assert registry.find_one(MessagePublisher, f"({FEATURE_PROPERTY}={Features.EXTENSION_RETAIN})")
+    m.close()
+    assert registry.find() == []
+
+
+def test_without_acknowledge_there_is_no_builder_of_it(broker: FakeBroker, connect: Connect) -> None:
+    broker.features = broker.features - {Features.ACKNOWLEDGE}
+    m = connect(broker)
+    assert m.services.find(AcknowledgeMessageContextBuilder) == []
+    with pytest.raises(UnsupportedFeatureError):
+        m.acknowledge_context_builder()
+
+
+def test_features_that_the_broker_turns_out_not_to_have_are_no_longer_announced(
+    broker: FakeBroker, connect: Connect, registry: ServiceRegistry
+) -> None:
+    broker.gates["open"].close()
+
+    async def main() -> Messaging:
+        m = connect(broker)
+        assert Features.EXTENSION_RETAIN in m.features
+        broker.features = broker.features - {Features.EXTENSION_RETAIN}
+        broker.gates["open"].open()
+        return await m
+
+    m = asyncio.run(main())
+    assert Features.EXTENSION_RETAIN not in m.features
+    publisher = registry.find_one(MessagePublisher)
+    assert publisher is not None
+    until(lambda: Features.EXTENSION_RETAIN not in publisher.properties[FEATURE_PROPERTY])
+    with pytest.raises(UnsupportedFeatureError):
+        m.publish("a", b"1", retain=True)
+
+
+def test_the_default_registry_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with messaging.connect("memory://x") as m:
+        assert m.services is default_registry()
+        assert default_registry().find_one(MessagePublisher, f"({NAME_PROPERTY}={m.name})")
+    assert default_registry().find(MessagePublisher, f"({NAME_PROPERTY}={m.name})") == []
+
+
+def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_not_deadlock(
+    broker: FakeBroker, connect: Connect, registry: ServiceRegistry
+) -> None:
+    m = connect(broker)
+    seen: list[ServiceEvent] = []
+
+    def listener(event: ServiceEvent) -> None:
+        seen.append(event)
+        m.close()
+
+    registry.add_listener(listener, MessagePublisher)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    closing.join(2)
+    assert not closing.is_alive()
+    assert seen
+
+
+def test_a_listener_that_hangs_does_not_hang_closing(
+    broker: FakeBroker, connect: Connect, registry: ServiceRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.connection.connection._TELL_SECONDS", 0.2)
+    m = connect(broker)
+    release = threading.Event()
+    registry.add_listener(lambda _: release.wait(60), MessagePublisher)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    closing.join(PATIENCE)
+    alive = closing.is_alive()
+    release.set()
+    assert not alive
+    until(lambda: registry.find() == [])
+
+
+# --- features
+
+
+def test_every_announced_name_is_known_to_features() -> None:
+    """Scenario 97 [I], as far as this process can tell: nothing is announced that has no name here."""
+    known = {value for name, value in vars(Features).items() if name.isupper()} | {GENERATE_REPLY_CHANNEL_ALIAS}
+    with messaging.connect("memory://x", services=ServiceRegistry()) as m:
+        assert m.features <= known
+        assert m.features == {*m.runtime.get_runtime_dto().features}
+
+
+def test_without_the_feature_requests_and_replies_are_refused(
+    bare: FakeBroker, connect: Connect, registry: ServiceRegistry
+) -> None:
+    """Scenario 54 [S]: no service, and calls that name the missing feature."""
+    m = connect(bare)
+    for interface in (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard):
+        assert registry.find(interface) == []
+    calls: list[Callable[[], object]] = [
+        lambda: m.request("c"), lambda: m.request_many("c"), lambda: m.reply("c", lambda: b""),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UnsupportedFeatureError, match="replyTo"):
+            call()
+
+
+# --- the three faces
+
+
+def test_the_short_way_offers_every_setting_of_a_context(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.hold = True
+    m.publish(
+        "a",
+        b"1",
+        content_type="text/plain",
+        content_encoding="identity",
+        correlation_id="id",
+        reply_to="r",
+        channel_extension="key",
+    )
+    broker.wait_sent(1)
+    context = broker.held[0].context
+    assert context == MessageContext("a", "key", "text/plain", "identity", "id", "r")
+    broker.confirm()
+    m.publish("a", b"1", content_type=None, correlation_id=None, reply_to=None, channel_extension=None)
+    broker.wait_sent(2)
+    assert broker.held[0].context == MessageContext("a")
+    broker.confirm()
+
+
+def test_public_signatures_stay() -> None:
+    """Programs outside the project call these."""
+    assert [*inspect.signature(messaging.connect).parameters] == ["url", "services", "settings"]
+    assert [*inspect.signature(Messaging.publish).parameters][:3] == ["self", "channel", "content"]
+    assert [*inspect.signature(Messaging.subscribe).parameters][:3] == ["self", "channel", "model"]
+    assert [*inspect.signature(MessagePublisher.publish).parameters] == ["self", "message", "channel_or_context"]
+    for name in ("publisher", "subscription", "services", "runtime", "ready", "name"):
+        assert name in (Messaging.__doc__ or "")
+
+
+# --- the end
+
+
+def test_everything_after_close_is_refused(connect: Connect) -> None:
+    m = connect()
+    m.close()
+    m.close()
+    for call in (lambda: m.publish("a", b"1"), lambda: m.subscribe("a")):
+        with pytest.raises(ClosedError, match=m.name):
+            call()
+    assert m.runtime.get_runtime_dto().connection.state == "closed"
+    uri = m.runtime.get_runtime_dto().connection_uri
+    assert repr(m) == f"<Messaging {m.name!r} closed at {uri}>"
+    assert isinstance(m.context_builder(), MessageContextBuilder)
+
+
+def test_leaving_by_an_exception_closes_too(broker: FakeBroker, connect: Connect) -> None:
+    with pytest.raises(ValueError, match="mine"), connect(broker):
+        raise ValueError("mine")
+    assert broker.closed == 1
+
+
+def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.gates["close"].close()
+
+    async def main() -> None:
+        m.close()
+        assert broker.closed == 0
+        broker.gates["close"].open()
+        await m.aclose()
+        assert broker.closed == 1
+
+    asyncio.run(main())
+
+
+def test_an_instance_that_is_forgotten_goes_on_until_the_end(broker: FakeBroker, connect: Connect) -> None:
+    """Its observers may be all that matters; closing at exit is the last resort."""
+    m = messaging.connect(broker.url, services=ServiceRegistry(), **QUICK)
+    seen: list[bytes] = []
+    m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
+    close = m.close
+    del m
+    gc.collect()
+    settle_loop()
+    broker.deliver(b"1")
+    until(lambda: seen == [b"1"])
+    close()

@@ -1,0 +1,358 @@
+"""No secret in any log, repr, DTO or traceback: one is planted everywhere it can be given, then looked for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import logging
+import socket
+import struct
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pamqp.commands import Connection
+from pamqp.frame import marshal
+
+import messaging
+from messaging.errors import AuthenticationError, ConnectFailedError, MessagingError
+from messaging.services import ServiceRegistry
+from tests.brokers import RabbitMQ, free_port
+from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
+
+SECRET = "hunter2-pl4nted"
+
+#: how a secret is handed in: (URL template, settings, environment); {host} is filled in
+WAYS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "url": (f"{{scheme}}://me:{SECRET}@{{host}}", {}, {}),
+    "option": (f"{{scheme}}://me@{{host}}?password={SECRET}", {}, {}),
+    "keyword": ("{scheme}://me@{host}", {"password": SECRET}, {}),
+    "environment": ("{scheme}://me@{host}", {}, {"MESSAGING_PASSWORD": SECRET}),
+    "file": ("{scheme}://me@{host}", {}, {"MESSAGING_PASSWORD_FILE": "{file}"}),
+    "url from the environment": ("", {}, {"MESSAGING_URL": f"{{scheme}}://me:{SECRET}@{{host}}"}),
+}
+
+
+class Watch:
+    """Sees every log record of every logger, formatted with its traceback."""
+
+    def __init__(self) -> None:
+        self.records: list[logging.LogRecord] = []
+
+    def text(self) -> str:
+        formatter = logging.Formatter("%(name)s %(message)s %(args)s")
+        parts = []
+        for record in self.records:
+            parts.append(formatter.format(record))
+            parts.append(repr(record.args))
+        return "\n".join(parts)
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    watch = Watch()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            watch.records.append(record)
+
+    handler = Handler(level=0)
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    messaging_logger = logging.getLogger("messaging")
+    level = messaging_logger.level
+    messaging_logger.setLevel(logging.DEBUG)
+    yield watch
+    messaging_logger.setLevel(level)
+    root.setLevel(before)
+    root.removeHandler(handler)
+
+
+@pytest.fixture(params=WAYS)
+def way(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str, str], tuple[str | None, dict[str, Any]]]:
+    """Turns scheme and host into the arguments of ``connect``."""
+
+    def arguments(scheme: str, host: str) -> tuple[str | None, dict[str, Any]]:
+        file = tmp_path / "password"
+        file.write_text(SECRET + "\n")
+        template, settings, environment = WAYS[request.param]
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value.format(scheme=scheme, host=host, file=file))
+        return template.format(scheme=scheme, host=host) or None, dict(settings)
+
+    return arguments
+
+
+def locals_below(error: BaseException) -> Iterator[str]:
+    """What a report with locals shows of the frames below the application, which this file stands for."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename != __file__:
+            for name, value in frame.f_locals.items():
+                yield f"{frame.f_code.co_qualname}: {name} = {value!r}"
+
+
+def told(error: BaseException, *, frames: bool = True) -> str:
+    """Everything an error can end up as in a log or a report with locals, causes and contexts included."""
+    seen: set[int] = set()
+    parts = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        parts += [str(each), repr(each), repr(each.args), "".join(traceback.format_exception(each))]
+        parts += [repr(value) for name, value in vars(each).items() if not name.startswith("__")]
+        parts += locals_below(each) if frames else ()
+        pending += [each.__cause__, each.__context__]
+    return "\n".join(parts)
+
+
+def shown(m: messaging.Messaging, broker: FakeBroker) -> str:
+    dto = m.runtime.get_runtime_dto()
+    adapter = broker.adapter
+    references = m.services.find()
+    return "\n".join(
+        [
+            repr(m),
+            str(m),
+            repr(dto),
+            json.dumps(dataclasses.asdict(dto), default=lambda value: [*value]),
+            str(adapter.url),
+            repr(adapter.url),
+            f"{adapter.url!s:>200}",
+            repr(adapter.settings),
+            str(adapter.settings),
+            adapter.settings.model_dump_json(),
+            repr(adapter.settings.model_dump()),
+            repr(adapter),
+            repr(m.ready),
+            *(repr(dict(reference.properties)) for reference in references),
+        ]
+    )
+
+
+def check(watch: Watch, *texts: str) -> None:
+    for text in (*texts, watch.text()):
+        assert SECRET not in text
+
+
+Arguments = Callable[[str, str], tuple[str | None, dict[str, Any]]]
+
+
+def test_the_watch_would_see_it(watch: Watch) -> None:
+    for argument in (SECRET, {"password": SECRET}):
+        watch.records.clear()
+        logging.getLogger("some.library").debug("options: %r", argument)
+        with pytest.raises(AssertionError):
+            check(watch)
+    watch.records.clear()
+    below, above = ValueError(SECRET), MessagingError("above")
+    above.__context__ = below
+    above.__suppress_context__ = True
+    assert SECRET in told(above)
+
+
+def test_a_working_connection_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
+    url, settings = way("fake", broker.name)
+    m = messaging.connect(url, services=ServiceRegistry(), **settings)
+    given = broker.adapter.url.password or broker.adapter.settings.password
+    assert given is not None
+    assert given.get_secret_value() == SECRET  # it arrived, at least
+    with m, m.subscribe("a") as stream:
+        broker.deliver(b"1")
+        stream.receive(PATIENCE)
+        m.publish("a", b"1").result(PATIENCE)
+        check(watch, shown(m, broker))
+        broker.lose()
+        broker.wait_open(2)
+    check(watch, shown(m, broker))
+
+
+@pytest.mark.parametrize(
+    "failure", [AuthenticationError("refused"), ConnectFailedError("no route"), OSError("x"), None]
+)
+def test_a_failing_or_slow_connection_shows_nothing(
+    watch: Watch, way: Arguments, broker: FakeBroker, failure: Exception | None
+) -> None:
+    url, settings = way("fake", broker.name)
+    if failure is None:
+        broker.gates["open"].close()
+    else:
+        broker.errors["open"].append(failure)
+    with pytest.raises(ConnectFailedError) as caught:
+        messaging.connect(
+            url, services=ServiceRegistry(), connect_timeout=0.05 if failure is None else 10.0, **settings
+        )
+    check(watch, told(caught.value))
+
+
+def test_a_mistake_beside_it_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
+    url, settings = way("fake", broker.name)
+    for mistake in ({"tiemout": 1}, {"timeout": "soon"}, {"overflow": "x"}, {"name": ""}, {"labels": 7}):
+        with pytest.raises(MessagingError) as caught:
+            messaging.connect(url, services=ServiceRegistry(), **{**settings, **mistake})
+        check(watch, told(caught.value))
+
+
+@pytest.mark.parametrize("scheme", ["memory", "nats"])
+def test_an_adapter_that_wants_no_password_shows_nothing(watch: Watch, way: Arguments, scheme: str) -> None:
+    url, settings = way(scheme, "x")
+    with pytest.raises(MessagingError) as caught:
+        messaging.connect(url, services=ServiceRegistry(), **settings)
+    check(watch, told(caught.value))
+
+
+@pytest.mark.parametrize("scheme", ["mqtt", "mqtts", "amqp", "amqps"])
+def test_a_closed_port_shows_nothing(watch: Watch, way: Arguments, scheme: str) -> None:
+    url, settings = way(scheme, f"127.0.0.1:{free_port()}")
+    with pytest.raises(ConnectFailedError) as caught:
+        messaging.connect(url, services=ServiceRegistry(), connect_timeout=5.0, **settings)
+    check(watch, told(caught.value))
+    assert "127.0.0.1" in str(caught.value)
+
+
+@contextmanager
+def ending(greeting: bytes) -> Iterator[int]:
+    """A port that sends ``greeting``, reads what it is sent, and resets the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer = listening.accept()[0]
+                except OSError:  # the test is over
+                    return
+                with peer, suppress(OSError):
+                    peer.settimeout(PATIENCE)
+                    peer.sendall(greeting)
+                    while SECRET.encode() not in peer.recv(65_536):
+                        pass
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
+
+
+START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
+
+
+@pytest.mark.parametrize(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
+def test_a_connection_that_ends_while_logging_in_shows_nothing(
+    watch: Watch, way: Arguments, scheme: str, greeting: bytes
+) -> None:
+    with ending(greeting) as port:
+        url, settings = way(scheme, f"127.0.0.1:{port}")
+        with pytest.raises(ConnectFailedError) as caught:
+            messaging.connect(url, services=ServiceRegistry(), **settings)
+    check(watch, told(caught.value))
+
+
+def test_a_refused_password_shows_nothing(watch: Watch, way: Arguments, rabbitmq: RabbitMQ) -> None:
+    url, settings = way("amqp", f"127.0.0.1:{rabbitmq.port}")
+    with pytest.raises(AuthenticationError) as caught:
+        messaging.connect(url, services=ServiceRegistry(), **settings)
+    check(watch, told(caught.value))
+
+
+def test_the_asyncio_face_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
+    url, settings = way("fake", broker.name)
+    broker.errors["open"].append(AuthenticationError("refused"))
+
+    async def fail() -> MessagingError:
+        with pytest.raises(AuthenticationError) as caught:
+            async with messaging.connect(url, services=ServiceRegistry(), **settings):
+                raise AssertionError("entered")
+        return caught.value
+
+    async def work() -> str:
+        async with messaging.connect(url, services=ServiceRegistry(), **settings) as m:
+            return shown(m, broker)
+
+    check(watch, told(asyncio.run(fail())), asyncio.run(work()))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"fake://me:{SECRET}@host:port",
+        f"fake://me:{SECRET}@",
+        f"fake://me:{SECRET}@ho st",
+        f"fake://me:{SECRET}/@host",
+        f"fake://me:{SECRET}@@host",
+        f"fake://me:a:{SECRET}@host",
+        f"fake://me:%zz{SECRET}@host",
+        f"fake://me:%ff{SECRET}@host",
+        f"fake://:{SECRET}@host",
+        f"fake:/me:{SECRET}@host",
+        f"me:{SECRET}@host",
+        f"fake://me:{SECRET}#@host",
+        f"fake://me:{SECRET}@host?password={SECRET}&password={SECRET}",
+        f"fake://host?password={SECRET}%",
+        f"fake://host?password={SECRET}&tiemout=1",
+    ],
+)
+def test_a_url_that_is_refused_shows_nothing(watch: Watch, url: str) -> None:
+    with pytest.raises(MessagingError) as caught:
+        messaging.connect(url, services=ServiceRegistry())
+    check(watch, told(caught.value))
+
+
+@pytest.mark.parametrize("option", ["timeout", "labels"])
+def test_the_value_of_an_option_that_does_not_fit_is_not_repeated(watch: Watch, option: str) -> None:
+    """Not even that of an option which is no secret by its name. Variables of frames may show the latter."""
+    with pytest.raises(MessagingError) as caught:
+        messaging.connect(f"fake://host?{option}={SECRET}", services=ServiceRegistry())
+    check(watch, told(caught.value, frames=False))
+
+
+def test_a_failed_promise_that_is_never_retrieved_shows_nothing(
+    watch: Watch, way: Arguments, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, settings = way("fake", broker.name)
+
+    async def forget() -> None:
+        broker.errors["open"].append(AuthenticationError("refused"))
+        messaging.connect(url, services=ServiceRegistry(), **settings)
+
+    asyncio.run(forget())
+    until(lambda: gc.collect() is not None and "nobody looked" in caplog.text, "the log entry")
+    check(watch)
+    caplog.clear()
+
+
+def test_payloads_and_headers_are_not_logged_either(watch: Watch, broker: FakeBroker) -> None:
+    with messaging.connect(broker.url, services=ServiceRegistry()) as m:
+        m.publish("a", SECRET, headers={"authorization": SECRET}).result(PATIENCE)
+        with m.subscribe("a", dict[str, int], on_invalid="skip", buffer_size=1, overflow="drop_oldest") as stream:
+            for _ in range(3):
+                broker.deliver(
+                    f'{{"x": "{SECRET}"}}'.encode(),
+                    content_type="application/json",
+                    extensions={"headers": {"authorization": SECRET}},
+                )
+            with pytest.raises(TimeoutError):
+                stream.receive(0.05)
+            assert stream.counters.invalid + stream.counters.dropped == 3
+        check(watch, shown(m, broker))
+
+
+@pytest.fixture(autouse=True)
+def _forget_brokers() -> Iterator[None]:
+    yield
+    brokers.clear()

@@ -1,0 +1,466 @@
+"""Extensions: each key has a type, a range and a meaning; a key that is not announced is refused at the call."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from messaging import Features, Message
+from messaging.adapter import Adapter
+from messaging.errors import (
+    ArgumentError,
+    InvalidExtensionError,
+    InvalidHeaderError,
+    MessagingError,
+    UnsupportedFeatureError,
+)
+from messaging.model import (
+    CHECKS,
+    MAX_MESSAGE_ID,
+    MessageContext,
+    PublishOptions,
+    boolean,
+    identified,
+    publish_options,
+    requested,
+    subscribe_options,
+)
+from messaging.model.context import ForwardedContext
+from messaging.model.extensions import (
+    _BY_DEFAULT,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    RECEIVED_ONLY,
+    check_extensions,
+    known,
+)
+from tests.doubles.fake import EVERYTHING, NEXT_TO_NOTHING, PATIENCE, FakeBroker, FakeSettings
+from tests.doubles.fixtures import Connect
+
+
+class Stand:
+    """As much of an adapter as the check looks at."""
+
+    def __init__(self, features: frozenset[str] = EVERYTHING, default_qos: str = "1", **settings: Any) -> None:
+        self.name = "stand"
+        self.header_types = frozenset({str})
+        self.features = features
+        self.settings = FakeSettings(**settings)
+        self.qos_levels = ("0", "1")
+        self.default_qos = default_qos
+        self.publish_extensions: Mapping[str, Any] = {"fakeColour": self.colour, "fakeStamp": bool}
+        self.subscribe_extensions: Mapping[str, Any] = {"fakeColour": self.colour, "fakeSpeed": float}
+
+    @staticmethod
+    def colour(value: Any) -> Any:
+        if value not in ("red", "green"):
+            raise ValueError("must be 'red' or 'green'")
+        return value.upper()
+
+    lacks = Adapter.lacks
+
+    def way_out(self, feature: str) -> str:
+        return "set colour=on" if feature == "fakeColour" else ""
+
+
+def stand(*arguments: Any, **settings: Any) -> Adapter:
+    return cast("Adapter", Stand(*arguments, **settings))
+
+
+BOOLEANS = [
+    Features.EXTENSION_GUARANTEED_ORDERING,
+    Features.EXTENSION_GUARANTEED_DELIVERY,
+    Features.EXTENSION_AUTO_ACKNOWLEDGE,
+    Features.EXTENSION_LAST_WILL,
+    Features.EXTENSION_RETAIN,
+    Features.EXTENSION_AUTOCREATE,
+    Features.EXTENSION_MANDATORY,
+]
+GOOD: list[tuple[str, Any, Any]] = [
+    *((key, value, value) for key in BOOLEANS for value in (True, False)),
+    ("qos", "0", "0"),
+    ("qos", "1", "1"),
+    ("qos", 1, "1"),
+    ("timeToLive", 1, 1.0),
+    ("timeToLive", 0.001, 0.001),
+    ("timeout", 3, 3.0),
+    ("priority", 0, 0),
+    ("priority", 9, 9),
+    ("headers", {}, {}),
+    ("headers", {"a": "b", "é": ""}, {"a": "b", "é": ""}),
+    ("queue", "jobs", "jobs"),
+    ("deadLetterChannel", "a/b", "a/b"),
+    ("maxDeliveries", 1, 1),
+    ("maxDeliveries", 10**9, 10**9),
+    ("prefetch", 1, 1),
+    ("prefetch", 65_535, 65_535),
+    ("bufferSize", 1, 1),
+    ("overflow", "block", "block"),
+    ("overflow", "fail", "fail"),
+    ("messageId", "m", "m"),
+    ("messageId", "größe 1/2 #+", "größe 1/2 #+"),
+    ("messageId", "x" * 255, "x" * 255),
+    ("messageId", "é" * 127, "é" * 127),
+    ("fakeColour", "red", "RED"),
+]
+BAD: dict[str, list[Any]] = {
+    **{key: [1, 0, "true", "maybe", None, []] for key in BOOLEANS},
+    "qos": ["3", "", "one", 5, -1, 1.0, True, None, b"1", [], "\N{FULLWIDTH DIGIT ONE}"],
+    **{
+        key: [0, -1, float("nan"), float("inf"), "1", None, True, 10**400, 1e200, Decimal(1), 1j]
+        for key in ("timeToLive", "timeout")
+    },
+    "priority": [-1, 10, 1.0, "1", None, True],
+    "headers": [
+        *(None, [], "a", {"a": 1}, {1: "a"}, {"": "a"}, {b"a": b"b"}),
+        *({"a\x00": "b"}, {"a": "\x00"}, {"a": "\ud800"}),
+        *({"a\n": "b"}, {"a": "b\r\nc: d"}, {"a": "\t"}, {"a": "\x85"}, {"a": "\ufffe"}, {"\ufdd0": "a"}),
+    ],
+    "queue": ["", "a/b", "a+", "#", "a\x00", "x" * 201, 1, None, b"q", []],
+    "deadLetterChannel": ["", "+", "a/#", "a\x00", 1, None, [], {}, b"a"],
+    **{key: [0, -1, 1.0, "1", None, True] for key in ("maxDeliveries", "bufferSize")},
+    "prefetch": [0, -1, 1.0, "1", None, True, 65_536],
+    "overflow": ["", "drop", "BLOCK", None, 1, [], {}],
+    "messageId": [
+        *("", "x" * 256, "é" * 128, "a\x00", "\n", "\x7f", "\x85", "\ud800", "\ufffe"),
+        *(None, 1, True, b"m", [], {}, UUID(int=1)),
+    ],
+    "fakeColour": ["blue", []],
+}
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), GOOD)
+def test_good_values_are_taken(key: str, value: Any, expected: Any) -> None:
+    """Scenario 95 [S], among others: qos as text."""
+    checked = check_extensions({key: value}, stand())
+    assert checked == {key: expected}
+    assert type(checked[key]) is type(expected) or isinstance(checked[key], Mapping)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key in BAD for value in BAD[key]], ids=lambda value: f"{value!r:.20}"
+)
+def test_bad_values_name_their_key(key: str, value: Any) -> None:
+    """Scenario 92 [S]."""
+    with pytest.raises(InvalidExtensionError, match=f"extension '{key}'") as caught:
+        check_extensions({key: value}, stand())
+    assert caught.value.key == key
+    assert isinstance(caught.value, ArgumentError)
+    assert isinstance(caught.value, InvalidHeaderError) == (key == "headers")
+    assert caught.value.__cause__ is None
+    assert len(str(caught.value)) < 500
+
+
+def test_values_of_any_size_are_not_repeated_in_full() -> None:
+    """An error ends up in a log."""
+    for key in ("qos", "retain", "priority", "overflow", "timeout", "queue", "deadLetterChannel"):
+        with pytest.raises(InvalidExtensionError) as caught:
+            check_extensions({key: ["x" * 100_000]}, stand())
+        assert len(str(caught.value)) < 1000, key
+
+
+@pytest.mark.parametrize("key", ["colour", "QOS", "quality", "", "will", "messageid", 7, None, ("a", "b")])
+def test_unknown_extensions_are_refused(key: Any) -> None:
+    """Scenario 90 [S][B]."""
+    with pytest.raises(UnsupportedFeatureError, match="unknown extension") as caught:
+        check_extensions({key: 1}, stand())
+    assert caught.value.instance == "stand"
+    assert "qos" in str(caught.value)  # what would be right
+
+
+@pytest.mark.parametrize("key", sorted(CHECKS))
+def test_extensions_that_are_not_announced_are_refused(key: str) -> None:
+    """Scenario 91 [S]."""
+    good = next(value for name, value, _ in GOOD if name == key and value is not _BY_DEFAULT.get(key))
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        check_extensions({key: good}, stand(EVERYTHING - {key}))
+    assert caught.value.feature == key
+
+
+@pytest.mark.parametrize("key", sorted({*CHECKS} & {*BOOLEANS} - {Features.EXTENSION_AUTOCREATE}))
+def test_turning_off_an_extension_that_is_not_announced_is_accepted(key: str) -> None:
+    assert check_extensions({key: False}, stand(NEXT_TO_NOTHING - {key})) == {key: False}
+
+
+def test_a_feature_that_a_setting_brings_is_refused_with_that_setting() -> None:
+    here = stand(EVERYTHING - {"fakeColour", "priority"})
+    with pytest.raises(UnsupportedFeatureError, match="does not support 'fakeColour': set colour=on"):
+        publish_options({"fakeColour": "red"}, here)
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        publish_options({"priority": 1}, here)
+    assert "set " not in str(caught.value)
+
+
+def test_not_creating_is_a_request_like_any_other() -> None:
+    assert check_extensions({Features.EXTENSION_AUTOCREATE: True}, stand(NEXT_TO_NOTHING))
+    with pytest.raises(UnsupportedFeatureError):
+        check_extensions({Features.EXTENSION_AUTOCREATE: False}, stand(NEXT_TO_NOTHING))
+
+
+def test_a_qos_beyond_those_of_the_instance_is_unsupported() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="qos levels here: 0, 1") as caught:
+        check_extensions({"qos": "2"}, stand())
+    assert caught.value.feature == "qos=2"
+
+
+def test_extensions_that_only_received_messages_carry_are_ignored() -> None:
+    given = dict.fromkeys(RECEIVED_ONLY, object())
+    assert check_extensions(given, stand()) == {}
+
+
+def test_extensions_of_received_messages_are_checked_where_they_can_be_requested() -> None:
+    adapter = stand()
+    adapter.subscribe_extensions = {"streamOffset": int}
+    adapter.features |= {"streamOffset"}
+    assert check_extensions({"streamOffset": "7", "timestamp": object()}, adapter) == {"streamOffset": 7}
+    with pytest.raises(InvalidExtensionError, match="streamOffset"):
+        check_extensions({"streamOffset": "x"}, adapter)
+
+
+def test_an_extension_of_subscriptions_does_not_keep_a_message_from_being_passed_on() -> None:
+    adapter = stand()
+    adapter.subscribe_extensions = {"packetId": boolean}
+    adapter.features |= {"packetId"}
+    assert publish_options({"packetId": 17}, adapter) == publish_options({"packetId": True}, adapter)
+    assert subscribe_options({"packetId": True}, adapter).custom == {"packetId": True}
+    with pytest.raises(InvalidExtensionError, match="packetId"):
+        subscribe_options({"packetId": 17}, adapter)
+
+
+def test_a_request_for_packet_ids_is_not_ignored_where_there_are_none() -> None:
+    for compile_ in (publish_options, subscribe_options):
+        compile_({"packetId": 1}, stand())
+        with pytest.raises(UnsupportedFeatureError, match="packetId"):
+            compile_({"packetId": True}, stand())
+
+
+def test_options_with_another_message_id_are_otherwise_the_same() -> None:
+    asked = {"messageId": "a", "priority": 3, "fakeColour": "red", "headers": {"h": "1"}, "timeToLive": 5}
+    one = publish_options(asked, stand())
+    assert one.message_id == "a"
+    assert identified(one, "b") == publish_options({**asked, "messageId": "b"}, stand())
+    with pytest.raises(InvalidExtensionError, match=f"1 to {MAX_MESSAGE_ID} bytes"):
+        identified(one, "")
+
+
+@pytest.mark.parametrize("value", ["", "x" * 256, "a\nb", 7, None, []])
+def test_a_received_message_id_that_is_none_here_asks_for_nothing(value: Any) -> None:
+    told = MappingProxyType({"messageId": value, "qos": "1"})
+    assert requested(ForwardedContext("a", extensions=told), stand()) == {"qos": "1"}
+    assert requested(MessageContext("a", extensions=told), stand()) == told
+
+
+def test_a_received_message_id_is_kept_where_it_can_travel() -> None:
+    told = MappingProxyType({"messageId": "m", "qos": "1"})
+    context = ForwardedContext("a", extensions=told)
+    assert requested(context, stand()) == told
+    assert requested(context, stand(EVERYTHING - {"messageId"})) == {"qos": "1"}
+
+
+def test_headers_of_a_received_message_are_passed_on_with_unprintable_characters_escaped() -> None:
+    told = MappingProxyType({"headers": MappingProxyType({"two\r\nlines": "a\nb", "plain": "é\\n"}), "qos": "1"})
+    carried = requested(ForwardedContext("a", extensions=told), stand())
+    assert carried == {"headers": {r"two\u000d\u000alines": r"a\u000ab", "plain": "é\\n"}, "qos": "1"}
+    publish_options(carried, stand())
+    with pytest.raises(InvalidHeaderError):
+        publish_options(requested(MessageContext("a", extensions=told), stand()), stand())
+
+
+def test_absent_booleans_are_off() -> None:
+    """Scenario 93 [S]."""
+    publishing = publish_options({}, stand())
+    assert publishing == PublishOptions(qos="1")
+    for name in ("guaranteed_delivery", "guaranteed_ordering", "last_will", "retain"):
+        assert getattr(publishing, name) is False
+    subscribing = subscribe_options({}, stand())
+    assert subscribing.auto_acknowledge is subscribing.guaranteed_ordering is False
+    assert (subscribing.max_deliveries, subscribing.dead_letter_channel, subscribing.queue) == (None, None, None)
+    assert publishing.autocreate
+    assert subscribing.autocreate
+
+
+def test_guaranteed_delivery_raises_the_qos() -> None:
+    """Scenario 27 [S]."""
+    for default in ("0", "1"):
+        here = stand(EVERYTHING, default)
+        assert publish_options({}, here).qos == default
+        assert publish_options({"guaranteedDelivery": True}, here).qos == "1"
+        assert subscribe_options({"guaranteedDelivery": True}, here).qos == "1"
+        assert publish_options({"guaranteedDelivery": True, "qos": "1"}, here).qos == "1"
+        with pytest.raises(InvalidExtensionError, match="contradicts guaranteedDelivery"):
+            publish_options({"guaranteedDelivery": True, "qos": "0"}, here)
+
+
+def test_custom_extensions_arrive_checked_beside_the_known_ones() -> None:
+    here = stand()
+    assert publish_options({"fakeColour": "red", "qos": "1"}, here).custom == {"fakeColour": "RED"}
+    assert subscribe_options({"fakeColour": "green"}, here).custom == {"fakeColour": "GREEN"}
+    assert publish_options({}, here).custom == {}
+    both = {"fakeColour": "red", "fakeStamp": True, "fakeSpeed": 2}
+    here = stand(EVERYTHING | both.keys())
+    assert publish_options(both, here).custom == {"fakeColour": "RED", "fakeStamp": True}
+    assert subscribe_options(both, here).custom == {"fakeColour": "RED", "fakeSpeed": 2.0}
+    with pytest.raises(TypeError):
+        publish_options({"fakeColour": "red"}, here).custom["x"] = 1  # type: ignore[index]
+
+
+def test_known_extensions_are_the_announced_ones() -> None:
+    assert set(known(stand())) == {*CHECKS, "fakeColour"}  # the others are not announced
+    assert set(known(stand(NEXT_TO_NOTHING))) == {*CHECKS} & NEXT_TO_NOTHING
+
+
+def test_headers_are_bounded_and_cannot_be_written_to() -> None:
+    here = stand()
+    most = {str(number): "" for number in range(MAX_HEADERS)}
+    headers = publish_options({"headers": most}, here).headers
+    assert headers == most
+    with pytest.raises(TypeError):
+        headers["x"] = "y"  # type: ignore[index]
+    with pytest.raises(InvalidHeaderError, match=f"{MAX_HEADERS + 1} headers are too many"):
+        publish_options({"headers": {**most, "more": ""}}, here)
+    publish_options({"headers": {"a": "x" * (MAX_HEADER_BYTES - 1)}}, here)
+    with pytest.raises(InvalidHeaderError, match=f"{MAX_HEADER_BYTES + 1} bytes"):
+        publish_options({"headers": {"a": "x" * MAX_HEADER_BYTES}}, here)
+
+
+def test_an_error_about_a_header_never_shows_its_value() -> None:
+    for value in ("secret\x00", "secret\ud800", b"secret"):
+        with pytest.raises(InvalidHeaderError) as caught:
+            publish_options({"headers": {"authorization": value}}, stand())
+        assert "secret" not in str(caught.value)
+        assert "authorization" in str(caught.value)
+
+
+class Hostile:
+    """Says no to everything that can be asked of an object."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no ==")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("no hash")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no bool")
+
+
+class HostileMapping(Mapping[str, str]):
+    def __getitem__(self, key: str) -> str:
+        raise RuntimeError("no item")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("no iteration")
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**5, 10**6).map(lambda exponent: 10 ** (exponent % 5000))
+    | st.floats()
+    | st.complex_numbers()
+    | st.decimals()
+    | st.text(max_size=10)
+    | st.binary(max_size=10)
+    | st.sampled_from([object(), int, Level.ONE, ..., NotImplemented, range(3), MappingProxyType({"a": "b"})]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+        | st.tuples(inner)
+        | st.frozensets(st.integers(), max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(
+    extensions=st.dictionaries(
+        st.sampled_from([*CHECKS, *RECEIVED_ONLY, "fakeColour"]) | st.text(max_size=5), VALUES, max_size=4
+    ),
+    announced=st.sets(st.sampled_from(sorted(EVERYTHING))),
+)
+@settings(max_examples=400, deadline=None)
+def test_arbitrary_values_raise_nothing_but_the_declared_errors(
+    extensions: dict[str, Any], announced: set[str]
+) -> None:
+    here = stand(frozenset(announced))
+    for compile_ in (publish_options, subscribe_options):
+        with contextlib.suppress(InvalidExtensionError, UnsupportedFeatureError):
+            assert compile_(extensions, here).qos in ("0", "1")
+
+
+@pytest.mark.parametrize("key", [*CHECKS, "fakeColour"])
+@pytest.mark.parametrize("value", [Hostile(), HostileMapping()], ids=["object", "mapping"])
+def test_hostile_values_raise_nothing_but_the_declared_errors(key: str, value: object) -> None:
+    if key == "fakeColour":
+        return  # that check is the adapter's
+    with pytest.raises(InvalidExtensionError, match=f"extension '{key}'"):
+        check_extensions({key: value}, stand())
+
+
+def test_nothing_is_sent_when_an_extension_is_refused(broker: FakeBroker, connect: Connect) -> None:
+    """Scenarios 90-92: before anything is sent, and the instance is as good as before."""
+    broker.features = broker.features - {Features.EXTENSION_LAST_WILL}
+    m = connect(broker)
+    for extensions in ({"colour": 1}, {"lastWill": True}, {"qos": 5}, {"guaranteedOrdering": "maybe"}, {"qos": "2"}):
+        message = m.context_builder().channel("a").extensions(extensions).content(b"1").build_message()
+        with pytest.raises(MessagingError) as caught:
+            m.publisher.publish(message)
+        assert next(iter(extensions)) in str(caught.value)
+        with pytest.raises(MessagingError):
+            m.subscription.subscribe(message.context)
+        with pytest.raises(MessagingError):
+            m.publisher.publish(Message(b"2", m.context_builder().channel("b").build_context()), message.context)
+    assert m.publish("a", b"3").result(PATIENCE) is None
+    assert broker.payloads == [b"3"]
+    assert broker.calls.count("subscribe") == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [({"retain": 1}, {"retain": True}), ({"qos": True}, {"qos": 1}), ({"priority": True}, {"priority": 1})],
+)
+def test_the_short_way_does_not_take_one_value_for_another_that_is_equal(
+    broker: FakeBroker, connect: Connect, bad: dict[str, Any], good: dict[str, Any]
+) -> None:
+    """1 == True, in Python; a context that was refused must not stand in for a good one, nor the other way round."""
+    m = connect(broker)
+    with pytest.raises(InvalidExtensionError):
+        m.publish("a", b"1", **bad)
+    assert m.publish("a", b"2", **good).result(PATIENCE) is None
+    with pytest.raises(InvalidExtensionError):
+        m.publish("a", b"3", **bad)
+    assert broker.payloads == [b"2"]
+
+
+def test_the_short_way_spells_extensions_in_snake_case(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.hold = True
+    m.publish("a", b"1", time_to_live=5, guaranteed_delivery=True, fake_colour="red", headers={"a": "b"})
+    broker.wait_sent(1)
+    options = broker.held[0].options
+    assert (options.time_to_live, options.guaranteed_delivery) == (5.0, True)
+    assert options.custom == {"fakeColour": "red"}
+    assert options.headers == {"a": "b"}
+    broker.confirm()
+    with pytest.raises(UnsupportedFeatureError, match="'timeToLve'"):
+        m.publish("a", b"1", time_to_lve=5)

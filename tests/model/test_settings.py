@@ -1,0 +1,180 @@
+"""Settings: from where, in which order, and what a mistake says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from messaging.errors import ConfigurationError, InvalidOptionError
+from messaging.model import parse_url
+from messaging.model.settings import Settings, TlsSettings, load_settings
+from tests.doubles.fake import FakeSettings
+
+SECRET = "hunter2-pl4nted"
+
+
+def load(url: str = "fake://x", **keywords: Any) -> FakeSettings:
+    return load_settings(FakeSettings, parse_url(url), keywords)
+
+
+def test_defaults_are_those_documented() -> None:
+    defaults = load_settings(Settings, parse_url("fake://x"), {})
+    assert defaults.timeout == 30.0
+    assert defaults.connect_timeout == 10.0
+    assert defaults.close_timeout == 5.0
+    assert (defaults.name, defaults.client_id, defaults.username, defaults.password) == (None, None, None, None)
+    assert (defaults.retry_connect, defaults.overflow, defaults.buffer_size) == (False, "block", 1024)
+    assert all(field.description for field in Settings.model_fields.values())
+    assert TlsSettings.model_fields["allow_insecure"].default is False
+
+
+def test_a_keyword_wins_over_the_url_which_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESSAGING_COLOUR", "environment")
+    assert load().colour == "environment"
+    assert load("fake://x?colour=url").colour == "url"
+    assert load("fake://x?colour=url", colour="keyword").colour == "keyword"
+    monkeypatch.setenv("messaging_timeout", "7")
+    assert load().timeout == 7.0
+    monkeypatch.delenv("MESSAGING_COLOUR")
+    assert load().colour == "red"
+
+
+def test_a_secret_is_also_read_from_a_file_which_loses_to_everything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(file))
+
+    def password(**keywords: Any) -> str:
+        found = load(**keywords).password
+        assert found is not None
+        return found.get_secret_value()
+
+    assert password() == SECRET
+    monkeypatch.setenv("MESSAGING_PASSWORD", "environment")
+    assert password() == "environment"
+    assert password(url="fake://x?password=url") == "url"
+    assert password(url="fake://x?password=url", password="keyword") == "keyword"
+    assert password(password=SecretStr("wrapped")) == "wrapped"
+
+
+@pytest.mark.parametrize(("content", "expected"), [(" a b \r\n", " a b "), ("a\n\n", "a"), ("", ""), ("é", "é")])
+def test_only_line_ends_are_cut_off_a_secret_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, expected: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(content.encode())
+    monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(file))
+    found = load().password
+    assert found is not None
+    assert found.get_secret_value() == expected
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "binary"])
+def test_a_secret_file_that_cannot_be_read_says_which(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "secret"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "binary":
+        path.write_bytes(b"\xff\xfe" + SECRET.encode())
+    monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(path))
+    with pytest.raises(InvalidOptionError, match=r"MESSAGING_PASSWORD_FILE: cannot read '.*/secret'") as caught:
+        load()
+    assert caught.value.option == "password"
+    assert SECRET not in str(caught.value)
+
+
+def test_options_that_are_no_secrets_are_not_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_text("blue")
+    monkeypatch.setenv("MESSAGING_COLOUR_FILE", str(file))
+    assert load().colour == "red"
+
+
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESSAGING_URL", "memory://x")
+    monkeypatch.setenv("MESSAGING_SOMETHING_ELSE", "1")
+    monkeypatch.setenv("TIMEOUT", "1")
+    assert load().timeout == 30.0
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("colur", "did you mean 'colour'"), ("time_out", "did you mean 'timeout'"), ("zzz", "known: ")],
+)
+def test_an_unknown_option_suggests_the_near_one(option: str, hint: str) -> None:
+    cases: list[dict[str, Any]] = [{"url": f"fake://x?{option}=1"}, {option: 1}]
+    for case in cases:
+        with pytest.raises(InvalidOptionError, match=f"unknown option '{option}' for fake://.*{hint}") as caught:
+            load(**case)
+        assert caught.value.option == option
+        assert isinstance(caught.value, ConfigurationError)
+
+
+BAD: dict[str, list[Any]] = {
+    "timeout": [0, -1, "soon", "nan", "inf", float("inf"), 1e200, None, []],
+    "connect_timeout": [0, "x"],
+    "reconnect_min": [0, -0.1],
+    "outbox_size": [0, -1, "many", 1.5],
+    "outbox_bytes": [0, "1k"],
+    "buffer_size": [0],
+    "prefetch": [0, 65_536, "x"],
+    "overflow": ["drop", "", 1],
+    "name": ["", "a\nb", "a\x00", "x" * 201, 7],
+    "client_id": ["x" * 201, 7],
+    "retry_connect": ["perhaps", 2],
+    "max_message_size": [0, "big"],
+    "password": [7],
+    "labels": ["not json", 7],
+}
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option in BAD for value in BAD[option]])
+def test_a_value_that_does_not_fit_names_its_option_and_not_the_value(option: str, value: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=f"option '{option}': ") as caught:
+        load(**{option: value})
+    assert caught.value.option == option
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(("option", "value"), [("timeout", SECRET), ("labels", SECRET), ("outbox_size", SECRET)])
+def test_a_value_of_the_environment_that_does_not_fit_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    monkeypatch.setenv(f"MESSAGING_{option.upper()}", value)
+    with pytest.raises(InvalidOptionError, match=f"MESSAGING_{option.upper()}") as caught:
+        load()
+    assert SECRET not in str(caught.value)
+    assert caught.value.option == option
+
+
+def test_options_of_a_url_are_parsed_from_text() -> None:
+    found = load("fake://x?timeout=1.5&retry_connect=true&outbox_size=7&cafile=%2Ftmp%2Fca.pem&name=n&overflow=fail")
+    assert (found.timeout, found.retry_connect, found.outbox_size) == (1.5, True, 7)
+    assert (found.cafile, found.name, found.overflow) == (Path("/tmp/ca.pem"), "n", "fail")
+
+
+def test_settings_cannot_be_changed_and_do_not_show_the_password() -> None:
+    found = load(password=SECRET)
+    with pytest.raises(ValueError, match="frozen"):
+        found.timeout = 1.0
+    assert SECRET not in repr(found) + str(found)
+
+
+@given(option=st.sampled_from(sorted(FakeSettings.model_fields)), value=st.text(max_size=8) | st.integers() | st.none())
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_is_taken_or_an_invalid_option(option: str, value: Any) -> None:
+    refused = ""
+    try:
+        load(**{option: value})
+    except InvalidOptionError as error:
+        refused = error.option
+    assert refused in ("", option)

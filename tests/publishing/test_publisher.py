@@ -1,0 +1,366 @@
+"""MessagePublisher: which context counts, and refusals on the caller's thread (RFC 5.5).
+
+Scenarios 18-23, as far as a wire is needed to see them; ``tests/conformance/test_publish.py`` has the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from messaging import Features, Message, MessageContext, MessageContextBuilder, Messaging, Promise
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidChannelError,
+    InvalidContentError,
+    InvalidExtensionError,
+    PayloadTooLargeError,
+    UnsupportedFeatureError,
+)
+from messaging.model import Outgoing
+from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop
+from tests.doubles.fixtures import Connect
+
+FULL = MessageContext(
+    "a",
+    "key",
+    "text/plain",
+    "identity",
+    "id",
+    "r",
+    MappingProxyType({"headers": MappingProxyType({"h": "1"}), "priority": 3}),
+)
+
+
+def went_out(broker: FakeBroker, publish: Callable[[], Promise[None]]) -> Outgoing:
+    """What the broker got when ``publish`` was called."""
+    broker.hold = True
+    promise = publish()
+    broker.wait_sent(len(broker.sent) + 1 if not broker.held else 1)
+    outgoing = broker.held[-1]
+    broker.confirm()
+    assert promise.result(PATIENCE) is None
+    return outgoing
+
+
+# --- which context counts
+
+
+def test_a_channel_replaces_the_channel_and_keeps_the_rest(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 19 [S]. A routing key belongs to its channel, and goes with it."""
+    m = connect(broker)
+    outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), "b"))
+    expected = MessageContext("b", None, "text/plain", "identity", "id", "r", FULL.extensions)
+    assert outgoing.context == expected
+    assert outgoing.options.priority == 3
+    assert FULL.channel == "a"
+
+
+def test_a_context_without_channel_uses_the_messages(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 21 [I]: the one exception."""
+    m = connect(broker)
+    override = MessageContext(correlation_id="new")
+    outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), override))
+    assert outgoing.context == MessageContext("a", "key", correlation_id="new")
+    assert override.channel is None
+
+
+# --- the application's own message id
+
+
+def sent_id(broker: FakeBroker, publish: Callable[[], Promise[None]]) -> str:
+    return went_out(broker, publish).message_id
+
+
+def test_a_message_id_of_the_application_is_that_of_its_message_alone(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    assert sent_id(broker, lambda: m.publish("a", b"1", message_id="own")) == "own"
+    assert sent_id(broker, lambda: m.publish("a", b"1")) != "own"
+    assert sent_id(broker, lambda: m.publish("a", b"1", message_id="other", priority=3)) == "other"
+    outgoing = went_out(broker, lambda: m.publish("a", b"1", message_id="third", priority=4))
+    assert (outgoing.message_id, outgoing.options.priority) == ("third", 4)
+    assert went_out(broker, lambda: m.publish("a", b"1", priority=4)).options.message_id is None
+
+
+def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for key in ("good", "better"):
+        m.publish("a", b"1", message_id=key).result(PATIENCE)
+    for bad in ("", "x" * 256, "a\nb", 7, []):
+        with pytest.raises(InvalidExtensionError, match="messageId"):
+            m.publish("a", b"1", message_id=bad)
+    # other extensions of the same call are checked, too
+    for name, value in (("priority", "3"), ("priority", True), ("retain", 1), ("headers", {"k": 1})):
+        m.publish("a", b"1", message_id="m", priority=1, retain=True, headers={}).result(PATIENCE)
+        with pytest.raises(InvalidExtensionError, match=name):
+            m.publish("a", b"1", message_id="m", **{name: value})
+    with pytest.raises(ArgumentError, match="content_type"):
+        m.publisher.publish(
+            Message(b"", MessageContext("a", content_type=[], extensions={"messageId": "m"}))  # type: ignore[arg-type]
+        )
+
+
+def test_a_message_that_is_sent_again_keeps_the_message_id_of_the_application(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    broker.hold = True
+    promise = m.publish("a", b"1", message_id="own")
+    broker.wait_sent(1)
+    broker.lose()
+    broker.wait_sent(2)
+    broker.confirm()
+    promise.result(PATIENCE)
+    assert [each.message_id for each in broker.sent] == ["own", "own"]
+
+
+def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    message = arrived(m, broker, "own")
+    for publish in passing_on(m, message):
+        assert sent_id(broker, publish) == "own"
+
+
+@pytest.mark.parametrize("foreign", ["", "x" * 256, "a\nb", "\ufffe"])
+def test_a_message_with_an_id_that_none_may_have_here_is_passed_on_with_another(
+    broker: FakeBroker, connect: Connect, foreign: str
+) -> None:
+    m = connect(broker)
+    message = arrived(m, broker, foreign)
+    for publish in passing_on(m, message):
+        assert sent_id(broker, publish) not in ("", foreign)
+    copied = MessageContextBuilder().channel("a").extensions(message.context.extensions)
+    with pytest.raises(InvalidExtensionError, match="messageId"):
+        m.publisher.publish(copied.build_message())
+
+
+def test_without_the_feature_a_message_is_passed_on_with_another_id(broker: FakeBroker, connect: Connect) -> None:
+    broker.features = broker.features - {Features.EXTENSION_MESSAGE_ID}
+    m = connect(broker)
+    message = arrived(m, broker, "own")
+    for publish in passing_on(m, message):
+        assert sent_id(broker, publish) != "own"
+    # an extension written by hand is a request
+    copied = MessageContextBuilder().channel("a").extensions(message.context.extensions)
+    with pytest.raises(UnsupportedFeatureError, match="messageId"):
+        m.publisher.publish(copied.build_message())
+    with m.subscription.subscribe(message.context) as stream:
+        stream.ready.result(PATIENCE)
+
+
+def arrived(m: Messaging, broker: FakeBroker, message_id: str) -> Message:
+    with m.subscribe("a") as stream:
+        broker.deliver(b"1", extensions={"qos": "1", "messageId": message_id})
+        return stream.receive(PATIENCE)
+
+
+def passing_on(m: Messaging, message: Message) -> list[Callable[[], Promise[None]]]:
+    """The ways of passing a message on that know it was received."""
+    made = MessageContextBuilder().with_context(message.context).extension_entry("priority", 3)
+    again = MessageContextBuilder().with_context(made.build_context())
+    return [
+        lambda: m.publisher.publish(message),
+        lambda: m.publisher.publish(message, "b"),
+        lambda: m.publisher.publish(Message(b"1", MessageContext("b")), message.context),
+        lambda: m.publisher.publish(made.content(b"1").build_message()),
+        lambda: m.publisher.publish(again.content(b"1").build_message(), "b"),
+    ]
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize("message", [None, b"bytes", "text", MessageContext("a"), object()])
+def test_only_messages_are_published(broker: FakeBroker, connect: Connect, message: Any) -> None:
+    m = connect(broker)
+    with pytest.raises(
+        ArgumentError, match=f"publish takes a Message or a MessageContextProvider, not {type(message).__name__}"
+    ):
+        m.publisher.publish(message)
+
+
+@pytest.mark.parametrize("payload", ["text", None, 7, ["x"], {"a": 1}])
+def test_a_payload_is_bytes(broker: FakeBroker, connect: Connect, payload: Any) -> None:
+    m = connect(broker)
+    with pytest.raises(InvalidContentError):
+        m.publisher.publish(Message(payload, MessageContext("a")))
+    assert "publish" not in broker.calls
+
+
+@pytest.mark.parametrize("channel", ["a/+", "#", "a\x00", "a" * 65_536, "\ud800"])
+def test_a_bad_channel_is_refused(broker: FakeBroker, connect: Connect, channel: str) -> None:
+    m = connect(broker)
+    message = Message(b"1", MessageContext("a"))
+    calls: list[Callable[[], object]] = [
+        lambda: m.publish(channel, b"1"),
+        lambda: m.publisher.publish(message, channel),
+        lambda: m.publisher.publish(message, MessageContext(channel)),
+        lambda: m.publisher.publish(Message(b"1", MessageContext(channel))),
+    ]
+    for publish in calls:
+        with pytest.raises(InvalidChannelError):
+            publish()
+    with pytest.raises(ArgumentError):
+        m.publish("a", b"1", reply_to=channel)
+    assert "publish" not in broker.calls
+    assert m.publish("a", b"1").result(PATIENCE) is None
+
+
+@pytest.mark.parametrize("channel", [7, b"a", ["a"], {"a": 1}])
+def test_a_channel_of_another_type_is_refused(broker: FakeBroker, connect: Connect, channel: Any) -> None:
+    m = connect(broker)
+    with pytest.raises(ArgumentError):
+        m.publisher.publish(Message(b"1", MessageContext(channel)))
+    with pytest.raises(ArgumentError):
+        m.subscription.subscribe(MessageContext(channel))
+    with pytest.raises(ArgumentError):
+        m.publisher.publish(Message(b"1", MessageContext("a")), channel)
+
+
+@pytest.mark.parametrize("name", ["content_type", "content_encoding", "correlation_id", "channel_extension"])
+@pytest.mark.parametrize(
+    ("value", "text"), [("\x00", "NUL"), ("\ud800", "lone surrogate"), ("x" * 65_536, "65536 bytes"), (7, "not int")]
+)
+def test_bad_values_of_a_context_are_refused(
+    broker: FakeBroker, connect: Connect, name: str, value: Any, text: str
+) -> None:
+    m = connect(broker)
+    with pytest.raises(ArgumentError, match=f"{name}.*{text}"):
+        m.publisher.publish(Message(b"1", MessageContext("a", **{name: value})))
+    assert "publish" not in broker.calls
+
+
+def test_an_oversize_payload_says_size_and_limit(broker: FakeBroker, connect: Connect) -> None:
+    broker.limit = 10
+    m = connect(broker, name="small")
+    assert m.publish("a", b"x" * 10).result(PATIENCE) is None
+    with pytest.raises(PayloadTooLargeError, match="11 bytes exceeds the limit of 10 bytes of 'small'") as caught:
+        m.publish("a", b"x" * 11)
+    assert (caught.value.size, caught.value.limit) == (11, 10)
+    assert m.runtime.get_runtime_dto().max_message_size == 10
+    assert broker.payloads == [b"x" * 10]
+
+
+def test_values_that_the_protocol_cannot_carry_are_refused(bare: FakeBroker, connect: Connect) -> None:
+    m = connect(bare, name="bare-one")
+    for name in ("content_type", "content_encoding", "correlation_id", "reply_to"):
+        with pytest.raises(UnsupportedFeatureError, match=Features.MESSAGE_PROPERTIES) as caught:
+            m.publish("a", b"1", **{name: "x"})
+        assert caught.value.instance == "bare-one"
+    with pytest.raises(UnsupportedFeatureError, match=Features.ROUTING_KEY):
+        m.publish("a", b"1", channel_extension="key")
+    with pytest.raises(UnsupportedFeatureError, match=Features.ROUTING_KEY):
+        m.subscribe("a", channel_extension="key")
+    with pytest.raises(UnsupportedFeatureError, match=Features.WILDCARDS):
+        m.subscribe("a/+")
+    assert m.publish("a", {"x": 1}).result(PATIENCE) is None  # a content type that was not asked for is no error
+    assert bare.payloads == [b'{"x":1}']
+
+
+def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    calls: list[str] = []
+
+    def check(context: MessageContext, options: object) -> None:
+        calls.append(context.channel or "")
+        if context.channel == "too/long":
+            raise ArgumentError("too long once translated")
+
+    broker.adapter.check_publish = check  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="too long"):
+            m.publish("too/long", b"1")
+    for _ in range(3):
+        m.publish("fine", b"1").result(PATIENCE)
+    assert calls == ["too/long", "too/long", "fine"]  # once per distinct context that passed
+
+
+def test_a_publish_after_close_is_refused_and_checked_as_before(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    m.close()
+    with pytest.raises(ClosedError, match=r"publish to 'a/b'.*closed"):
+        m.publish("a/b", b"1")
+    with pytest.raises(ClosedError):
+        m.publisher.publish(Message(b"1", FULL))
+    with pytest.raises(InvalidChannelError):
+        m.publish("+", b"1")
+    assert broker.sent == []
+
+
+# --- caches
+
+
+def test_contexts_checked_before_the_first_connection_are_checked_again_if_the_broker_does_less(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    broker.gates["open"].close()
+
+    async def main() -> None:
+        m = connect(broker)
+        context = m.context_builder().channel("a").extension_entry("priority", 3).build_context()
+        early = m.publisher.publish(Message(b"1", context))
+        broker.features = broker.features - {Features.EXTENSION_PRIORITY}
+        broker.gates["open"].open()
+        await m
+        await early
+        with pytest.raises(UnsupportedFeatureError, match="priority"):
+            m.publisher.publish(Message(b"2", context))
+        with pytest.raises(UnsupportedFeatureError, match="priority"):
+            m.publish("a", b"2", priority=3)
+
+    asyncio.run(main())
+
+
+def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    barrier = threading.Barrier(8)
+    message = Message(b"1", FULL)
+
+    def publish() -> list[Promise[None]]:
+        barrier.wait(PATIENCE)
+        return [m.publisher.publish(message) for _ in range(50)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for each in [pool.submit(publish) for _ in range(8)]:
+            for promise in each.result(PATIENCE):
+                assert promise.result(PATIENCE) is None
+    assert len(broker.sent) == 400
+
+
+def test_the_promise_of_a_publish_names_its_channel_and_does_not_keep_the_payload(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    payload = bytes(1000)
+    before = sys.getrefcount(payload)
+    promise = m.publisher.publish(Message(payload, MessageContext("a/b")))
+    promise.result(PATIENCE)
+    assert repr(promise) == "<Promise of publish to 'a/b': resolved>"
+    broker.sent.clear()
+    settle_loop()
+    gc.collect()
+    assert sys.getrefcount(payload) == before
+
+
+def test_messages_of_one_checked_context_may_have_ids_of_their_own(broker: FakeBroker, connect: Connect) -> None:
+    publisher = connect(broker).publisher
+    context = MessageContext("a", extensions=MappingProxyType({"qos": "1"}))
+    options = publisher.check(context)
+    found = []
+    for given in ("one", "two", None):
+        outgoing = went_out(
+            broker, lambda given=given: publisher.publish_checked(b"x", context, options, None, message_id=given)
+        )
+        assert (outgoing.context, outgoing.options) == (context, options)
+        found.append(outgoing.message_id)
+    assert found[:2] == ["one", "two"]
+    assert found[2] not in found[:2]

@@ -1,0 +1,344 @@
+"""Direct acknowledgement by filter, handler and post (RFC 5.8): effects on the wire, failures, the builder.
+
+The state machine and the order of the callbacks are in ``tests/conformance/test_acknowledge.py``, for every adapter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from messaging import (
+    AcknowledgeConsumer,
+    AcknowledgeFilter,
+    AcknowledgeHandler,
+    AcknowledgeMessageContext,
+    AcknowledgeType,
+    Features,
+    Message,
+    MessageStream,
+)
+from messaging.errors import ArgumentError, InvalidFilterError, UnsupportedFeatureError
+from messaging.instance import Messaging
+from messaging.services import ServiceRegistry
+from tests.doubles.consumers import acknowledge, manual, numbered, state
+from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+RECEIVED, ACKNOWLEDGED = AcknowledgeType.RECEIVED, AcknowledgeType.ACKNOWLEDGED
+REJECTED, UNSUPPORTED = AcknowledgeType.REJECTED, AcknowledgeType.UNSUPPORTED
+
+
+class Journal:
+    """Callbacks that write down, in order, that they were called, with the state they saw."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, bytes, AcknowledgeType]] = []
+        self.messages: list[Message] = []
+        self.done = threading.Semaphore(0)
+
+    def note(self, what: str, message: Message) -> None:
+        self.entries.append((what, message.payload, state(message)))
+
+    def filter(self, answer: bool | Callable[[Message], bool]) -> Callable[[Message], bool]:
+        def call(message: Message) -> bool:
+            self.note("filter", message)
+            return answer(message) if callable(answer) else answer
+
+        return call
+
+    def handler(self, act: Callable[[AcknowledgeHandler], object] = lambda _: None) -> Callable[[Message], None]:
+        def call(message: Message) -> None:
+            self.note("handler", message)
+            assert isinstance(message.context, AcknowledgeMessageContext)
+            act(message.context.acknowledge_handler)
+
+        return call
+
+    def post(self, message: Message) -> None:
+        self.note("post", message)
+        self.done.release()
+
+    def stream(self, message: Message) -> None:
+        self.messages.append(message)
+        self.note("stream", message)
+        self.done.release()
+
+    @property
+    def order(self) -> list[str]:
+        return [what for what, _, _ in self.entries]
+
+    def wait(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self.done.acquire(timeout=PATIENCE)
+        settle_loop()
+
+
+@pytest.fixture
+def journal() -> Journal:
+    return Journal()
+
+
+def subscribe(m: Messaging, journal: Journal, **callbacks: Any) -> MessageStream:
+    """A stream with direct acknowledgement, observed by the journal."""
+    builder = m.acknowledge_context_builder()
+    for name, callback in callbacks.items():
+        getattr(builder, name)(callback)
+    stream = m.subscription.subscribe(builder.message_context_builder().channel("a").build_context())
+    stream.subscribe(journal.stream)
+    return stream
+
+
+# --- the state machine
+
+
+def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
+    broker.features = broker.features - {Features.ACKNOWLEDGE}
+    with pytest.raises(UnsupportedFeatureError, match="acknowledge"):
+        m.acknowledge_context_builder()
+    with pytest.raises(UnsupportedFeatureError, match="acknowledge"):
+        m.subscription.subscribe(context)
+
+
+def test_a_verdict_from_any_thread_or_loop_counts(broker: FakeBroker, connect: Connect) -> None:
+    import asyncio
+
+    stream = manual(connect(broker))
+    broker.deliver(*numbered(3))
+    messages = [stream.receive(PATIENCE) for _ in range(3)]
+
+    async def in_a_loop() -> bool:
+        return acknowledge(messages[0])
+
+    assert asyncio.run(in_a_loop())
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(acknowledge, messages[1]).result(PATIENCE)
+    assert acknowledge(messages[2])
+    broker.wait_acknowledged(3)
+    stream.close().result(PATIENCE)
+
+
+# --- filter
+
+
+@pytest.mark.parametrize("callback", ["filter", "handler"])
+def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on(
+    broker: FakeBroker, connect: Connect, journal: Journal, caplog: pytest.LogCaptureFixture, callback: str
+) -> None:
+    """Scenario 84 [I]: rejected, by documented choice."""
+
+    def explode(message: Message) -> bool:
+        journal.note(callback, message)
+        if message.payload == b"0":
+            raise ValueError("cannot")
+        return message.acknowledge() if callback == "handler" else True
+
+    step = "filter_acknowledge" if callback == "filter" else "handle_acknowledge"
+    subscribe(connect(broker), journal, **{step: explode, "post_acknowledge": journal.post})
+    tokens = broker.deliver(*numbered(2))
+    journal.wait(3)
+    assert journal.entries == [
+        (callback, b"0", RECEIVED),
+        ("post", b"0", REJECTED),
+        (callback, b"1", RECEIVED),
+        ("post", b"1", ACKNOWLEDGED),
+        ("stream", b"1", ACKNOWLEDGED),
+    ]
+    until(lambda: (broker.rejected, broker.acknowledged) == (tokens[:1], tokens[1:]))
+    assert f"acknowledge {callback} of 'a' raised; the message is rejected" in caplog.text
+    assert "ValueError: cannot" in caplog.text
+
+
+# --- handler
+
+
+def test_optional_parameters_do_not_make_a_handler_take_two(
+    broker: FakeBroker, connect: Connect, journal: Journal
+) -> None:
+    calls: list[object] = []
+
+    def handle(message: Message, extra: object = None, *more: object, key: int = 1) -> None:
+        calls.append(extra)
+
+    subscribe(connect(broker), journal, handle_acknowledge=handle)
+    broker.deliver(b"1")
+    journal.wait()
+    assert calls == [None]
+
+
+# --- post
+
+
+def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
+    broker: FakeBroker, connect: Connect, journal: Journal
+) -> None:
+    m = connect(broker)
+    subscribe(m, journal, post_acknowledge=journal.post)
+    broker.deliver(b"1")
+    journal.wait()
+    broker.lose()
+    broker.wait_open(2)
+    assert not acknowledge(journal.messages[0])
+    assert journal.order == ["stream"]
+
+
+def test_post_sees_the_value_and_the_context_of_the_message(
+    broker: FakeBroker, connect: Connect, journal: Journal
+) -> None:
+    m = connect(broker)
+    values: list[object] = []
+    context = (
+        m.acknowledge_context_builder()
+        .filter_acknowledge(lambda message: message.value()["x"] == 1)
+        .post_acknowledge(lambda message: values.append((message.value(), message.context.channel)))
+        .message_context_builder()
+        .channel("a")
+        .build_context()
+    )
+    m.subscription.subscribe(context, model=dict[str, int]).subscribe(journal.stream)
+    broker.deliver(b'{"x": 1}', content_type="application/json")
+    journal.wait()
+    assert values == [({"x": 1}, "a")]
+
+
+# --- targets
+
+
+def test_of_several_services_the_highest_ranking_is_used(
+    broker: FakeBroker, connect: Connect, journal: Journal, registry: ServiceRegistry
+) -> None:
+    registry.register(AcknowledgeFilter, lambda _: False, {"kind": "filter"})
+    registry.register(AcknowledgeFilter, journal.filter(True), {"kind": "filter", "service.ranking": 5})
+    subscribe(connect(broker), journal, filter_acknowledge="(kind=filter)")
+    broker.deliver(b"1")
+    journal.wait()
+    assert journal.order == ["filter", "stream"]
+
+
+def test_a_service_of_another_interface_is_no_filter(
+    broker: FakeBroker, connect: Connect, journal: Journal, registry: ServiceRegistry
+) -> None:
+    registry.register(AcknowledgeConsumer, lambda _: pytest.fail("called"), {"kind": "filter"})
+    subscribe(connect(broker), journal, filter_acknowledge="(kind=filter)")
+    broker.deliver(b"1")
+    journal.wait()
+    assert journal.order == ["stream"]
+
+
+def test_a_target_that_matches_no_service_with_auto_acknowledge_acknowledges(
+    broker: FakeBroker, connect: Connect, journal: Journal
+) -> None:
+    """Scenario 82 [I], its exception."""
+    m = connect(broker)
+    context = (
+        m.acknowledge_context_builder()
+        .filter_acknowledge("(kind=absent)")
+        .message_context_builder()
+        .channel("a")
+        .extension_entry("autoAcknowledge", True)
+        .build_context()
+    )
+    m.subscription.subscribe(context).subscribe(journal.stream)
+    tokens = broker.deliver(b"1")
+    journal.wait()
+    assert journal.entries == [("stream", b"1", ACKNOWLEDGED)]
+    assert broker.acknowledged == tokens
+
+
+@pytest.mark.parametrize("step", ["filter_acknowledge", "handle_acknowledge", "post_acknowledge"])
+def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
+    broker: FakeBroker,
+    connect: Connect,
+    journal: Journal,
+    registry: ServiceRegistry,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+) -> None:
+    """A prototype's factory is user code like the callback itself."""
+
+    def factory() -> object:
+        raise ValueError("no service today")
+
+    interface = AcknowledgeFilter if step == "filter_acknowledge" else AcknowledgeConsumer
+    with registry.register(interface, factory, {"kind": "broken"}, scope="prototype"):
+        stream = subscribe(connect(broker), journal, **{step: "(kind=broken)"})
+        broker.deliver(b"0")
+        if step == "post_acknowledge":
+            journal.wait()
+            assert acknowledge(journal.messages[0])  # the acknowledgement stands
+        until(lambda: "no service today" in caplog.text)
+    registry.register(AcknowledgeFilter, lambda _: True, {"kind": "broken"})
+    registry.register(AcknowledgeConsumer, lambda _: None, {"kind": "broken"})
+    broker.deliver(b"1")
+    until(lambda: journal.messages and journal.messages[-1].payload == b"1", "the stream goes on")
+    stream.close().result(PATIENCE)
+
+
+# --- automatic
+
+
+def test_a_filter_decides_which_messages_without_acknowledgement_enter(
+    broker: FakeBroker, connect: Connect, journal: Journal
+) -> None:
+    subscribe(connect(broker), journal, filter_acknowledge=lambda message: message.payload == b"1")
+    broker.deliver(*numbered(3), qos0=True)
+    journal.wait()
+    assert journal.entries == [("stream", b"1", UNSUPPORTED)]
+
+
+# --- the builder
+
+
+@pytest.mark.parametrize("step", ["filter_acknowledge", "handle_acknowledge", "post_acknowledge"])
+def test_a_callback_is_a_callable_or_a_target(connect: Connect, step: str) -> None:
+    builder = connect().acknowledge_context_builder()
+    assert getattr(builder, step)(lambda _: True) is builder
+    assert getattr(builder, step)("(a=b)") is builder
+    with pytest.raises(InvalidFilterError):
+        getattr(builder, step)("(a=b")
+    with pytest.raises(ArgumentError, match=rf"{step} takes a callable or an LDAP target \(str\), not int"):
+        getattr(builder, step)(7)
+
+
+def test_builders_share_nothing_and_built_contexts_stay(connect: Connect, journal: Journal) -> None:
+    m = connect()
+    builder = m.acknowledge_context_builder()
+    answers = {"a": True, "b": False}
+    contexts = [
+        builder.filter_acknowledge(lambda _, answer=answer: answer)
+        .message_context_builder()
+        .channel(name)
+        .build_context()
+        for name, answer in answers.items()
+    ]
+    contexts.append(m.acknowledge_context_builder().message_context_builder().channel("c").build_context())
+    streams = [m.subscription.subscribe(context) for context in contexts]
+    for stream, channel in zip(streams, "abc", strict=True):
+        stream.subscribe(journal.stream)
+        m.publish(channel, channel.encode()).result(PATIENCE)
+    journal.wait(2)
+    assert sorted(journal.entries) == [("stream", b"a", ACKNOWLEDGED), ("stream", b"c", RECEIVED)]
+
+
+def test_a_copied_context_keeps_its_callbacks_and_that_of_a_received_message_has_none(
+    connect: Connect, journal: Journal
+) -> None:
+    m = connect()
+    with_filter = m.acknowledge_context_builder().filter_acknowledge(journal.filter(True)).message_context_builder()
+    context = with_filter.channel("a").build_context()
+    copied = m.context_builder().with_context(context).extension_entry("qos", "1").build_context()
+    with m.subscription.subscribe(copied) as stream:
+        m.publish("a", b"1").result(PATIENCE)
+        message = stream.receive(PATIENCE)
+        assert journal.entries == [("filter", b"1", RECEIVED)]
+    received = m.context_builder().with_context(message.context).build_context()
+    with m.subscription.subscribe(received) as stream:
+        m.publish("a", b"2").result(PATIENCE)
+        assert stream.receive(PATIENCE).payload == b"2"
+    assert len(journal.entries) == 1

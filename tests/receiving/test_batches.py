@@ -1,0 +1,171 @@
+"""A busy consumer is left alone: verdicts are gathered, and reading waits until it has caught up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from messaging import Message
+from tests.doubles.consumers import manual, numbered
+from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, on_loop, until
+from tests.doubles.fixtures import Connect
+
+
+class Gate:
+    """An observer that takes messages as long as it is open."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.open = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        assert self.open.wait(PATIENCE)
+        self.seen.append(message.payload)
+
+
+@pytest.fixture
+def acknowledgements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call brought."""
+    calls: list[int] = []
+    acknowledge = FakeAdapter.acknowledge
+
+    def counted(self: FakeAdapter, tokens: Sequence[Any]) -> None:
+        calls.append(len(tokens))
+        acknowledge(self, tokens)
+
+    monkeypatch.setattr(FakeAdapter, "acknowledge", counted)
+    return calls
+
+
+def test_verdicts_of_a_busy_consumer_arrive_in_few_batches(
+    broker: FakeBroker, connect: Connect, acknowledgements: list[int]
+) -> None:
+    stream = connect(broker).subscribe("a")
+    stream.subscribe(lambda _: None)
+    tokens = broker.deliver(*numbered(1000))
+    broker.wait_acknowledged(1000)
+    assert broker.acknowledged == tokens
+    assert len(acknowledgements) < 100
+    stream.close().result(PATIENCE)
+
+
+def test_a_verdict_does_not_wait_for_the_next_message(broker: FakeBroker, connect: Connect) -> None:
+    """Whenever the observer comes to a halt, what it did before is acknowledged."""
+    gates = [threading.Event() for _ in range(20)]
+    stream = connect(broker).subscribe("a")
+    stream.subscribe(lambda message: gates[int(message.payload)].wait(PATIENCE))
+    tokens = broker.deliver(*numbered(20))
+    for number, gate in enumerate(gates):
+        assert broker.acknowledged == tokens[:number]
+        gate.set()
+        broker.wait_acknowledged(number + 1)
+    stream.close().result(PATIENCE)
+
+
+def test_a_verdict_by_hand_does_not_wait_either(broker: FakeBroker, connect: Connect) -> None:
+    with manual(connect(broker)) as stream:
+        tokens = broker.deliver(*numbered(3))
+        messages = [stream.receive(PATIENCE) for _ in tokens]
+        time.sleep(0.02)  # the loop no longer looks for verdicts by itself
+        for count, message in enumerate(reversed(messages), 1):
+            assert message.acknowledge()
+            broker.wait_acknowledged(count)
+        assert broker.acknowledged == tokens[::-1]
+
+
+def test_a_burst_of_verdicts_reaches_the_adapter_in_one_call(
+    broker: FakeBroker, connect: Connect, acknowledgements: list[int]
+) -> None:
+    with manual(connect(broker)) as stream:
+        broker.deliver(*numbered(100))
+        messages = [stream.receive(PATIENCE) for _ in range(100)]
+        # on the loop, so that no flush can come in between
+        on_loop(lambda: [message.acknowledge() for message in messages])
+        broker.wait_acknowledged(100)
+        assert acknowledgements == [100]
+
+
+def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(50):
+        stream = m.subscribe("a")
+        stream.ready.result(PATIENCE)
+        before = len(broker.acknowledged)
+        broker.deliver(*numbered(3))
+        for _ in range(3):
+            stream.receive(PATIENCE)
+        stream.close().result(PATIENCE)
+        assert len(broker.acknowledged) == before + 3
+
+
+def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
+    gate = Gate()
+    stream = connect(broker).subscribe("a")
+    stream.subscribe(gate)
+    broker.deliver(*numbered(300))
+    assert not broker.suspended
+    broker.deliver(*numbered(300))
+    assert broker.suspended
+    broker.deliver(*numbered(300))  # what still arrives is delivered
+    gate.open.set()
+    until(lambda: not broker.suspended)
+    assert broker.suspensions == 1
+    broker.wait_acknowledged(900)
+    assert gate.seen == numbered(300) * 3
+    stream.close().result(PATIENCE)
+
+
+def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    gate = Gate()
+    m = connect(broker)
+    stream, other = m.subscribe("a"), m.subscribe("b")
+    stream.subscribe(gate)
+    stream.ready.result(PATIENCE)
+    other.ready.result(PATIENCE)
+    slow, quick = broker.live if broker.live[0].spec.channel == "a" else broker.live[::-1]
+    broker.deliver(*numbered(600), handle=slow)
+    until(lambda: not broker.suspended, "resumed for the sake of the others")
+    for _ in range(3):
+        broker.deliver(*numbered(100), handle=slow)
+        assert not broker.suspended
+    assert broker.suspensions == 1
+    gate.open.set()
+    broker.wait_acknowledged(900)
+    broker.deliver(*numbered(600), handle=slow)  # it has caught up, and gets another chance
+    assert broker.suspensions == 2
+    until(lambda: not broker.suspended)
+    broker.deliver(b"x", handle=quick)
+    assert other.receive(PATIENCE).payload == b"x"
+    stream.close().result(PATIENCE)
+    other.close().result(PATIENCE)
+
+
+def test_reading_goes_on_when_a_stream_that_is_behind_ends(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
+    gate = Gate()
+    stream = connect(broker).subscribe("a")
+    stream.subscribe(gate)
+    broker.deliver(*numbered(600))
+    assert broker.suspended
+    closing = stream.close()
+    gate.open.set()
+    closing.result(PATIENCE)
+    assert not broker.suspended
+
+
+def test_reading_goes_on_where_a_stream_has_no_consumer(broker: FakeBroker, connect: Connect) -> None:
+    with connect(broker).subscribe("a") as stream:
+        stream.ready.result(PATIENCE)
+        broker.deliver(*numbered(600))
+        assert not broker.suspended

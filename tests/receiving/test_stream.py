@@ -1,0 +1,863 @@
+"""MessageStream in its three faces: emits in order, one at a time; ends once; disposing unsubscribes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pytest
+import reactivex as rx
+from reactivex import operators as ops
+
+from messaging import Message, MessageStream
+from messaging.errors import (
+    ClosedError,
+    DeadlineError,
+    MessagingError,
+    StreamConsumedError,
+    SubscriptionRefusedError,
+)
+from messaging.receiving import Subscription, in_observer
+from tests.conformance.helpers import retried
+from tests.doubles.calling import Calling, until_waiting
+from tests.doubles.consumers import Slow, numbered, receive
+from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+
+class Observer:
+    """Writes down what it is told, and fails if it is told after the end or by two threads at once."""
+
+    def __init__(self, on_next: Callable[[Message], object] = lambda _: None) -> None:
+        self.seen: list[bytes] = []
+        self.end: list[Exception | None] = []
+        self.broken: list[str] = []
+        self._on_next = on_next
+        self._inside = threading.Lock()
+
+    def on_next(self, message: Message) -> None:
+        if not self._inside.acquire(blocking=False):
+            self.broken.append("two at once")
+        try:
+            if self.end:
+                self.broken.append("after the end")
+            self.seen.append(message.payload)
+            self._on_next(message)
+        finally:
+            self._inside.release()
+
+    def on_error(self, error: Exception) -> None:
+        self.end.append(error)
+
+    def on_completed(self) -> None:
+        self.end.append(None)
+
+    def wait_end(self) -> Exception | None:
+        until(lambda: self.end, "the end")
+        assert self.broken == []
+        assert len(self.end) == 1
+        return self.end[0]
+
+
+# --- observers
+
+
+def test_an_observer_sees_messages_on_a_worker_thread(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    threads: list[str] = []
+    inside: list[bool] = []
+
+    def look(_: Message) -> None:
+        threads.append(threading.current_thread().name)
+        inside.append(in_observer())
+
+    m.subscribe("a").subscribe(look)
+    broker.deliver(*numbered(3))
+    until(lambda: len(threads) == 3)
+    assert all(name.startswith("messaging-worker") for name in threads)
+    assert inside == [True] * 3
+    assert not in_observer()
+
+
+def test_observers_and_callbacks_are_taken_alike(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    first, second, third = Observer(), Observer(), Observer()
+    streams = [m.subscribe("a") for _ in range(3)]
+    streams[0].subscribe(first)
+    streams[1].subscribe(second.on_next, second.on_error, second.on_completed)
+    streams[2].subscribe(on_next=third.on_next, on_completed=third.on_completed)
+    for number in range(3):
+        broker.deliver(b"1", handle=number)
+    for observer in (first, second, third):
+        until(lambda observer=observer: observer.seen == [b"1"])  # type: ignore[misc]
+    m.close()
+    assert [observer.wait_end() for observer in (first, second, third)] == [None, None, None]
+
+
+def test_a_stream_subscribed_without_observer_acknowledges_everything(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    m.subscribe("a").subscribe()
+    tokens = broker.deliver(*numbered(3))
+    until(lambda: broker.acknowledged == tokens)
+
+
+def test_a_message_is_acknowledged_when_the_observer_returned(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker)
+    m.subscribe("a").subscribe(slow)
+    tokens = broker.deliver(*numbered(2))
+    slow.wait()
+    settle_loop()
+    assert broker.acknowledged == []
+    slow.go()
+    slow.wait()
+    until(lambda: broker.acknowledged == tokens[:1])
+    slow.go()
+    until(lambda: broker.acknowledged == tokens)
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize("takes_errors", [True, False])
+def test_an_observer_that_raises_ends_its_stream_and_rejects_its_message(
+    broker: FakeBroker,
+    connect: Connect,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[BaseException],
+    takes_errors: bool,
+) -> None:
+    """Scenario 34 [S]: and other subscribers go on. Without ``on_error`` the log has the traceback."""
+    m = connect(broker)
+    failure = kind("cannot")
+
+    def fail(_: Message) -> None:
+        raise failure
+
+    failing, healthy = Observer(fail), Observer()
+    m.subscribe("a").subscribe(failing if takes_errors else failing.on_next)
+    m.subscribe("a").subscribe(healthy)
+    tokens = broker.deliver(*numbered(3), handle=0)
+    until(lambda: broker.rejected == tokens[:1])
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert failing.seen == [b"0"]
+    assert broker.acknowledged == []
+    if takes_errors:
+        error = failing.wait_end()
+        assert error is failure or (isinstance(error, MessagingError) and error.__cause__ is failure)
+    else:
+        assert "the observer of 'a' raised; its stream ends" in caplog.text
+        assert f"{kind.__name__}: cannot" in caplog.text
+    broker.deliver(*numbered(3))
+    until(lambda: healthy.seen == numbered(3))
+    assert healthy.end == []
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+@pytest.mark.parametrize("where", ["on_error", "on_completed"])
+def test_an_error_raised_by_on_error_or_on_completed_is_logged(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture, where: str, kind: type[BaseException]
+) -> None:
+    m = connect(broker, close_timeout=1.0)
+
+    def explode(*_: object) -> None:
+        raise kind("explosion")
+
+    stream = m.subscribe("a")
+    stream.subscribe(on_next=print, on_error=explode, on_completed=explode)
+    started = time.monotonic()
+    if where == "on_error":
+        broker.end_subscription(SubscriptionRefusedError("gone"))
+    else:
+        stream.close().result(PATIENCE)
+    until(lambda: "raised from on_error or on_completed" in caplog.text, "the log entry")
+    m.close()
+    assert time.monotonic() - started < 1.0  # an observer that has ended is not waited for
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_an_observer_and_the_iterator_of_one_stream_are_independent(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    stream = m.subscribe("a")
+    stream.subscribe(observer)
+    with pytest.raises(DeadlineError):
+        stream.receive(0.01)
+    broker.wait_subscribed(2)
+    broker.deliver(b"1", handle=0)
+    broker.deliver(b"2", handle=1)
+    assert stream.receive(PATIENCE).payload == b"2"
+    until(lambda: observer.seen == [b"1"])
+    stream.close().result(PATIENCE)
+    assert observer.wait_end() is None
+    assert len(broker.unsubscribed) == 2
+
+
+def test_subscribe_waits_no_longer_than_the_timeout(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker, timeout=0.1)
+    broker.gates["subscribe"].close()
+    stream = m.subscribe("a")
+    stream.subscribe(print)
+    assert not stream.ready.done()
+    broker.gates["subscribe"].open()
+    assert stream.ready.result(PATIENCE) is None
+
+
+def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.gates["subscribe"].close()
+
+    async def main() -> None:
+        stream = m.subscribe("a")
+        stream.subscribe(print)
+        assert not stream.ready.done()
+        broker.gates["subscribe"].open()
+        await stream.ready
+
+    asyncio.run(main())
+
+
+def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+    inner = Observer()
+    started: list[bool] = []
+
+    def outer(_: Message) -> None:
+        stream = m.subscribe("b")
+        stream.subscribe(inner)
+        started.append(stream.ready.done())
+
+    m.subscribe("a").subscribe(outer)
+    broker.deliver(b"1")
+    until(lambda: started == [True])
+    broker.deliver(b"2")
+    until(lambda: inner.seen == [b"2"])
+
+
+# --- Rx operators
+
+
+def number(message: Message) -> int:
+    return int(message.payload)
+
+
+def test_merged_streams_do_not_mix_up_their_messages(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    rx.merge(m.subscribe("a"), m.subscribe("b")).subscribe(observer.on_next, observer.on_error, observer.on_completed)
+    broker.wait_subscribed(2)
+    broker.deliver(*numbered(50), handle=0)
+    broker.deliver(*numbered(50, 50), handle=1)
+    until(lambda: len(observer.seen) == 100)
+    assert [payload for payload in observer.seen if int(payload) < 50] == numbered(50)
+    assert [payload for payload in observer.seen if int(payload) >= 50] == numbered(50, 50)
+    m.close()
+    assert observer.wait_end() is None
+
+
+def test_a_disposable_of_a_pipe_unsubscribes(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    disposable = m.subscribe("a").pipe(ops.map(number)).subscribe(print)
+    disposable.dispose()
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+# --- ending
+
+
+def test_disposing_lets_the_message_in_progress_finish_and_emits_no_more(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker)
+    disposable = m.subscribe("a").subscribe(slow)
+    tokens = broker.deliver(*numbered(5))
+    slow.wait()
+    disposable.dispose()
+    settle_loop()
+    assert broker.unsubscribed == []
+    slow.go(10)
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert slow.seen == [b"0"]
+    assert broker.acknowledged == tokens[:1]
+    disposable.dispose()  # again is no error
+
+
+def test_closing_completes_and_the_promise_waits_for_the_observer(
+    broker: FakeBroker, connect: Connect, slow: Slow
+) -> None:
+    m = connect(broker)
+    observer = Observer(slow)
+    stream = m.subscribe("a")
+    stream.subscribe(observer)
+    broker.deliver(*numbered(5))
+    slow.wait()
+    closing = stream.close()
+    settle_loop()
+    assert not closing.done()
+    assert observer.end == []
+    slow.go(10)
+    assert closing.result(PATIENCE) is None
+    assert observer.wait_end() is None
+    assert observer.seen == [b"0"]
+    assert len(broker.unsubscribed) == 1
+    assert stream.close().result(PATIENCE) is None  # idempotent
+    assert len(broker.unsubscribed) == 1
+
+
+def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 31 [S], by the owner of the registration."""
+    m = connect(broker)
+    observer = Observer()
+    m.subscribe("a").subscribe(observer)
+    from messaging import MessageSubscription
+
+    for registration in m._registrations:
+        if MessageSubscription.__name__ in str(registration.reference.interfaces):
+            assert registration.unregister()
+    assert observer.wait_end() is None
+    until(lambda: len(broker.unsubscribed) == 1)
+    m.publish("a", b"1").result(PATIENCE)
+
+
+def test_a_closed_stream_refuses_observers(broker: FakeBroker, connect: Connect) -> None:
+    stream = connect(broker).subscribe("a")
+    stream.close().result(PATIENCE)
+    with pytest.raises(ClosedError):
+        stream.subscribe(print)
+
+
+@pytest.mark.parametrize("how", ["stream", "result", "with", "dispose", "instance"])
+def test_an_observer_that_ends_its_own_stream_does_not_deadlock(broker: FakeBroker, connect: Connect, how: str) -> None:
+    m = connect(broker, close_timeout=0.5)
+    done = threading.Event()
+    stream = m.subscribe("a")
+    disposables: list[Any] = []
+
+    def end(_: Message) -> None:
+        if how == "stream":
+            stream.close()
+        elif how == "result":  # not wise, but bounded
+            stream.close().exception(PATIENCE)
+        elif how == "with":
+            with stream:
+                pass
+        elif how == "dispose":
+            disposables[0].dispose()
+        else:
+            m.close()
+        done.set()
+
+    observer = Observer(end)
+    disposables.append(stream.subscribe(observer))
+    token = broker.deliver(*numbered(3))
+    assert done.wait(PATIENCE)
+    until(lambda: len(broker.unsubscribed) == 1)
+    if how != "instance":  # that one tells its streams in a moment
+        assert observer.seen == [b"0"]
+    if how != "result":  # there the deadline of closing passed first, and the message was released
+        assert broker.acknowledged == token[:1]
+    if how != "dispose":
+        assert observer.wait_end() is None
+    m.close()
+
+
+@pytest.mark.parametrize("what", ["stream", "instance"])
+def test_an_observer_that_hangs_does_not_hang_closing(
+    broker: FakeBroker, connect: Connect, slow: Slow, what: str
+) -> None:
+    m = connect(broker, close_timeout=0.2)
+    stream, quick = m.subscribe("a"), Observer()
+    stream.subscribe(slow)
+    m.subscribe("b").subscribe(quick)
+    broker.deliver(b"0", handle=0)
+    slow.wait()
+    promise = m.publish("c", b"still sent")
+    started = time.monotonic()
+    if what == "stream":
+        stream.close().result(PATIENCE)
+        assert len(broker.unsubscribed) == 1
+    m.close()
+    assert time.monotonic() - started < 3
+    assert promise.result(0) is None
+    assert quick.wait_end() is None
+    slow.go()
+
+
+def test_an_observer_may_publish_while_its_instance_closes(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
+    m = connect(broker)
+    outcomes: list[object] = []
+
+    def forward(message: Message) -> None:
+        slow(message)
+        outcomes.append(m.publish("b", message.payload).exception(PATIENCE))
+
+    m.subscribe("a").subscribe(forward)
+    broker.deliver(b"0")
+    slow.wait()
+    closing = Calling(m.close)
+    closing.until_waiting()
+    slow.go()
+    closing.result()
+    assert outcomes == [None]
+    assert broker.payloads == [b"0"]
+
+
+def test_disposing_races_with_delivering(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(60):
+        observer = Observer()
+        disposable = m.subscribe("a").subscribe(observer)
+        barrier = threading.Barrier(3)
+
+        def deliver(barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(PATIENCE)
+            for _ in range(5):
+                if broker.live:
+                    broker.deliver(*numbered(3))
+
+        def dispose(barrier: threading.Barrier = barrier, disposable: Any = disposable) -> None:
+            barrier.wait(PATIENCE)
+            disposable.dispose()
+
+        threads = [threading.Thread(target=target) for target in (dispose, dispose)]
+        for thread in threads:
+            thread.start()
+        with contextlib.suppress(IndexError):  # it was gone between the look and the delivery
+            deliver()
+        for thread in threads:
+            thread.join(PATIENCE)
+        until(lambda: broker.live == [], "the unsubscription")
+        assert observer.broken == []
+        assert observer.end == []
+        seen = len(observer.seen)
+        settle_loop()
+        assert len(observer.seen) == seen
+        assert observer.seen == (numbered(3) * 5)[:seen]
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_closing_races_with_errors_and_disposal_and_ends_once(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(60):
+        observer = Observer()
+        stream = m.subscribe("a")
+        disposable = stream.subscribe(observer)
+        handle = broker.live[0]
+        barrier = threading.Barrier(4)
+        actions: list[Callable[[], object]] = [
+            stream.close,
+            disposable.dispose,
+            lambda handle=handle: on_loop(handle.sink.fail, SubscriptionRefusedError("gone")),  # type: ignore[misc]
+            lambda: broker.deliver(b"x") if broker.live else None,
+        ]
+
+        def run(action: Callable[[], object], barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(PATIENCE)
+            action()
+
+        with ThreadPoolExecutor(4) as pool:
+            for each in [pool.submit(run, action) for action in actions]:
+                assert isinstance(each.exception(PATIENCE), (type(None), IndexError))
+        stream.close().result(PATIENCE)
+        until(lambda: broker.live == [])
+        assert len(observer.end) <= 1
+        assert observer.broken == []
+
+
+def test_subscribing_races_with_closing_and_leaves_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
+    """Between having a subscription and being known to the stream an observer must not be forgotten."""
+    m = connect(broker)
+    for _ in range(60):
+        stream = m.subscribe("a")
+        barrier = threading.Barrier(3)
+        observers = [Observer(), Observer()]
+        refused: list[Observer] = []
+
+        def subscribe(
+            observer: Observer,
+            stream: MessageStream = stream,
+            barrier: threading.Barrier = barrier,
+            refused: list[Observer] = refused,
+        ) -> None:
+            barrier.wait(PATIENCE)
+            try:
+                stream.subscribe(observer)
+            except ClosedError:
+                refused.append(observer)
+
+        with ThreadPoolExecutor(2) as pool:
+            subscribing = [pool.submit(subscribe, observer) for observer in observers]
+            barrier.wait(PATIENCE)
+            stream.close().result(PATIENCE)
+            for each in subscribing:
+                each.result(PATIENCE)
+        for observer in observers:
+            if observer not in refused:
+                assert observer.wait_end() is None
+        until(lambda: broker.live == [], "everything unsubscribed")
+        assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_two_threads_that_begin_to_iterate_at_once_leave_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    for _ in range(40):
+        stream = m.subscribe("a")
+        stream.ready.result(PATIENCE)
+        barrier = threading.Barrier(2)
+
+        def iterate(stream: MessageStream = stream, barrier: threading.Barrier = barrier) -> Exception | None:
+            barrier.wait(PATIENCE)
+            try:
+                stream.receive(0.01)
+            except (DeadlineError, StreamConsumedError) as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(2) as pool:
+            outcomes = [each.result(PATIENCE) for each in [pool.submit(iterate) for _ in range(2)]]
+        assert None not in outcomes
+        assert len(broker.live) == 1
+        stream.close().result(PATIENCE)
+        assert broker.live == []
+
+
+# --- the iterator
+
+
+def test_leaving_an_async_with_by_an_exception_rejects_and_by_cancellation_does_not(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker)
+
+    async def consume(then: Callable[[], Awaitable[object]]) -> None:
+        async with m.subscribe("a") as stream:
+            await asyncio.to_thread(broker.deliver, b"0")
+            await anext(stream)
+            await then()
+
+    async def fail() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        asyncio.run(consume(fail))
+    until(lambda: len(broker.rejected) == 1)
+
+    async def main() -> None:
+        received = asyncio.Event()
+
+        async def wait() -> None:
+            received.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(consume(wait))
+        await received.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert len(broker.rejected) == 1
+    assert len(broker.acknowledged) == 1
+
+
+def test_receive_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with m.subscribe("a") as stream:
+        started = time.monotonic()
+        with pytest.raises(DeadlineError, match=r"no message on 'a' within 0\.05 s"):
+            stream.receive(0.05)
+        assert time.monotonic() - started >= 0.05
+        broker.deliver(b"1")
+        assert stream.receive(0).payload == b"1"
+        with pytest.raises(DeadlineError):
+            stream.receive(0)
+
+
+def test_an_iterator_ends_with_the_error_of_its_stream_every_time(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.end_subscription(SubscriptionRefusedError("queue deleted"))
+    for _ in range(3):
+        with pytest.raises(SubscriptionRefusedError, match="queue deleted"):
+            next(stream)
+    with pytest.raises(SubscriptionRefusedError, match="queue deleted"):
+        stream.receive(1)
+
+
+def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> None:
+        async with m.subscribe("a") as stream:
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            with pytest.raises(StreamConsumedError, match="iterated already"):
+                await anext(stream)
+            with pytest.raises(StreamConsumedError, match="iterated already"):
+                await asyncio.to_thread(stream.receive, 1)
+            await asyncio.to_thread(broker.deliver, b"1", b"2")
+            assert (await first).payload == b"1"
+            assert (await asyncio.to_thread(stream.receive, PATIENCE)).payload == b"2"  # one after the other is fine
+
+    asyncio.run(main())
+
+
+def test_an_iterator_keeps_the_order_of_a_storm_of_deliveries(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with m.subscribe("a", buffer_size=16) as stream, ThreadPoolExecutor(1) as pool:
+        iterating = pool.submit(receive, stream, 2000)
+        for start in range(0, 2000, 8):
+            broker.deliver(*numbered(8, start))
+        assert iterating.result(60) == numbered(2000)
+
+
+def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    """Ctrl-C in ``for message in stream``."""
+    with connect(broker).subscribe("a") as stream:
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            until_waiting(main)
+            signal.pthread_kill(main, signal.SIGINT)  # interrupt_main() would not end the wait
+
+        # a pool whose thread is there: the interrupt must not come while a thread is being started
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(threading.get_ident).result(PATIENCE)
+            interrupting = pool.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                stream.receive(2 * PATIENCE)
+            interrupting.result(PATIENCE)
+        broker.deliver(b"1")
+        assert stream.receive(PATIENCE).payload == b"1"
+
+
+# --- the async iterator
+
+
+def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> None:
+        seen: list[bytes] = []
+        async with m.subscribe("a") as stream:
+            tokens = await asyncio.to_thread(broker.deliver, *numbered(3))
+            async for message in stream:
+                await asyncio.to_thread(broker.wait_acknowledged, len(seen))
+                await asyncio.to_thread(settle_loop)
+                assert broker.acknowledged == tokens[: len(seen)]
+                seen.append(message.payload)
+                if len(seen) == 3:
+                    break
+        assert seen == numbered(3)
+        assert broker.acknowledged == tokens
+
+    asyncio.run(main())
+
+
+def test_cancelling_anext_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    total = 300
+
+    async def main() -> list[bytes]:
+        seen: list[bytes] = []
+        async with m.subscribe("a") as stream:
+            loop = asyncio.get_running_loop()
+            delivering = loop.run_in_executor(None, lambda: [broker.deliver(b"%d" % number) for number in range(total)])
+            turn = 0
+            async with asyncio.timeout(60):
+                while len(seen) < total:
+                    turn += 1
+                    task = asyncio.ensure_future(anext(stream))
+                    for _ in range(turn % 4):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        seen.append((await task).payload)
+            await delivering
+        return seen
+
+    assert asyncio.run(main()) == numbered(total)
+    assert len(broker.acknowledged) == total
+
+
+def test_a_generator_over_a_stream_can_be_abandoned(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    async def main() -> bytes:
+        async def generate() -> AsyncIterator[bytes]:
+            async with m.subscribe("a") as stream:
+                await asyncio.to_thread(broker.deliver, *numbered(3))
+                async for message in stream:
+                    yield message.payload
+
+        generator = generate()
+        try:
+            return await anext(generator)
+        finally:
+            await generator.aclose()  # type: ignore[attr-defined]
+
+    assert asyncio.run(main()) == b"0"
+    until(lambda: broker.live == [])
+    assert broker.rejected == []
+    assert len(broker.acknowledged) == 1
+
+
+# --- flow
+
+
+def test_pausing_from_inside_an_observer_holds_at_once(broker: FakeBroker, connect: Connect) -> None:
+    """At the latest when the loop had a turn; here the observer gives it one."""
+    m = connect(broker)
+    stream = m.subscribe("a")
+
+    def pause(_: Message) -> None:
+        stream.pause()
+        settle_loop()
+
+    observer = Observer(pause)
+    stream.subscribe(observer)
+    broker.deliver(*numbered(5))
+    for count in range(1, 6):
+        until(lambda count=count: len(observer.seen) == count)  # type: ignore[misc]
+        settle_loop()
+        assert observer.seen == numbered(count)
+        stream.resume()
+
+
+def test_pausing_and_resuming_under_load_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    stream = m.subscribe("a", buffer_size=4096)
+    stream.subscribe(observer)
+    for start in range(0, 1000, 10):
+        stream.pause()
+        broker.deliver(*numbered(10, start))
+        stream.resume()
+    until(lambda: len(observer.seen) == 1000)
+    assert observer.seen == numbered(1000)
+
+
+# --- abandoned streams
+
+
+def collect() -> None:
+    for _ in range(3):
+        gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_an_abandoned_stream_warns_and_unsubscribes(
+    broker: FakeBroker, connect: Connect, action: Literal["always", "error"]
+) -> None:
+    """Also where warnings are errors."""
+    m = connect(broker)
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action, ResourceWarning)
+        del stream
+        collect()
+    if action == "always":
+        assert "a stream of 'a' was neither consumed nor closed" in [str(each.message) for each in caught]
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert m.runtime.get_runtime_dto().subscriptions == ()
+
+
+def test_a_stream_that_was_iterated_and_then_abandoned_unsubscribes(broker: FakeBroker, connect: Connect) -> None:
+    """``for message in m.subscribe("a"): ... break``: no reference is left to close it by."""
+    m = connect(broker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        stream = m.subscribe("a")
+        stream.ready.result(PATIENCE)
+        broker.deliver(b"1")
+        for _ in stream:
+            break
+        del stream, _
+        collect()
+    until(lambda: len(broker.unsubscribed) == 1)
+
+
+def test_a_stream_whose_observer_lives_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    observer = Observer()
+    m.subscribe("a").subscribe(observer)
+    collect()
+    broker.deliver(b"1")
+    until(lambda: observer.seen == [b"1"])
+    assert len(broker.live) == 1
+
+
+def test_a_closed_or_refused_stream_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        m.subscribe("a").close().result(PATIENCE)
+        broker.errors["subscribe"].append(SubscriptionRefusedError("no"))
+        stream = m.subscribe("a")
+        stream.ready.exception(PATIENCE)
+        del stream
+        collect()
+
+
+# --- manual acknowledgement in the three faces
+
+
+def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    def fail(_: Message) -> None:
+        raise ValueError
+
+    observer = Observer(fail)
+    context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
+    m.subscription.subscribe(context).subscribe(observer)
+    broker.deliver(b"0")
+    assert isinstance(observer.wait_end(), ValueError)
+    until(lambda: len(broker.unsubscribed) == 1)
+    assert broker.acknowledged == broker.rejected == []
+
+
+def test_the_verdict_of_an_observer_is_not_overruled_when_it_returns(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+
+    def reject_it(message: Message) -> None:
+        message.context.acknowledge_handler.reject()  # type: ignore[attr-defined]
+
+    m.subscribe("a").subscribe(reject_it)
+    tokens = broker.deliver(*numbered(2))
+    until(lambda: broker.rejected == tokens)
+    settle_loop()
+    assert broker.acknowledged == []
+
+
+def test_repr_names_the_channel(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    with m.subscribe("a/+") as stream:
+        assert repr(stream) == "<MessageStream of 'a/+'>"
+
+
+def test_subscriptions_replaced_by_retry_are_released(connect: Connect) -> None:
+    m = connect()
+    payloads = [b"%d" % number for number in range(20)]
+    stream = m.subscribe("retried", queue="retried")
+    seen = retried(stream, [*payloads])
+    for payload in payloads:
+        m.publish("retried", payload).result(PATIENCE)
+    until(lambda: len(seen) == 2 * len(payloads), "each message twice")
+
+    def count() -> int:
+        gc.collect()
+        return sum(type(each) is Subscription and each.spec.channel == "retried" for each in gc.get_objects())
+
+    until(lambda: count() < 6, "replaced subscriptions forgotten")  # a worker may hold on to its last one
+    stream.close().result(PATIENCE)

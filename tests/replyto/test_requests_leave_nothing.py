@@ -1,0 +1,291 @@
+"""Ten thousand requests, whatever becomes of them, leave nothing behind: neither in this process nor at the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import gc
+import itertools
+import logging
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import messaging
+from adapters.memory import broker as memory
+from messaging import DeadlineError, Message, Messaging, ReplyError, RequestCancelledError
+from messaging.execution import engine
+from messaging.publishing import Publication
+from messaging.receiving import MessageStream
+from messaging.replyto import Request
+from messaging.replyto.inboxes import Inbox
+from messaging.replyto.reply_stream import ReplySubscription
+from messaging.replyto.served_request import ServedRequest
+from messaging.services import ServiceRegistry
+from tests.brokers import Mosquitto, RabbitMQ, require
+from tests.doubles.fake import on_loop, settle_loop
+
+#: seconds any wait may take
+PATIENCE: Final = 60.0
+REQUESTS: Final = 10_000
+#: requests at a time
+CONCURRENCY: Final = 100
+#: of two hundred requests
+MIXTURE: Final = {"stream": 1, "given": 1, "early": 1, "cancel": 3, "timeout": 4, "fault": 20, "answer": 170}
+#: types of the objects that a request makes; none of them stay
+MADE: Final = (Request, Publication, Inbox, Exchange, ReplySubscription, MessageStream)
+#: how many of anything may come and go while it is counted
+LEEWAY: Final = 5
+
+
+class Place(ABC):
+    """A broker: where it is, and what it keeps for its clients."""
+
+    url: str
+
+    @abstractmethod
+    def kept(self) -> dict[str, int]:
+        """Return the current counts at the broker."""
+
+
+class Memory(Place):
+    url = "memory://requests-leave-nothing"
+
+    def kept(self) -> dict[str, int]:
+        broker = memory._brokers["requests-leave-nothing"]
+        return on_loop(lambda: {"queues": len(broker.queues) + len(broker._private), "clients": len(broker.clients)})
+
+
+class Mqtt(Place):
+    """Mosquitto, which tells every now and then how many subscriptions there are."""
+
+    def __init__(self, broker: Mosquitto, options: str, watcher: Messaging) -> None:
+        self.url = broker.url + options
+        self._subscriptions = self._ticks = 0
+        self._changed = threading.Condition()  # guards the two above
+        # one for both: they come in their order
+        watcher.subscribe("$SYS/broker/+/+").subscribe(self._on_next)
+
+    def _on_next(self, message: Message) -> None:
+        with self._changed:
+            if message.context.channel == "$SYS/broker/bytes/sent":
+                self._ticks += 1
+            elif message.context.channel == "$SYS/broker/subscriptions/count":
+                self._subscriptions = int(message.payload)
+            self._changed.notify_all()
+
+    def kept(self) -> dict[str, int]:
+        with self._changed:
+            # it tells a number only if that has changed; this one, which always has, behind the other
+            seen = self._ticks
+            assert self._changed.wait_for(lambda: self._ticks > seen, PATIENCE)
+            return {"subscriptions": self._subscriptions}
+
+
+class Amqp(Place):
+    def __init__(self, broker: RabbitMQ) -> None:
+        self.url = broker.url
+        self._broker = broker
+
+    def kept(self) -> dict[str, int]:
+        queues = self._broker.ctl("list_queues", "name", "consumers").splitlines()[1:]  # below their names
+        return {"queues": len(queues), "consumers": sum(int(line.split("\t")[1]) for line in queues)}
+
+
+@pytest.fixture(params=["memory", "mqtt5", "mqtt311-envelope", "amqp"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "memory":
+        yield Memory()
+    elif request.param == "amqp":
+        yield Amqp(request.getfixturevalue("rabbitmq"))
+    else:
+        require("mosquitto")
+        options = "?version=5" if request.param == "mqtt5" else "?version=3.1.1&envelope=true"
+        with Mosquitto(["sys_interval 1"]) as broker, messaging.connect(broker.url) as watcher:
+            yield Mqtt(broker, options, watcher)
+
+
+@pytest.fixture(autouse=True)
+def _no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Captured log entries are kept, and their arguments with them."""
+    caplog.set_level(logging.CRITICAL, logger="messaging")
+
+
+# --- counts
+
+
+def objects() -> dict[str, int]:
+    """How many there are of each kind that is made for a request."""
+    gc.collect()
+    found = collections.Counter(map(type, gc.get_objects()))
+    return {
+        f"objects {made.__name__}": sum(number for kind, number in found.items() if issubclass(kind, made))
+        for made in MADE
+    }
+
+
+def held(m: Messaging) -> dict[str, int]:
+    """What an instance holds for requests that are under way: nothing, if none is. On the loop."""
+    connection, requests = m._connection, m._requests
+    own, given = requests.inboxes.own, requests.inboxes.given
+    inboxes = [*given.values(), *([own] if own is not None else [])]
+    return {
+        "open": len(requests.open),
+        "given": len(given),
+        "waiting": sum(len(inbox.pending) for inbox in inboxes),
+        "early": sum(len(inbox.early) for inbox in inboxes),
+        "streams": len(m._replies.streams),
+        "in hand": sum(len(route.in_hand) for route in m.whiteboard.routes),
+        "departures": len(connection.endings.tasks),
+        "outbox": connection.outbox.pending,
+        "in flight": len([*connection.outbox._outstanding()]),
+    }
+
+
+class Left:
+    """Counts of everything that must not grow."""
+
+    def __init__(self, place: Place, *instances: Messaging) -> None:
+        settle_loop()
+        self.counted = {
+            "tasks": on_loop(lambda: len(asyncio.all_tasks(engine().loop))),
+            "engine tasks": on_loop(lambda: len(engine()._tasks)),
+            "threads": threading.active_count(),
+            "files": len([*Path("/proc/self/fd").iterdir()]),
+            **{f"subscriptions of {m.name}": len(m._connection.subscriptions) for m in instances},
+            **objects(),
+            **{f"{what} at the broker": number for what, number in place.kept().items()},
+        }
+
+    def grown(self, before: Left) -> dict[str, int]:
+        """Return the counts that have grown."""
+        return {
+            what: number - before.counted[what]
+            for what, number in self.counted.items()
+            if number > before.counted[what] + (LEEWAY if what.startswith("objects") else 0)
+        }
+
+
+def wait_idle(*instances: Messaging) -> None:
+    """Wait until nothing is under way."""
+
+    def busy() -> dict[str, int]:
+        found = {f"{what} of {m.name}": number for m in instances for what, number in on_loop(held, m).items()}
+        # idle ones leave after a while; the last one stays
+        workers = sum(thread.name == "messaging-worker" for thread in threading.enumerate())
+        return {what: number for what, number in [*found.items(), ("workers", workers - 1)] if number > 0}
+
+    deadline = time.monotonic() + PATIENCE
+    while more := busy():
+        assert time.monotonic() < deadline, f"still under way: {more}"
+        time.sleep(0.02)
+
+
+def wait_gone(before: Left, place: Place, *instances: Messaging) -> None:
+    """Wait until there is no more than ``before``."""
+    deadline = time.monotonic() + PATIENCE
+    while more := Left(place, *instances).grown(before):
+        assert time.monotonic() < deadline, f"left behind: {more}"
+        time.sleep(0.1)
+
+
+# --- requests
+
+
+def answer(responder: Messaging) -> None:
+    """Register a handler for each kind of request."""
+
+    @responder.reply("leave/answer")
+    def echo(request: bytes) -> bytes:
+        return request
+
+    @responder.reply("leave/fault")
+    def fault(request: bytes) -> bytes:
+        raise ValueError(request.decode())
+
+    @responder.reply("leave/late")
+    async def late(request: bytes) -> bytes:
+        await asyncio.sleep(0.5)
+        return request
+
+    @responder.reply("leave/stream", concurrency=CONCURRENCY)
+    def stream() -> Iterator[int]:
+        for number in itertools.count():
+            yield number
+            time.sleep(0.001)  # replies sent in vain are no part of this test
+
+
+async def ask(m: Messaging, number: int, kind: str) -> None:
+    """Make one request, and see that it becomes what it should."""
+    payload = b"%d" % number
+    given: dict[str, Any] = {"reply_to": f"leave/given/{number}"}
+    if kind == "stream":
+        async with m.request_many("leave/stream", timeout=10 * PATIENCE) as stream:
+            async for message in stream:
+                assert message.value() == 0
+                break
+    elif kind == "timeout":
+        with pytest.raises(DeadlineError):
+            await m.request("leave/late", payload, qos=1, timeout=0.1)
+    elif kind in ("early", "cancel"):
+        # early: before its reply channel is subscribed to, and it is published
+        promise = m.request("leave/late", payload, qos=1, timeout=PATIENCE, **(given if kind == "early" else {}))
+        if kind == "cancel":
+            await asyncio.sleep(0.01)
+        promise.cancel()
+        with pytest.raises(RequestCancelledError):
+            await promise
+    elif kind == "fault":
+        with pytest.raises(ReplyError, match=str(number)):
+            await m.request("leave/fault", payload, qos=1, timeout=PATIENCE)
+    else:
+        reply = await m.request("leave/answer", payload, qos=1, timeout=PATIENCE, **(given if kind == "given" else {}))
+        assert reply.payload == payload
+
+
+async def ask_many(m: Messaging, total: int) -> collections.Counter[str]:
+    """Make ``total`` requests; how many of each kind."""
+    mixed = [kind for kind, times in MIXTURE.items() for _ in range(times)]
+    # the same every time, and not one kind after the other
+    random.Random(1).shuffle(mixed)
+    numbers = iter(range(total))
+    made: collections.Counter[str] = collections.Counter()
+
+    async def work() -> None:
+        for number in numbers:
+            kind = mixed[number % len(mixed)]
+            made[kind] += 1
+            await ask(m, number, kind)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(CONCURRENCY):
+            tasks.create_task(work())
+    return made
+
+
+def test_ten_thousand_requests_leave_nothing_behind(place: Place) -> None:
+    settings: dict[str, Any] = {"services": ServiceRegistry(), "timeout": PATIENCE}
+    with (
+        messaging.connect(place.url, name="requester", **settings) as m,
+        messaging.connect(place.url, name="responder", **settings) as responder,
+    ):
+        answer(responder)
+        asyncio.run(ask_many(m, 2 * CONCURRENCY))  # objects that are made once are there
+        wait_idle(m, responder)
+        before = Left(place, m, responder)
+        counters = m.runtime.get_runtime_dto().requests
+        made = asyncio.run(ask_many(m, REQUESTS))
+        wait_idle(m, responder)
+        wait_gone(before, place, m, responder)
+        found = m.runtime.get_runtime_dto().requests
+    assert found.pending == counters.pending == 0
+    assert found.answered - counters.answered == made["answer"] + made["given"]
+    assert found.faults - counters.faults == made["fault"]
+    assert found.failed - counters.failed == made["timeout"] + made["cancel"] + made["early"]
+    assert made.total() == REQUESTS

@@ -1,0 +1,26 @@
+"""Python code in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_script(script: str, *, first: Path | None = None, seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own, where ``first`` comes before the project on the path."""
+    path = [str(folder) for folder in (first, ROOT) if folder is not None]
+    return subprocess.run(
+        # a forked child of a program with threads is what these scripts are about
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
+        cwd=first or ROOT,
+        env={"PYTHONPATH": os.pathsep.join(path), "PATH": os.defpath},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
