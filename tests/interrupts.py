@@ -176,11 +176,14 @@ def interrupt_everywhere(run: Callable[[], None], check: Callable[[], None], *mo
 
     Args:
         run, check: see above.
-        modules: ends of the paths of the modules that are interrupted; without any, all are.
+        modules: ends of the paths of the modules that are interrupted; without any, all are. Each must exist.
 
     Returns:
         How many places there were.
     """
+    files = [str(file) for file in Path(_FOLDER).rglob("*.py")]
+    for module in modules:
+        assert any(file.endswith(module) for file in files), f"there is no module {module}"
     with Interrupter() as all_places:
         run()
     check()

@@ -24,4 +24,7 @@ def test_every_message_arrives_and_is_settled_whatever_is_interrupted(backend: B
             eventually(lambda: counters.acknowledged >= counters.delivered - 1, "all but the last one acknowledged")
             assert counters.delivered == counters.received
 
-        assert interrupt_everywhere(run, check, "delivery.py", "consumers.py", "connection.py") > 50
+        assert (
+            interrupt_everywhere(run, check, "receiving/subscription.py", "consumers.py", "serial.py", "verdicts.py")
+            > 50
+        )

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from messaging.connection import Connection
+from messaging.connection.backoff import delays
 from messaging.errors import (
     AuthenticationError,
     ClosedError,
@@ -282,13 +282,13 @@ def test_delays_grow_until_a_connection_lasts(
 ) -> None:
     taken: list[int] = []
 
-    def delays(_: object) -> Iterator[float]:
+    def counted(*_: object) -> Iterator[float]:
         """A series of delays that take no time; notes the position of each in its series."""
         for number in itertools.count():
             taken.append(number)
             yield 0.0
 
-    monkeypatch.setattr(Connection, "_delays", delays)
+    monkeypatch.setattr("messaging.connection.connection.delays", counted)
     monkeypatch.setattr("messaging.connection.connection._STABLE_SECONDS", stable)
     connect(broker)
     taken.clear()

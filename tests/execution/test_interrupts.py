@@ -134,7 +134,12 @@ def test_a_coroutine_gets_every_message_once(
         deliveries.check(broker.acknowledged, but=1)
 
     # an interrupt of asyncio's own code may lose a wake-up
-    assert interrupt_everywhere(run, check, "consumers.py", "delivery.py", "connection.py", "stream.py") > 50
+    assert (
+        interrupt_everywhere(
+            run, check, "consumers.py", "receiving/subscription.py", "serial.py", "verdicts.py", "stream.py"
+        )
+        > 50
+    )
     caplog.clear()  # asyncio logs errors of its callbacks
 
 
@@ -195,7 +200,7 @@ def test_a_publisher_that_waits_for_room_can_be_interrupted(broker: FakeBroker, 
     confirming = threading.Thread(target=confirm)
     confirming.start()
     try:
-        assert interrupt_everywhere(run, lambda: None, "waiting.py", "outbox.py") > 20
+        assert interrupt_everywhere(run, lambda: None, "waiting.py", "outbox.py", "deadlines.py") > 20
         until(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
     finally:
         is_over.set()
@@ -253,7 +258,7 @@ def test_the_first_request_can_be_interrupted(connect: Connect) -> None:
         assert again(lambda: m.request("sum", [1, 2], int).result(PATIENCE)) == 3
         m.close()
 
-    interrupt_everywhere(run, lambda: None, "replyto/requests.py")
+    interrupt_everywhere(run, lambda: None, "replyto/requests.py", "replyto/inboxes.py", "deadlines.py")
 
 
 def test_many_replies_arrive(connect: Connect) -> None:

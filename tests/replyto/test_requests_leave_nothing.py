@@ -39,7 +39,7 @@ CONCURRENCY: Final = 100
 #: of two hundred requests
 MIXTURE: Final = {"stream": 1, "given": 1, "early": 1, "cancel": 3, "timeout": 4, "fault": 20, "answer": 170}
 #: types of the objects that a request makes; none of them stay
-MADE: Final = (Request, Publication, Inbox, Exchange, ReplySubscription, MessageStream)
+MADE: Final = (Request, Publication, Inbox, ServedRequest, ReplySubscription, MessageStream)
 #: how many of anything may come and go while it is counted
 LEEWAY: Final = 5
 
