@@ -106,7 +106,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "Push": {"start", "stop", "wake"},
     "Request": {"unsent"},
     "ReplyToPublisher": {"prepare_many", "refresh"},
-    "ReplyToWhiteboard": {"close", "open", "ready", "refresh"},
+    "ReplyToWhiteboard": {"routes", "close", "open", "ready", "refresh"},
     "TypedEventBus": {"deliver_checked", "deliver_relayed", "deliver_untyped_checked"},
     "TypedEventMonitor": {"close", "dispatcher", "pool", "taps"},
     "Settings": {"settings_customise_sources"},

@@ -1,7 +1,8 @@
 """Requests and replies (RFC 5.7): publishers of requests, the whiteboard, and the interfaces of request handlers.
 
 ``handlers`` has the interfaces and property names of handlers, for applications. May import: ``publishing``,
-``receiving``, ``connection``, ``services``, ``codecs``, ``adapter`` (the contract), ``model``, ``execution``.
+``receiving``, ``connection``, ``services``, ``codecs``, ``adapter`` (the contract), ``model``, ``execution``. Only the
+handlers are public; the other names are for the rooms above.
 """
 
 from messaging.replyto.handlers import (
@@ -14,15 +15,15 @@ from messaging.replyto.handlers import (
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
 )
-from messaging.replyto.inboxes import Request
-from messaging.replyto.many import ReplyToManyPublisher
-from messaging.replyto.publisher import ReplyToPublisher
-from messaging.replyto.registration import ReplyRegistration
-from messaging.replyto.replies import Replies
-from messaging.replyto.requests import Requests
-from messaging.replyto.terms import channel_list
-from messaging.replyto.typed import TypedHandler
-from messaging.replyto.whiteboard import ReplyToWhiteboard
+from messaging.replyto.inboxes import Request as Request
+from messaging.replyto.many import ReplyToManyPublisher as ReplyToManyPublisher
+from messaging.replyto.publisher import ReplyToPublisher as ReplyToPublisher
+from messaging.replyto.registration import ReplyRegistration as ReplyRegistration
+from messaging.replyto.replies import Replies as Replies
+from messaging.replyto.requests import Requests as Requests
+from messaging.replyto.terms import channel_list as channel_list
+from messaging.replyto.typed import TypedHandler as TypedHandler
+from messaging.replyto.whiteboard import ReplyToWhiteboard as ReplyToWhiteboard
 
 __all__ = [
     "CHANNEL",
@@ -30,16 +31,7 @@ __all__ = [
     "EXTENSIONS",
     "REPLY_CHANNEL",
     "TARGET",
-    "Replies",
-    "ReplyRegistration",
-    "ReplyToManyPublisher",
     "ReplyToManySubscriptionHandler",
-    "ReplyToPublisher",
     "ReplyToSingleSubscriptionHandler",
     "ReplyToSubscriptionHandler",
-    "ReplyToWhiteboard",
-    "Request",
-    "Requests",
-    "TypedHandler",
-    "channel_list",
 ]

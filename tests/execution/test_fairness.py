@@ -16,9 +16,9 @@ import pytest
 from adapters.memory import broker as memory
 from messaging import instance
 from messaging.errors import DeadlineError, PublishRefusedError
-from messaging.execution import Engine, Promise, engine
+from messaging.execution import Deadlines, Engine, Promise, engine
 from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
-from messaging.publishing import MessagePublisher, Outbox
+from messaging.publishing import MessagePublisher
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
 from tests.doubles.calling import Calling
@@ -159,7 +159,7 @@ def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
 def test_room_is_offered_when_there_is_some_rather_than_by_the_clock(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, bound: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(Outbox, "_arm", lambda _: None)  # no clock
+    monkeypatch.setattr(Deadlines, "start", lambda _: None)  # no clock
     broker.hold = True
     m = connect(broker, **bound)
     for _ in range(3):
