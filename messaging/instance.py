@@ -915,15 +915,15 @@ class Messaging:
             subscription.stop()  # now, rather than when the loop comes to it
         return closing
 
-    def _forsake(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: there is nothing to close and nobody to do it."""
         self._close_lock = threading.RLock()
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
         error = ClosedError(f"{self.name!r} is of the parent of this process")
         self._requests.abandon()
-        self.subscription.forsake(error)
-        self._connection.forsake(error)
+        self.subscription.abandon(error)
+        self._connection.abandon(error)
         self._unregister()
 
     def __enter__(self) -> Self:
@@ -982,7 +982,7 @@ def _after_fork() -> None:
     """In a forked child: its parent's instances have no engine here, so they are closed."""
     _names.clear()
     for instance in [*_open]:
-        instance._forsake()
+        instance._abandon()
     _open.clear()
 
 

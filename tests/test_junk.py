@@ -91,7 +91,7 @@ GIVEN: Final = {"handler"}
 
 #: methods that serve other modules of this project, and are given what those have made
 INTERNAL: Final[dict[str, set[str]]] = {
-    "ConnectionStates": {"change", "forsake"},
+    "ConnectionStates": {"change", "abandon"},
     "EventAdmin": {"check"},
     "EventService": {"lifecycle"},
     "HandlerRegistration": {
@@ -101,7 +101,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "MessagePublisher": {"check", "check_like", "check_payload", "outbox", "override", "publish_checked", "refresh"},
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_requests"},
-    "Promise": {"forsake", "listen", "reject", "resolve"},
+    "Promise": {"abandon", "listen", "reject", "resolve"},
     "Publication": {"confirm", "fail", "sent", "unfinished"},
     "Push": {"start", "stop", "wake"},
     "Request": {"unsent"},

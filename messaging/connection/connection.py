@@ -63,7 +63,7 @@ class Connection:
         self.states = ConnectionStates(engine)
         self.cause: MessagingError | None = None
         #: the process was forked, and this is the child's copy of what the parent goes on with
-        self.is_forsaken = False
+        self.is_abandoned = False
         self._ended = asyncio.Event()
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = outbox
@@ -290,13 +290,13 @@ class Connection:
             with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not hold up the rest
                 await asyncio.wait_for(told, _TELL_SECONDS)
 
-    def forsake(self, error: MessagingError) -> None:
+    def abandon(self, error: MessagingError) -> None:
         """In a forked child, where no engine runs this: end everything, touch nothing of the parent's."""
-        self.states.forsake()
-        self.is_forsaken = True
-        self.ready.forsake(error)
-        self.subscriptions.forsake(error)
-        self.outbox.forsake()
+        self.states.abandon()
+        self.is_abandoned = True
+        self.ready.abandon(error)
+        self.subscriptions.abandon(error)
+        self.outbox.abandon()
 
     async def _close_adapter(self) -> None:
         self.adapter.impaired = _nothing  # whoever keeps the adapter is not to keep all this

@@ -35,5 +35,5 @@ class PublishQueue(Protocol):
     def close(self) -> None:
         """Fail the messages that are left."""
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Fail every message in a forked child."""

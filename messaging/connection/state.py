@@ -123,7 +123,7 @@ class ConnectionStates(Observable[ConnectionState]):
         if name == "closed":
             self._watchers.clear()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: closed, and nobody is told."""
         self._watchers.clear()
         self._value = ConnectionState("closed", None, time.time())

@@ -65,7 +65,7 @@ class Subscribed(abc.ABC):
     # --- from the connection
 
     @abc.abstractmethod
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """The connection is gone."""
 
     @abc.abstractmethod

@@ -107,7 +107,7 @@ class Subscriptions:
     def connection_lost(self) -> None:
         """Tell the active subscriptions that the connection is lost."""
         for subscription in self._active:
-            subscription.lost()
+            subscription.on_connection_lost()
 
     async def end_all(self, timeout: float) -> None:
         """End every subscription, for at most ``timeout`` seconds."""
@@ -129,11 +129,11 @@ class Subscriptions:
         for subscription in [*self._active]:
             subscription.fail(error)
 
-    def forsake(self, error: MessagingError) -> None:
+    def abandon(self, error: MessagingError) -> None:
         """End every subscription in a forked child, without touching the parent's connection."""
         for subscription in self._active:
             subscription.ended = True
-            subscription.ready.forsake(error)
+            subscription.ready.abandon(error)
         self._active.clear()
 
     def start(self, subscription: Subscribed) -> None:

@@ -163,7 +163,7 @@ class Promise(Generic[T]):
             self._notify()
         return True
 
-    def forsake(self, error: MessagingError) -> None:
+    def abandon(self, error: MessagingError) -> None:
         """Fail without telling anybody: in a forked child those who listened are the parent's."""
         if self._value is PENDING:
             self._listeners = None

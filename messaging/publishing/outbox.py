@@ -334,14 +334,14 @@ class Outbox:
         self._in_flight.clear()
         self._again.clear()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Refuse and fail everything, without the lock: in a forked child nobody may be left to release it."""
         self._refusing = self._closed = True
         self._lock = threading.Lock()
         self._blocked = Waiters()
         for entry in self._outstanding():
             entry.settled = True
-            entry.forsake(ClosedError(f"{entry.what}: published by the parent of this process"))
+            entry.abandon(ClosedError(f"{entry.what}: published by the parent of this process"))
 
     def _wake(self) -> None:
         if self._closed:  # meanwhile, by a signal handler that interrupted ``put``

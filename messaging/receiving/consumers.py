@@ -209,7 +209,7 @@ async def await_inside(awaitable: Awaitable[T]) -> T:
 def remove(connection: Connection, channel: str, *subscriptions: Subscription) -> Promise[None]:
     """End subscriptions to a channel. From any thread."""
     what = f"unsubscribing from {channel!r}"
-    if connection.is_forsaken:
+    if connection.is_abandoned:
         gone: Promise[None] = Promise(what)
         gone.resolve(None)
         return gone

@@ -182,10 +182,10 @@ class MessageSubscription:
         """The registrations that have not ended, the oldest first."""
         return (*self._handlers.copy(),)
 
-    def forsake(self, error: MessagingError) -> None:
+    def abandon(self, error: MessagingError) -> None:
         """In a forked child: the handlers are the parent's."""
         for registration in self.handlers:
-            registration.closed.forsake(error)
+            registration.closed.abandon(error)
         self._handlers.clear()
 
     @staticmethod

@@ -368,7 +368,7 @@ class Subscription(Subscribed):
         self.ready.exception()  # whoever consumes the stream is told; the promise need not be looked at
         self.consumer.wake()
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """The connection is gone: what a named queue will deliver again is not handed out any more. On the loop."""
         self._delivers_again = self._has_broker_redelivery()
         self._expect_stale = True

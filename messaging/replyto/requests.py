@@ -63,6 +63,198 @@ class RequestCounters:
     foreign: int = 0
 
 
+class Request(Promise[V]):
+    """A request that was made: the promise of its reply.
+
+    Cancelling whoever awaits it cancels the request; so does :meth:`cancel`.
+    """
+
+    __slots__ = ("correlation_id", "deadline", "inbox", "model", "publication", "requests")
+
+    def __init__(self, requests: Requests, correlation_id: str, deadline: float, model: Any) -> None:
+        super().__init__()
+        self.requests = requests
+        self.correlation_id = correlation_id
+        #: monotonic seconds
+        self.deadline = deadline
+        self.model = model
+        #: where its reply is to arrive; set before it is published
+        self.inbox: Inbox | None = None
+        self.publication: RequestPublication
+
+    @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"request to {self.publication.context._channel!r}"
+
+    def result(self, timeout: float | None = None) -> V:
+        """As ``Promise.result``: the reply, or its value if the request was made with a model.
+
+        Raises:
+            DecodeError: the reply does not fit the model.
+        """
+        message: Any = super().result(timeout)
+        found: V = message if self.model is None else message.value(self.model)
+        return found
+
+    def cancel(self) -> None:
+        """Want the reply no more: the request fails with ``RequestCancelledError``, unless it is settled."""
+        self._looked_at = True
+        self.requests.connection.engine.call(
+            self.requests.give_up, self, RequestCancelledError(f"{self.what} was cancelled")
+        )
+
+    def __await__(self) -> Generator[Any, None, V]:
+        try:
+            return (yield from super().__await__())
+        except BaseException:
+            if not self.done():
+                self.cancel()
+            raise
+
+    def unsent(self, error: MessagingError) -> None:
+        """Its message failed. On the loop."""
+        self.requests.give_up(self, error)
+
+
+class Requester(Protocol):
+    """Who waits for the reply, or replies, to a request."""
+
+    def unsent(self, error: MessagingError) -> None:
+        """The message of the request failed. On the loop."""
+        ...
+
+
+class RequestPublication(Publication):
+    """The message of a request: if it fails, its requester is told."""
+
+    __slots__ = ("requester",)
+
+    requester: Requester
+
+    def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
+        """See ``Promise``."""
+        self._looked_at = True
+        first = super().reject(error, cause)
+        self.requester.unsent(error)
+        return first
+
+
+class Inbox(Subscribed):
+    """A subscription to a reply channel.
+
+    Args:
+        requests: whose.
+        spec: what is subscribed to.
+        reply_to: the reply channel that requests name.
+        individual: they name this, with their correlation id as a further level.
+    """
+
+    is_lasting = False
+
+    def __init__(self, requests: Requests, spec: SubscriptionSpec, reply_to: str, *, individual: bool = False) -> None:
+        super().__init__(spec)
+        self.reply_to = reply_to
+        self.individual = individual
+        #: it is subscribed to, or about to be; on the loop
+        self.is_started = False
+        #: requests may be published: what came too early for that is under way
+        self.is_open = False
+        #: correlation id -> who waits; written by any thread, see the module
+        self.pending: dict[str, Request] = {}
+        #: what is to be published when this is subscribed to, in order; written by any thread
+        self.early: dict[Request, None] = {}
+        self._requests = requests
+        self._adapter = requests.connection.adapter
+        self._make = maker(self._adapter.settings.default_content_type)
+        self._level = len(reply_to) + 1
+
+    # --- replies
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Match replies with requests."""
+        tokens = []
+        for incoming in batch:
+            if incoming.token is None:
+                incoming._state = _UNSUPPORTED
+            else:
+                tokens.append(incoming.token)
+                incoming._state = _ACKNOWLEDGED
+            incoming._settler = None
+            self._match(incoming)
+        if tokens:
+            self._adapter.acknowledge(tokens)
+
+    def _match(self, incoming: Incoming) -> None:
+        correlation_id = incoming._correlation_id
+        if self.individual:
+            named = (incoming._channel or "")[self._level :]
+            if correlation_id is None:
+                correlation_id = named  # of a responder that has nowhere to put it
+            elif correlation_id != named:
+                correlation_id = None
+        mark = marks.read(incoming)
+        requests = self._requests
+        if mark is not None and mark.kind == marks.CANCEL and self is requests.own:
+            requests.cancelled(correlation_id or "")
+            return
+        request = self.pending.get(correlation_id) if correlation_id is not None else None
+        if request is None:
+            requests.unmatched(incoming, correlation_id)
+        elif mark is None:
+            requests.answered(request, self._make(incoming.payload, incoming, request.model))
+        elif mark.kind == marks.FAULT:
+            requests.failed(request, ReplyError(mark.error or "Error", incoming.payload.decode(errors="replace")))
+        else:
+            requests.unmatched(incoming, None)  # of somebody else's stream
+
+    # --- from the connection
+
+    def on_connection_lost(self) -> None:
+        """Without a session, replies are lost with the connection."""
+        if not self._adapter.keeps_session:
+            self._give_up_sent()
+
+    def reconnected(self, resumed: bool) -> None:
+        """With a session, they were if it is not there any more."""
+        if not resumed:
+            self._give_up_sent()
+
+    def _give_up_sent(self) -> None:
+        for request in [*self.pending.values()]:
+            if request.publication.may_have_arrived:
+                why = "the connection was lost before the reply came; it may have been handled"
+                self._requests.give_up(request, ConnectionLostError(f"{request.what}: {why}"))
+
+    def fail(self, error: MessagingError) -> None:
+        """There are no replies to be had."""
+        self._requests.connection.subscriptions.discard(self)
+        self._end(error)
+        if self.handle is not None:
+            self._requests.connection.endings.end(self)
+
+    def stop(self) -> None:
+        """Nothing is in progress here."""
+
+    def flush(self) -> None:
+        """Replies are acknowledged as they arrive."""
+
+    def complete(self) -> None:
+        """The instance is closed, or nobody waits any more."""
+        for request in [*self.pending.values()]:
+            request._looked_at = True  # whoever closed it knows
+        self._end(ClosedError(f"the instance {self._adapter.name!r} is closed"))
+
+    def _end(self, error: MessagingError) -> None:
+        # first: whoever enters a request from now on sees it
+        self.ended = True
+        self._requests.forget(self)
+        self.ready.reject(error)
+        self.ready.exception()  # those who wait have promises of their own
+        for request in [*self.pending.values()]:
+            self._requests.give_up(request, error)
+
+
 class Requests:
     """All requests of one instance. See the module for threads."""
 
@@ -291,10 +483,10 @@ class Requests:
     # --- in a forked child
 
     def abandon(self) -> None:
-        """Fail all requests in a forked child: the replies go to its parent."""
+        """Nobody waits here: requests are the parent's."""
         self._lock = threading.RLock()
         self.inboxes.abandon()
         for request in self.open:
-            request.forsake(ClosedError(f"{request.what}: made by the parent of this process"))
+            request.abandon(ClosedError(f"{request.what}: made by the parent of this process"))
         self.open.clear()
         self._reserved.clear()
