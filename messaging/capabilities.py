@@ -16,10 +16,10 @@ NAME_PROPERTY: Final = "osgi.messaging.name"
 PROTOCOL_PROPERTY: Final = "osgi.messaging.protocol"
 FEATURE_PROPERTY: Final = "osgi.messaging.feature"
 PROVIDER_PROPERTY: Final = "osgi.messaging.provider"
-#: capabilities, and the version of the specification that they have (RFC 5.1.3, 5.7.1, 5.8.3)
+#: capabilities, and the version of the specification they implement (RFC 5.1.3, 5.7.1, 5.8.3)
 IMPLEMENTATION_PROPERTY: Final = "osgi.implementation"
 VERSION_PROPERTY: Final = "version"
-#: attribute of the reply-to capability: which sides of many replies it has (RFC 5.7.1)
+#: attribute of the reply-to capability: the supported sides of many replies (RFC 5.7.1)
 MANY_PROPERTY: Final = "many"
 
 IMPLEMENTATION: Final = "osgi.messaging"
@@ -29,7 +29,7 @@ SPECIFICATION_VERSION: Final = Version("1.0")
 
 
 def instance_properties(name: str, adapter: Adapter) -> dict[str, Any]:
-    """Return the properties of all services of an instance, as its adapter announces its features now."""
+    """Return the properties of an instance's services, with the features its adapter announces now."""
     features = adapter.announced
     properties: dict[str, Any] = {
         NAME_PROPERTY: name,
@@ -49,6 +49,9 @@ def instance_properties(name: str, adapter: Adapter) -> dict[str, Any]:
 
 
 def builder_properties(instance: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties of an application's own context builder (RFC 5.6.4): ``given``, and the instance's."""
+    """Return the properties of an application's own context builder (RFC 5.6.4).
+
+    These are the ``given`` ones, overridden by those of the instance.
+    """
     features = sorted({*instance[FEATURE_PROPERTY], Features.MESSAGE_CONTEXT_BUILDER})
     return {**given, **instance, FEATURE_PROPERTY: features}

@@ -3,54 +3,54 @@
 ::
 
     MessagingError
-    ├── ConfigurationError (ValueError)      what was asked for cannot be set up
+    ├── ConfigurationError (ValueError)      the configuration cannot be set up
     │   ├── InvalidUrlError                  the broker URL does not parse
     │   ├── UnknownSchemeError               no adapter serves the URL's scheme
-    │   ├── InvalidOptionError               unknown option, or a value it cannot take
+    │   ├── InvalidOptionError               unknown option, or a value it does not accept
     │   ├── DuplicateNameError               osgi.messaging.name is taken in this registry
     │   ├── MissingExtraError                an optional package is not installed
     │   └── AdapterClashError                a foreign package named ``adapters`` is in the way
-    ├── ArgumentError (ValueError)           what a call was given is wrong; nothing was sent
+    ├── ArgumentError (ValueError)           an argument is invalid; nothing was sent
     │   ├── InvalidChannelError              channel name or pattern outside the grammar
     │   ├── InvalidExtensionError            extension value of the wrong type or range
     │   │   └── InvalidHeaderError           user header of the wrong type
     │   ├── InvalidFilterError               LDAP filter does not parse
     │   ├── InvalidTopicError                topic or topic filter outside the grammar
-    │   ├── InvalidEventError                event data that no event can have
-    │   │   └── NullEventError (TypeError)   no event, or no topic, where one is needed
+    │   ├── InvalidEventError                event data outside the model of events
+    │   │   └── NullEventError (TypeError)   an event or a topic is required and missing
     │   ├── InvalidContentError              payload that is not bytes and has no mapper or codec
     │   └── PayloadTooLargeError             over the announced message size limit
     ├── UnsupportedFeatureError              the instance does not announce that feature
-    ├── BrokerError                          the broker, or the way to it
+    ├── BrokerError                          the broker or the connection to it failed
     │   ├── ConnectFailedError               no connection could be made
     │   │   └── AuthenticationError          the broker refused the credentials
-    │   ├── ConnectionLostError              an established connection went away
+    │   ├── ConnectionLostError              an established connection ended
     │   │   └── TakenOverError               another client connected with the same identity
     │   ├── PublishRefusedError              the broker refused the message
-    │   │   └── UnroutableError              nobody would have got it, and it was mandatory
+    │   │   └── UnroutableError              a mandatory message has no route
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
-    ├── ReplyError                           whoever answered a request says that it went wrong there
-    ├── RequestCancelledError                whoever made a request does not want its reply any more
-    ├── DeadlineError (TimeoutError)         not done in time, and known not to have happened
-    │   └── OutcomeUnknownError              sent, but whether it arrived cannot be known
+    ├── ReplyError                           the responder reported a failure
+    ├── RequestCancelledError                the requester cancelled the request
+    ├── DeadlineError (TimeoutError)         not done in time; nothing was handed to the broker
+    │   └── OutcomeUnknownError              sent; whether the broker took it is unknown
     ├── BoundReachedError                    a bound was reached
-    │   ├── OutboxFullError                  too much is waiting to be published
-    │   ├── TooManyRequestsError             too many requests are waiting for their replies
-    │   ├── HistoryFullError                 the history has no room for the events that are to be kept
+    │   ├── OutboxFullError                  too many messages or bytes are pending
+    │   ├── TooManyRequestsError             too many requests are pending
+    │   ├── HistoryFullError                 the history has no room for the events to keep
     │   └── StreamOverflowError              a stream with overflow policy ``fail`` overflowed
-    ├── CodecError                           content type, encoding, or the bytes themselves
+    ├── CodecError                           content type, content encoding or payload is invalid
     │   ├── UnknownContentTypeError          no codec is registered for the content type
-    │   ├── UnknownContentEncodingError      no such content encoding
-    │   ├── EncodeError                      the object does not become bytes
-    │   └── DecodeError                      the bytes do not become the object
+    │   ├── UnknownContentEncodingError      the content encoding is unknown
+    │   ├── EncodeError                      the object cannot be encoded
+    │   └── DecodeError                      the payload cannot be decoded
     ├── PermissionDeniedError                a principal lacks the permission for a topic
-    ├── ConversionError                      event data does not become the type that a handler asks for
-    ├── StreamConsumedError                  a stream's iterator is taken already
-    ├── WouldBlockError                      a call that waits, on a thread that runs an event loop
+    ├── ConversionError                      event data does not fit the type a handler asks for
+    ├── StreamConsumedError                  a stream's iterator is in use already
+    ├── WouldBlockError                      a blocking call on a thread that runs an event loop
     └── ClosedError                          the instance or the stream is closed
 
-Messages say what is wrong, where, and what would be right. None of them ever holds a password: URLs are
-redacted before they get here.
+The text of an error names the problem, its place and a correct value. It never holds a password: URLs are redacted
+before they become part of a text.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from typing import Any
 
 
 class MessagingError(Exception):
-    """Root of all errors raised by this project. All of them can be pickled."""
+    """Root of all errors that this project raises. Every one of them can be pickled."""
 
     def __reduce__(self) -> tuple[Callable[..., MessagingError], tuple[Any, ...]]:
-        # subclasses make their texts from other arguments than the text
+        # constructors of subclasses take other arguments than the text
         return _revived, (type(self), self.args, self.__dict__)
 
 
@@ -78,7 +78,7 @@ def _revived(kind: type[MessagingError], arguments: tuple[Any, ...], attributes:
 
 
 class ConfigurationError(MessagingError, ValueError):
-    """What was asked for cannot be set up; nothing was started."""
+    """The configuration cannot be set up; nothing was started."""
 
 
 class InvalidUrlError(ConfigurationError):
@@ -90,10 +90,10 @@ class UnknownSchemeError(ConfigurationError):
 
 
 class InvalidOptionError(ConfigurationError):
-    """An option is unknown or its value cannot be taken.
+    """An option is unknown, or its value is not accepted.
 
     Attributes:
-        option: the name of the option, as it was given.
+        option: the name of the option, as given.
     """
 
     def __init__(self, option: str, message: str) -> None:
@@ -109,7 +109,7 @@ class MissingExtraError(ConfigurationError):
     """An optional package is needed and not installed.
 
     Attributes:
-        extra: the extra of this distribution that brings it.
+        extra: the extra of this distribution that installs it.
     """
 
     def __init__(self, extra: str, needed_for: str) -> None:
@@ -125,7 +125,7 @@ class AdapterClashError(ConfigurationError):
 
 
 class ArgumentError(MessagingError, ValueError):
-    """What a call was given is wrong; nothing was sent and the instance goes on."""
+    """An argument of a call is invalid; nothing was sent, and the instance stays usable."""
 
 
 class InvalidChannelError(ArgumentError):
@@ -164,7 +164,7 @@ class InvalidTopicError(ArgumentError):
     """A topic, or a topic filter, is outside the grammar of :mod:`messaging.dispatch.topics` (157.3.1, 157.4.3).
 
     Attributes:
-        topic: as it was given.
+        topic: the topic, as given.
     """
 
     def __init__(self, topic: object, message: str) -> None:
@@ -173,23 +173,23 @@ class InvalidTopicError(ArgumentError):
 
 
 class InvalidEventError(ArgumentError):
-    """Event data that no event can have: not a tree of text keys and simple values, say (157.2.2)."""
+    """Event data is outside the model of events, such as data with keys that are no text (157.2.2)."""
 
 
 class NullEventError(InvalidEventError, TypeError):
-    """There is no event, or no topic, where one is needed (157.5.1: ``NullPointerException``)."""
+    """An event or a topic is required and missing (157.5.1: ``NullPointerException``)."""
 
 
 class InvalidContentError(ArgumentError):
-    """Content that is neither bytes nor has a mapper or codec to become bytes."""
+    """Content is neither bytes nor has a mapper or codec that makes it bytes."""
 
 
 class PayloadTooLargeError(ArgumentError):
     """A payload exceeds the announced message size limit (MSG205).
 
     Attributes:
-        size: bytes that were to be sent.
-        limit: bytes that can be sent.
+        size: bytes of the payload.
+        limit: bytes that a payload may have.
     """
 
     def __init__(self, size: int, limit: int, where: str) -> None:
@@ -225,12 +225,11 @@ class UnsupportedFeatureError(MessagingError):
 
 
 class BrokerError(MessagingError):
-    """The broker, or the way to it, failed.
+    """The broker or the connection to it failed.
 
     Attributes:
-        code: what the broker gave as the reason, as its protocol numbers reasons (MQTT: reason code, AMQP: reply
-            code); ``None`` if it gave none.
-        detail: what it added in words (MQTT: reason string, AMQP: reply text), or ``None``.
+        code: the broker's reason as a number of its protocol (MQTT: reason code, AMQP: reply code), or ``None``.
+        detail: the broker's reason as text (MQTT: reason string, AMQP: reply text), or ``None``.
     """
 
     def __init__(self, message: str, *, code: int | None = None, detail: str | None = None) -> None:
@@ -248,7 +247,7 @@ class AuthenticationError(ConnectFailedError):
 
 
 class ConnectionLostError(BrokerError):
-    """An established connection went away."""
+    """An established connection ended."""
 
 
 class TakenOverError(ConnectionLostError):
@@ -260,7 +259,7 @@ class PublishRefusedError(BrokerError):
 
 
 class UnroutableError(PublishRefusedError):
-    """A mandatory message was bound for nobody: the broker gave it back."""
+    """A mandatory message has no route: the broker returned it."""
 
 
 class SubscriptionRefusedError(BrokerError):
@@ -271,11 +270,11 @@ class SubscriptionRefusedError(BrokerError):
 
 
 class ReplyError(MessagingError):
-    """Whoever answered a request says that it went wrong there (RFC 5.7.4).
+    """The responder reported a failure (RFC 5.7.4).
 
     Attributes:
         kind: the name of the exception that the handler raised, such as ``ValueError``.
-        reason: its text, or as much of it as travels.
+        reason: the text of the exception, possibly shortened.
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -285,48 +284,48 @@ class ReplyError(MessagingError):
 
 
 class RequestCancelledError(MessagingError):
-    """Whoever made a request does not want its reply any more."""
+    """The requester cancelled the request."""
 
 
 # --- time and bounds -------------------------------------------------------------------------------------
 
 
 class DeadlineError(MessagingError, TimeoutError):
-    """Not done in time. Unless it is an :class:`OutcomeUnknownError`, nothing was handed to the broker."""
+    """A deadline passed. Unless it is an :class:`OutcomeUnknownError`, nothing was handed to the broker."""
 
 
 class OutcomeUnknownError(DeadlineError):
-    """The message was sent, but whether the broker took it cannot be known.
+    """The message was sent, and whether the broker took it is unknown.
 
-    Publishing it again may duplicate it; a receiver can tell by the message id.
+    Publishing it again may duplicate it; a receiver can recognize the duplicate by the message id.
     """
 
 
 class BoundReachedError(MessagingError):
-    """A bound was reached."""
+    """A configured bound was reached."""
 
 
 class OutboxFullError(BoundReachedError):
-    """More is waiting to be published than the outbox may hold; this message was not accepted."""
+    """The outbox holds as many messages or bytes as it may; this message was not accepted."""
 
 
 class TooManyRequestsError(BoundReachedError):
-    """More requests are waiting for their replies than may; this one was not sent."""
+    """The maximum number of requests is pending; this one was not sent."""
 
 
 class HistoryFullError(BoundReachedError):
-    """The history cannot keep the least number of events that a policy asks for (157.6.2.2)."""
+    """The history has no room for the minimum number of events that a policy asks for (157.6.2.2)."""
 
 
 class StreamOverflowError(BoundReachedError):
-    """A stream with overflow policy ``fail`` got more messages than its buffer holds."""
+    """A stream with overflow policy ``fail`` received more messages than its buffer holds."""
 
 
 # --- content ---------------------------------------------------------------------------------------------
 
 
 class CodecError(MessagingError):
-    """Content type, content encoding, or the bytes themselves."""
+    """Content type, content encoding or payload is invalid."""
 
 
 class UnknownContentTypeError(CodecError):
@@ -334,15 +333,15 @@ class UnknownContentTypeError(CodecError):
 
 
 class UnknownContentEncodingError(CodecError):
-    """No such content encoding."""
+    """The content encoding is unknown."""
 
 
 class EncodeError(CodecError):
-    """An object does not become bytes."""
+    """An object cannot be encoded."""
 
 
 class DecodeError(CodecError):
-    """Bytes do not become the object that was asked for. The payload is still there, unchanged."""
+    """A payload cannot be decoded to the requested object. The payload stays available, unchanged."""
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -353,11 +352,11 @@ class PermissionDeniedError(MessagingError):
 
 
 class ConversionError(MessagingError):
-    """Event data does not become the type that a handler asks for (157.4.9).
+    """Event data does not fit the type that a handler asks for (157.4.9).
 
     Attributes:
-        path: where in the data, such as ``order.items[2].price``; empty for all of it.
-        reason: what is wrong there, without the value.
+        path: place in the data, such as ``order.items[2].price``; empty for the whole data.
+        reason: the problem at that place, without the value.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -370,11 +369,11 @@ class ConversionError(MessagingError):
 
 
 class StreamConsumedError(MessagingError):
-    """The stream's iterator is taken already; subscribe again for a second one."""
+    """The stream's iterator is in use already; subscribe again for a second one."""
 
 
 class WouldBlockError(MessagingError):
-    """The call waits, and its thread runs an event loop, which would stop meanwhile; use the form with ``await``."""
+    """A call would block the event loop that runs on its thread; use the form with ``await``."""
 
 
 class ClosedError(MessagingError):
@@ -382,20 +381,20 @@ class ClosedError(MessagingError):
 
 
 def check_instance(name: str, value: object, kind: type) -> None:
-    """Refuse ``value``, the argument ``name``, unless it is a ``kind``.
+    """Refuse ``value`` of the argument ``name`` unless it is a ``kind``.
 
     Raises:
-        ArgumentError: it is not; says what it is.
+        ArgumentError: it is of another type, which the text names.
     """
     if not isinstance(value, kind):
         raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
 
 def check_mapping(name: str, value: Any) -> dict[Any, Any]:
-    """Return the argument ``name`` as a dict of its own.
+    """Return a copy of the mapping that was given for the argument ``name``.
 
     Raises:
-        ArgumentError: it is no mapping.
+        ArgumentError: ``value`` is no mapping.
     """
     if not isinstance(value, Mapping):
         raise ArgumentError(f"{name} must be a mapping, not {type(value).__name__}")

@@ -1,4 +1,7 @@
-"""What a fork needs: locks that are not left behind locked."""
+"""Locks across a fork of the process: a child must not inherit a locked lock.
+
+Imports nothing of this project.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import threading
 
 
 def hold_over_fork(lock: threading.Lock) -> None:
-    """Have ``lock`` held by the forking thread during a fork, so that the child does not inherit it from another.
+    """Acquire ``lock`` before each fork and release it afterwards in both processes.
 
-    For locks of the module level that are held for moments only and never across other locks.
+    A child would otherwise inherit it locked if another thread held it. For locks of modules that are held for moments
+    only, and never while another lock is acquired.
     """
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -1,7 +1,7 @@
 """MessageServiceRuntime and its data transfer objects (RFC 5.3, RFC 7).
 
-A DTO is a snapshot: it does not change when the instance does, and holds no secret. ``dataclasses.asdict`` turns it
-into plain data.
+A DTO is a snapshot: it does not change with the instance, and holds no secret. ``dataclasses.asdict`` converts it to
+plain data.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ChannelDTO:
 class SubscriptionDTO:
     """A subscription (RFC 7.3)."""
 
-    #: the ``MessageSubscription`` service it was made with
+    #: the ``MessageSubscription`` service that made the subscription
     service: ServiceReferenceDTO
     channel: ChannelDTO
-    #: messages waiting between broker and observer
+    #: messages buffered between broker and observer
     buffered: int
     counters: StreamCounters
 
@@ -67,9 +67,9 @@ class ReplyToSubscriptionDTO:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PublisherDTO:
-    """What was published; not in the RFC."""
+    """Counters of published messages; not in the RFC."""
 
-    #: accepted and not settled yet
+    #: messages accepted and not settled yet
     pending: int
     #: promises that resolved
     published: int
@@ -79,19 +79,19 @@ class PublisherDTO:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestsDTO:
-    """What became of requests; not in the RFC."""
+    """Counters of requests; not in the RFC."""
 
-    #: waiting for their replies
+    #: requests waiting for their replies
     pending: int
-    #: that a reply came for
+    #: requests with a reply
     answered: int
-    #: whose reply said that the handler failed
+    #: requests whose reply reported a failure of the handler
     faults: int
-    #: that failed otherwise
+    #: requests that failed for another reason
     failed: int
-    #: replies that came after their request was given up
+    #: replies that arrived after their request had failed
     late: int
-    #: replies beyond the first
+    #: replies after the first one to a request
     duplicate: int
     #: messages on a reply channel that belong to no request of this instance
     foreign: int
@@ -103,11 +103,11 @@ class ConnectionDTO:
 
     #: see :mod:`messaging.connection.state`
     state: str
-    #: what the last trouble was, in words, or ``None``; also when it is over
+    #: text of the last problem, or ``None``; kept after the problem is over
     cause: str | None
-    #: when the state began, seconds since the epoch
+    #: begin of the state, seconds since the epoch
     since: float
-    #: what this client is called at the broker, or ``None`` if that is not known, or means nothing there
+    #: name of this client at the broker; ``None`` if it is not known, or the protocol has none
     client_id: str | None
 
 
@@ -129,38 +129,38 @@ class MessagingRuntimeDTO:
     connection: ConnectionDTO
     publisher: PublisherDTO
     requests: RequestsDTO
-    #: largest payload that can be published, bytes, or ``None`` (MSG205)
+    #: largest payload that can be published, bytes; ``None``: unlimited (MSG205)
     max_message_size: int | None
 
 
 def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
-    """The DTO of a service reference."""
+    """Return the DTO of a service reference."""
     properties = dict(reference.properties)
     return ServiceReferenceDTO(id=properties["service.id"], properties=properties)
 
 
 class Requests(Protocol):
-    """The requests of an instance, as far as the runtime shows them."""
+    """The view of an instance's requests that the runtime DTO needs."""
 
     @property
     def pending(self) -> int:
-        """Requests that wait for their replies."""
+        """Number of requests that wait for their replies."""
 
     @property
     def counters(self) -> Any:
-        """What became of requests: the other fields of :class:`RequestsDTO`."""
+        """Counters of requests: the other fields of :class:`RequestsDTO`."""
 
 
 class Whiteboard(Protocol):
-    """The whiteboard of an instance, as far as the runtime shows it."""
+    """The view of an instance's whiteboard that the runtime DTO needs."""
 
     @property
     def bindings(self) -> Iterable[tuple[str, Any, bool]]:
-        """Channel, wanted binding, and whether it is subscribed."""
+        """Channel, requested binding and whether the channel is subscribed, for each handler."""
 
 
 class MessageServiceRuntime:
-    """Lets others look into a messaging instance (RFC 5.3). Thread safe; get it as ``Messaging.runtime``."""
+    """The service that describes a messaging instance (RFC 5.3). Thread safe; get it as ``Messaging.runtime``."""
 
     def __init__(self, connection: Connection, outbox: Outbox, requests: Requests, whiteboard: Whiteboard) -> None:
         self._connection = connection
@@ -171,7 +171,7 @@ class MessageServiceRuntime:
         self._subscription_service: ServiceReference
 
     def bind(self, own: ServiceReference, subscription_service: ServiceReference) -> None:
-        """Learn the references of this service and of the subscription service, once they are registered."""
+        """Set the references of this service and of the subscription service, once they are registered."""
         self._own = own
         self._subscription_service = subscription_service
 

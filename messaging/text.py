@@ -1,4 +1,4 @@
-"""Text from outside: names that cannot be printed, objects that are half made, logs that fail, names misspelt.
+"""Texts for logs and errors: names, representations, suggestions for misspelt names, and a log that never raises.
 
 Everything here may be called from any thread.
 """
@@ -21,19 +21,19 @@ E = TypeVar("E", bound=BaseException)
 
 
 def exact(text: str) -> str:
-    """Return the same characters as a ``str``, so that a name that was checked is the name that is used."""
+    """Return the characters of ``text`` as a plain ``str``, whose methods no subclass overrides."""
     return text if type(text) is str else str.__str__(text)
 
 
 def printable(name: str) -> str:
-    """Return a name as a line of a log can show it: as it is, or quoted and escaped."""
+    """Return a name for one line of a log: unchanged if it is printable, else quoted and escaped."""
     return name if name.isprintable() else repr(name)
 
 
 def without_frames(error: E) -> E:
-    """Return ``error`` without its traceback, and those of the errors behind it without theirs.
+    """Remove the tracebacks of ``error`` and of its causes and contexts, and return it.
 
-    For errors of a library that was given a password: its frames hold it in their variables.
+    For errors of a library that was given a password: the frames of a traceback hold it in their variables.
     """
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -47,23 +47,23 @@ def without_frames(error: E) -> E:
 
 
 def tolerant(method: Callable[[S], str]) -> Callable[[S], str]:
-    """Have a ``__repr__`` answer also for an object that lacks attributes because its constructor raised.
+    """Make a ``__repr__`` work for an object that lacks attributes because its constructor raised.
 
     Debuggers and error reporters show such an object: it is the ``self`` of a frame in the traceback.
     """
 
     @functools.wraps(method)
-    def __repr__(self: Any) -> str:  # noqa: N807  # it becomes one
+    def shown(self: Any) -> str:
         try:
             return method(self)
         except AttributeError:
             return f"<{type(self).__name__}, whose constructor failed>"
 
-    return __repr__
+    return shown
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name of ``known`` that ``name`` is most likely meant to be, or ``None``.
+    """Return the name in ``known`` that is most similar to ``name``, or ``None`` if none is similar.
 
     Case, ``-`` and ``_`` do not count: ``time_to_live`` is ``timeToLive``.
     """
@@ -74,7 +74,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the nearest name, or an empty text if none is near."""
+    """Return ``did you mean 'x'?`` for the nearest name, or an empty text if no name is similar."""
     found = nearest(name, known)
     return f"did you mean {found!r}?" if found is not None else ""
 
@@ -84,7 +84,7 @@ def _plain(name: str) -> str:
 
 
 class SafeLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger that does not pass on what handlers and filters of the application's log raise.
+    """A logger that contains the exceptions of the application's log handlers and filters.
 
     An exception of a logging handler must neither stop a stream or a delivery thread, nor leave a message unsettled. As
     :mod:`logging` does, this class writes such errors to stderr, unless ``logging.raiseExceptions`` is false. Thread
@@ -100,9 +100,9 @@ class SafeLog(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, stacklevel: int = 1, **options: Any) -> None:
         """See :meth:`logging.Logger.log`."""
         try:
-            # the caller is who called the caller of this
+            # one frame more, so that the record names the caller of this method
             super().log(level, msg, *args, stacklevel=stacklevel + 1, **options)
-        except Exception:  # noqa: BLE001  # whatever they raise
+        except Exception:  # noqa: BLE001  # handlers and filters may raise anything
             if logging.raiseExceptions and sys.stderr is not None:
                 with contextlib.suppress(Exception):
                     traceback.print_exc()

@@ -1,28 +1,29 @@
-"""Content types and content encodings: objects <-> bytes (MSG200, MSG220).
+"""Codecs of content types and content encodings: objects <-> bytes (MSG200, MSG220).
 
 ========================================  ==================================================  =======
 content type                              object                                              extra
 ========================================  ==================================================  =======
-``application/octet-stream``              bytes, as they are
+``application/octet-stream``              bytes, unchanged
 ``text/*``                                str; ``charset`` parameter, UTF-8 by default
-``application/json``, ``*/*+json``        whatever pydantic serializes and validates
+``application/json``, ``*/*+json``        objects that pydantic serializes and validates
 ``application/cbor``, ``*/*+cbor``        the same, and bytes                                 cbor
 ``application/msgpack``, ``+msgpack``     the same, and bytes; also ``vnd.`` and ``x-``       msgpack
 ========================================  ==================================================  =======
 
-Without a content type, both ways: bytes are bytes, str is ``text/plain; charset=utf-8``, anything else is JSON; when
-decoding, the wanted type decides, and without one the bytes are returned as they are. The setting
-``default_content_type`` of an instance replaces this for messages that it receives.
+Without a content type, bytes stay bytes, str is ``text/plain; charset=utf-8``, and any other object is JSON. Decoding
+decides by the requested type, and returns the bytes without one. The setting ``default_content_type`` of an instance
+replaces this rule for messages that it receives.
 
-**Bytes are content, not an object**: ``bytes``, ``bytearray`` and ``memoryview`` are taken as encoded already,
-whatever the content type; so somebody who has JSON text in hand can publish it as ``application/json``. Content
-encodings (:mod:`messaging.codecs.encodings`) apply to them all the same.
+**Bytes are encoded content**: ``bytes``, ``bytearray`` and ``memoryview`` pass every codec unchanged, so JSON text in
+bytes can be published as ``application/json``. Content encodings (:mod:`messaging.codecs.encodings`) apply to them too.
 
-Other codecs are added with :func:`register_codec`, or by an installed distribution with an entry point in the group
-``messaging.codecs``: name = content type, value = a codec or a class of codecs. What is built in cannot be replaced.
+Further codecs are added with :func:`register_codec`, or by an installed distribution with an entry point in the group
+``messaging.codecs``: name = content type, value = a codec or a class of codecs. Built-in codecs cannot be replaced.
 
-Everything here may be called from any thread. What arrived from outside is bounded in nesting and in the size it
-decompresses to, and whatever is wrong with it is a :class:`~messaging.errors.CodecError` that does not quote it.
+Every function of this package is thread safe. Payloads are bounded in nesting and in decompressed size. The error for
+an invalid payload is a :class:`~messaging.errors.CodecError` that does not quote the payload.
+
+May import: ``errors``, ``text``, ``forking``. Exports the functions below, the protocol :class:`Codec`, and limits.
 """
 
 from __future__ import annotations
@@ -59,34 +60,34 @@ _codecs: Final = Codecs()
 
 
 class ContentDescription(Protocol):
-    """What :func:`decode` needs of a message context."""
+    """The properties of a message context that :func:`decode` reads."""
 
     @property
     def content_type(self) -> str | None:
-        """Content type; ``None`` or empty if unknown."""
+        """Return the content type; ``None`` or empty if unknown."""
         ...
 
     @property
     def content_encoding(self) -> str | None:
-        """Content encoding; ``None`` or empty if there is none."""
+        """Return the content encoding; ``None`` or empty without one."""
         ...
 
 
 def encode(obj: Any, content_type: str | None = None, content_encoding: str | None = None) -> tuple[bytes, str]:
-    """Turn an object into the payload of a message.
+    """Encode an object to the payload of a message.
 
     Args:
-        obj: bytes-like content, or an object the content type's codec takes.
-        content_type: ``None`` or empty to have it chosen by the type of ``obj``.
+        obj: bytes-like content, or an object that the content type's codec accepts.
+        content_type: ``None`` or empty: chosen by the type of ``obj``.
         content_encoding: compressions to apply, and the charset of text if the content type names none.
 
     Returns:
-        The payload, and the content type to send with it: the given or the chosen one.
+        The payload, and the content type to send with it.
 
     Raises:
-        UnknownContentTypeError, UnknownContentEncodingError: nothing here writes it.
-        EncodeError: the object does not become bytes.
-        MissingExtraError: that content type or encoding needs a package that is not installed.
+        UnknownContentTypeError, UnknownContentEncodingError: no codec or encoding of that name is known.
+        EncodeError: the object cannot be encoded.
+        MissingExtraError: the content type or encoding needs a package that is not installed.
     """
     encodings = parse_encodings(content_encoding) if content_encoding else NONE
     if isinstance(obj, _BYTES):
@@ -115,21 +116,21 @@ def decode(
     max_decoded_size: int = MAX_DECODED_SIZE,
     default_content_type: str | None = None,
 ) -> Any:
-    """Turn the payload of a message into an object.
+    """Decode the payload of a message to an object.
 
     Args:
-        payload: as it was sent.
-        context: tells content type and encoding.
-        model: a pydantic model, dataclass, typed dict or any other type pydantic can validate; ``None`` for whatever
-            the content type yields. Types are kept compiled: rather pass the same object than an equal one.
-        max_decoded_size: bytes that a compressed payload may grow to.
-        default_content_type: taken if the context has none, unless bytes are wanted; ``None``: ``model`` decides.
+        payload: the bytes in their content encoding.
+        context: names content type and encoding.
+        model: a pydantic model, dataclass, typed dict or any other type pydantic can validate; ``None``: the result of
+            the codec. Compiled types are cached by identity: pass the same object rather than an equal one.
+        max_decoded_size: maximum size of a decompressed payload, bytes.
+        default_content_type: used if the context has none, unless ``model`` is bytes; ``None``: ``model`` decides.
 
     Raises:
-        UnknownContentTypeError, UnknownContentEncodingError: nothing here reads it.
-        DecodeError: the bytes do not fit.
-        MissingExtraError: that content type or encoding needs a package that is not installed.
-        ArgumentError: ``context`` is no context.
+        UnknownContentTypeError, UnknownContentEncodingError: no codec or encoding of that name is known.
+        DecodeError: the payload cannot be decoded to ``model``.
+        MissingExtraError: the content type or encoding needs a package that is not installed.
+        ArgumentError: ``context`` is no message context.
     """
     try:
         content_type = context.content_type
@@ -160,25 +161,25 @@ def _is_bytes(model: Any) -> bool:
 
 
 def codec_for(content_type: str) -> Codec:
-    """The codec that serves ``content_type``.
+    """Return the codec of ``content_type``.
 
     Raises:
-        UnknownContentTypeError: malformed, nobody serves it, or who would cannot be loaded.
-        MissingExtraError: it is built in, but needs a package that is not installed.
+        UnknownContentTypeError: the content type is malformed or has no codec, or its codec cannot be loaded.
+        MissingExtraError: the built-in codec needs a package that is not installed.
     """
     return _codecs.resolve(content_type)[0]
 
 
 def content_types() -> list[str]:
-    """The content types that have a codec here, installed or not: built in, registered, announced; sorted."""
+    """Return the content types with a built-in, registered or announced codec, loadable or not; sorted."""
     return _codecs.content_types()
 
 
 def register_codec(codec: Codec) -> None:
-    """Have ``codec`` serve its ``content_types`` in this process; again is no error.
+    """Register ``codec`` for its ``content_types`` in this process. Idempotent.
 
     Raises:
-        ArgumentError: no codec, or one of its content types is malformed, built in or registered already.
+        ArgumentError: ``codec`` is no codec, or one of its content types is malformed, built in or registered already.
     """
     _codecs.register(codec)
 

@@ -1,10 +1,10 @@
-"""Bounds of numbers from outside: a few bytes can stand for a number that takes minutes to convert.
+"""Bounds of received numbers: a few bytes can represent a number that takes minutes to convert.
 
 Python bounds the conversion between text and ``int`` (``sys.set_int_max_str_digits``), but neither that between ``int``
 and ``Decimal`` nor the exponents of ``Decimal`` and ``Fraction``: ``int(Decimal("1e10000000"))`` takes 20 s, with the
-GIL held. Exact numbers beyond these bounds are refused where they come in, and where they would be converted.
+GIL held. Exact numbers beyond these bounds are refused when they are received and when they would be converted.
 
-Everything here may be called from any thread.
+Every function is thread safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 #: bits of an integer: as many as 4,300 decimal digits, the bound of Python's own conversion from text
 MAX_INT_BITS: Final = 14_284
 #: powers of ten between the first or last digit of a decimal and its point; IEEE 754 decimal128 has at most 6,176.
-#: Also digits in the text of a number.
+#: Also the maximum number of digits in the text of a number.
 MAX_EXPONENT: Final = 10_000
 
 #: a decimal number, as ``Decimal`` and ``Fraction`` read it
@@ -27,7 +27,7 @@ _TEXTS: Final = (str, bytes, bytearray, memoryview)
 
 
 def is_vast(number: Any) -> bool:
-    """Return whether ``number`` is an exact number beyond the bounds. A float never is."""
+    """Return whether ``number`` is an exact number beyond the bounds. A float is never beyond them."""
     if isinstance(number, Decimal):
         exponent = number.as_tuple().exponent
         return isinstance(exponent, int) and not (exponent >= -MAX_EXPONENT and number.adjusted() <= MAX_EXPONENT)
@@ -46,7 +46,7 @@ def is_vast_text(text: str) -> bool:
 
 
 def holds_vast(value: Any) -> bool:
-    """Return whether a number beyond the bounds, or a text of one, is in ``value`` or its mappings and collections."""
+    """Return whether ``value`` or its mappings and collections hold a number beyond the bounds, or a text of one."""
     return any(is_vast_text(each) if isinstance(each, str) else is_vast(each) for each in leaves(value))
 
 
@@ -67,7 +67,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def may_collide(value: Any, most: int) -> bool:
-    """Return whether more than ``most`` numbers, or texts of numbers, in ``value`` may be chosen to have one hash."""
+    """Return whether more than ``most`` numbers, or texts of numbers, in ``value`` may share a hash on purpose."""
     found = 0
     for each in leaves(value):
         if isinstance(each, (str, bytes)):
@@ -84,7 +84,7 @@ def may_collide(value: Any, most: int) -> bool:
     return False
 
 
-#: bits and characters of numbers that share their hash with few others
+#: bits and characters of numbers that share their hash with few other numbers
 _LONG_BITS: Final = 64
 _LONG: Final = 20
 _LIKE_NUMBER: Final = re.compile(r"\s*+[\d_.e/+-]++\s*+", re.IGNORECASE)

@@ -1,7 +1,12 @@
-"""The codecs that come with the project."""
+"""The built-in codecs.
+
+Errors are raised outside of ``except`` blocks: their context would hold the content.
+"""
 
 from __future__ import annotations
 
+import abc
+import importlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
 from enum import Enum
@@ -17,42 +22,76 @@ from messaging.codecs.overflow import BEYOND_FLOAT, has_vast_numbers, holds_infi
 from messaging.codecs.tags import WITH_REFERENCES, WITHOUT_REFERENCES, StringReferenceFoundError, check_references
 from messaging.errors import DecodeError, EncodeError, MissingExtraError, UnknownContentTypeError
 
-#: nesting of arrays and maps
+#: maximum nesting of arrays and maps
 MAX_DEPTH: Final = 200
-#: Keys that are neither text nor bytes can be chosen to collide, which makes building a map take quadratic time:
-#: they are accepted in payloads up to this size only, in bytes.
+#: A sender can choose keys that are neither text nor bytes to collide, which makes building a map take quadratic time.
+#: Such keys are accepted in payloads of at most this size, bytes.
 MAX_FREE_KEYS: Final = 64 * 2**10
 
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
 
 
-class OctetStreamCodec:
-    """``application/octet-stream``: the bytes as they are."""
+class _ParameterlessCodec(abc.ABC):
+    """A codec of a content type without parameters. Subclasses read and write, and may raise any exception."""
+
+    content_types: ClassVar[Sequence[str]]
+
+    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:  # noqa: ARG002  # the signature of Codec
+        """Return ``obj`` as bytes."""
+        try:
+            return self._write(obj)
+        except Exception as error:  # noqa: BLE001  # libraries and serializers of models may raise anything
+            problem = self._problem(error)
+        raise EncodeError(f"{self.content_types[0]}: {problem}")
+
+    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:  # noqa: ARG002
+        """Return the object that ``data`` represents, validated by ``model``."""
+        try:
+            value = self._read(data)
+        except Exception as error:  # noqa: BLE001
+            problem = self._problem(error)
+        else:
+            return validate_python(model, value, len(data), self.content_types[0])
+        raise DecodeError(f"{self.content_types[0]}: {problem}")
+
+    @abc.abstractmethod
+    def _write(self, obj: Any) -> bytes: ...
+
+    @abc.abstractmethod
+    def _read(self, data: bytes) -> Any: ...
+
+    def _problem(self, error: Exception) -> str:
+        return shorten(str(error)) or type(error).__name__
+
+
+class OctetStreamCodec(_ParameterlessCodec):
+    """``application/octet-stream``: the bytes unchanged."""
 
     content_types: ClassVar[Sequence[str]] = ("application/octet-stream",)
 
-    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """Refuse: bytes never get here."""
-        raise EncodeError(
-            f"application/octet-stream: content must be bytes, not {type(obj).__name__}; "
-            f"give a content type such as application/json"
-        )
-
-    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:  # noqa: ARG002
-        """The bytes, as ``model``."""
+    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
+        """Return the bytes, as ``model``."""
         if model in (bytearray, memoryview):
             return model(data)
-        return data if model is bytes else validate_python(model, data, len(data), "application/octet-stream")
+        return data if model is bytes else super().decode(data, model, parameters)
+
+    def _write(self, obj: Any) -> bytes:  # bytes-like objects never reach a codec
+        raise ValueError(
+            f"content must be bytes, not {type(obj).__name__}; give a content type such as application/json"
+        )
+
+    def _read(self, data: bytes) -> Any:
+        return data
 
 
 class TextCodec:
-    """``text/*``: a str, in the charset of the parameter or else UTF-8."""
+    """``text/*``: a str in the charset of the parameter, by default UTF-8."""
 
     content_types: ClassVar[Sequence[str]] = ("text/plain", "text/*")
 
     def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:
-        """The str in its charset."""
+        """Return the str in its charset."""
         if not isinstance(obj, str):
             raise EncodeError(f"text: content must be a str, not {type(obj).__name__}")
         charset = _charset(parameters)
@@ -63,7 +102,7 @@ class TextCodec:
         raise EncodeError(f"text: no {charset} for the character {problem}")
 
     def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
-        """The str, or what ``model`` makes of it: an int of ``"5"``."""
+        """Return the str, validated by ``model``: for an int, ``"5"`` is 5."""
         charset = _charset(parameters)
         try:
             text = data.decode(charset)
@@ -88,49 +127,29 @@ def _unicode_problem(error: UnicodeError) -> str:
     return f"at index {error.start}" if isinstance(error, (UnicodeEncodeError, UnicodeDecodeError)) else "throughout"
 
 
-class JsonCodec:
+class JsonCodec(_ParameterlessCodec):
     """``application/json`` and ``+json``: RFC 8259, always UTF-8, by pydantic.
 
-    Encoding takes whatever pydantic can serialize: models, dataclasses, typed dicts, named tuples, dates, enums,
-    sets, … Fields go by their alias, without their types being checked. Bytes become text if they are UTF-8 and are
-    an :class:`~messaging.errors.EncodeError` if not; a model may set ``ser_json_bytes="base64"``.
+    Encoding accepts every object that pydantic can serialize: models, dataclasses, typed dicts, named tuples, dates,
+    enums, sets, … Fields are written under their alias, without a check of their types. Bytes become text if they are
+    UTF-8 and are an :class:`~messaging.errors.EncodeError` if not; a model may set ``ser_json_bytes="base64"``.
 
-    NaN and infinity are not JSON: refused both ways, and so are numbers that would become infinite, being beyond the
-    range of a float. Beware that a model or dataclass writes them as ``null``, unless its ``ser_json_inf_nan`` says
-    otherwise; of its ``"strings"`` nothing is lost.
+    NaN and infinity are not JSON: they are refused when encoding and decoding, and so are numbers beyond the range of a
+    float, which would become infinite. A model or dataclass writes them as ``null``, unless its ``ser_json_inf_nan`` is
+    set; with ``"strings"`` nothing is lost.
     """
 
     content_types: ClassVar[Sequence[str]] = ("application/json",)
 
-    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """The JSON text."""
-        serializer = serializer_of(obj)
-        try:
-            if serializer is None:
-                data = to_json(obj, by_alias=True, inf_nan_mode="constants", fallback=_simplified)
-            else:
-                # its warnings would show values, and are about values that do not fit their field's type
-                data = serializer.to_json(obj, by_alias=True, warnings=False, fallback=_simplified)
-            _refuse_constants(data)
-        except Exception as error:  # noqa: BLE001 - serializers of a model may raise anything
-            problem = shorten(str(error))
-        else:
-            return data
-        raise EncodeError(f"application/json: {problem}")
-
-    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:  # noqa: ARG002
-        """What the JSON text stands for, validated by ``model``."""
+    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
+        """Return the object that the JSON text represents, validated by ``model``."""
         data = data.removeprefix(_UTF8_BOM)
+        if is_any(model):
+            return super().decode(data, model, parameters)
         try:
-            has_large_numbers = may_overflow(data)
-            if is_any(model):
-                value = from_json(data, allow_inf_nan=False)
-                if has_large_numbers:
-                    has_vast_numbers(value)
-                return value
             _refuse_constants(data)
-            has_large_numbers = has_large_numbers and has_vast_numbers(from_json(data))
-        except Exception as error:  # noqa: BLE001 - the parser tells by ValueError, but must not be trusted to
+            has_large_numbers = may_overflow(data) and has_vast_numbers(from_json(data))
+        except ValueError as error:
             problem = shorten(str(error))
         else:
             value = validate_json(model, data, "application/json")
@@ -139,10 +158,27 @@ class JsonCodec:
             problem = BEYOND_FLOAT
         raise DecodeError(f"application/json: {problem}")
 
+    def _write(self, obj: Any) -> bytes:
+        serializer = serializer_of(obj)
+        if serializer is None:
+            data = to_json(obj, by_alias=True, inf_nan_mode="constants", fallback=_simplified)
+        else:
+            # without its warnings, which show the values that do not fit the type of their field
+            data = serializer.to_json(obj, by_alias=True, warnings=False, fallback=_simplified)
+        _refuse_constants(data)
+        return data
+
+    def _read(self, data: bytes) -> Any:
+        has_large_numbers = may_overflow(data)
+        value = from_json(data, allow_inf_nan=False)
+        if has_large_numbers:
+            has_vast_numbers(value)
+        return value
+
 
 def _refuse_constants(data: bytes) -> None:
-    """Pydantic writes and reads NaN and Infinity; a text that holds neither word is spared the second look."""
-    # looking for a single byte first is many times faster
+    """Raise ``ValueError`` if the JSON text has NaN or Infinity, which pydantic writes and reads."""
+    # the search for a single byte is many times faster than that for a word, and mostly enough
     if (78 in data and b"NaN" in data) or (73 in data and b"Infinity" in data):  # N and I
         try:
             from_json(data, allow_inf_nan=False)
@@ -150,13 +186,13 @@ def _refuse_constants(data: bytes) -> None:
             raise ValueError(f"NaN and infinity are not JSON ({error})") from None
 
 
-class CborCodec:
+class CborCodec(_ParameterlessCodec):
     """``application/cbor`` and ``+cbor``: RFC 8949. Needs the extra ``cbor``.
 
-    Dates with a time zone, decimals, UUIDs, sets and big integers are written as such, what CBOR has no tag for as
-    in JSON. Refused are shared values (a few bytes could stand for more than memory holds), regular expressions, MIME
-    messages, and numbers beyond the bounds of :mod:`~messaging.codecs.bounds`. String references may stand for 64 MiB.
-    With a model the result is validated by it.
+    Dates with a time zone, decimals, UUIDs, sets and big integers are written with their CBOR tags, other types as in
+    JSON. Shared values (a few bytes could represent more than memory holds), regular expressions, MIME messages, and
+    numbers beyond the bounds of :mod:`~messaging.codecs.bounds` are refused. String references may represent at most
+    64 MiB.
     """
 
     content_types: ClassVar[Sequence[str]] = ("application/cbor",)
@@ -169,36 +205,27 @@ class CborCodec:
         self._dumps = cbor2.dumps
         self._decoder = cbor2.CBORDecoder
 
-    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """The CBOR item."""
-        try:
-            return self._dumps(
-                _shallow(obj), default=lambda encoder, value: encoder.encode(_shallow(_simplified(value)))
-            )
-        except Exception as error:  # noqa: BLE001 - it is no tree of CBORErrors
-            problem = shorten(str(error))
-        raise EncodeError(f"application/cbor: {problem}")
+    def _write(self, obj: Any) -> bytes:
+        return self._dumps(_shallow(obj), default=lambda encoder, value: encoder.encode(_shallow(_simplified(value))))
 
-    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:  # noqa: ARG002
-        """What the CBOR item stands for, validated by ``model``."""
+    def _read(self, data: bytes) -> Any:
         try:
-            try:
-                value, rest = self._read(data, WITHOUT_REFERENCES)
-            except Exception as error:
-                if not _is_caused_by(error, StringReferenceFoundError):
-                    raise
-                value, rest = self._read(data, WITH_REFERENCES)
-                check_references(value)
-        except Exception as error:  # noqa: BLE001
-            problem = _cbor_problem(error)
-        else:
-            if not rest:
-                return validate_python(model, value, len(data), "application/cbor")
-            problem = f"{rest} bytes follow the item"
-        raise DecodeError(f"application/cbor: {problem}")
+            value, rest = self._first_item(data, WITHOUT_REFERENCES)
+        except Exception as error:
+            if not _is_caused_by(error, StringReferenceFoundError):
+                raise
+            value, rest = self._first_item(data, WITH_REFERENCES)
+            check_references(value)
+        if rest:
+            raise ValueError(f"{rest} bytes follow the item")
+        return value
 
-    def _read(self, data: bytes, tags: Mapping[int, Any]) -> tuple[Any, int]:
-        """The first item, and how many bytes follow it."""
+    def _problem(self, error: Exception) -> str:
+        cause = error.__cause__  # of the decoder of a tag
+        return shorten(f"{error}: {cause}" if isinstance(cause, ValueError) else str(error))
+
+    def _first_item(self, data: bytes, tags: Mapping[int, Any]) -> tuple[Any, int]:
+        """Return the first item, and the number of bytes after it."""
         source = BytesIO(data)
         value = self._decoder(
             source,
@@ -215,51 +242,30 @@ def _is_caused_by(error: BaseException | None, kind: type[Exception]) -> bool:
     return error is not None
 
 
-def _cbor_problem(error: Exception) -> str:
-    """Return the text of an error of cbor2, with the reason of one of our decoders."""
-    cause = error.__cause__
-    return shorten(f"{error}: {cause}" if isinstance(cause, ValueError) else str(error))
-
-
-class MsgpackCodec:
+class MsgpackCodec(_ParameterlessCodec):
     """``application/msgpack``, ``application/vnd.msgpack``, ``+msgpack``. Needs the extra ``msgpack``.
 
-    Dates with a time zone are written as timestamps and read as UTC; what msgpack has no type for is written as in
-    JSON. Other extension types are refused. With a model the result is validated by it.
+    Dates with a time zone are written as timestamps and read as UTC; types that msgpack lacks are written as in JSON.
+    Other extension types are refused.
     """
 
     content_types: ClassVar[Sequence[str]] = ("application/msgpack", "application/vnd.msgpack", "application/x-msgpack")
 
     def __init__(self) -> None:
         try:
-            import msgpack  # type: ignore[import-untyped]
+            msgpack: Any = importlib.import_module("msgpack")  # it has no types
         except ImportError as error:
             raise MissingExtraError("msgpack", "content type application/msgpack") from error
         self._pack = msgpack.packb
         self._unpack = msgpack.unpackb
 
-    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """The msgpack object."""
-        try:
-            data: bytes = self._pack(obj, default=_simplified, datetime=True)
-        except Exception as error:  # noqa: BLE001 - OverflowError, TypeError, ...
-            problem = shorten(str(error))
-        else:
-            return data
-        raise EncodeError(f"application/msgpack: {problem}")
+    def _write(self, obj: Any) -> bytes:
+        data: bytes = self._pack(obj, default=_simplified, datetime=True)
+        return data
 
-    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:  # noqa: ARG002
-        """What the msgpack object stands for, validated by ``model``."""
-        try:
-            # every length is checked against that of the data by the library
-            value = self._unpack(
-                data, timestamp=3, ext_hook=_refuse_extension, strict_map_key=len(data) > MAX_FREE_KEYS
-            )
-        except Exception as error:  # noqa: BLE001
-            problem = shorten(str(error)) or type(error).__name__
-        else:
-            return validate_python(model, value, len(data), "application/msgpack")
-        raise DecodeError(f"application/msgpack: {problem}")
+    def _read(self, data: bytes) -> Any:
+        # the library checks every length against that of the data
+        return self._unpack(data, timestamp=3, ext_hook=_refuse_extension, strict_map_key=len(data) > MAX_FREE_KEYS)
 
 
 def _refuse_extension(code: int, _data: bytes) -> Any:
@@ -267,11 +273,11 @@ def _refuse_extension(code: int, _data: bytes) -> Any:
 
 
 def _simplified(obj: Any) -> Any:
-    """What a format has no type for, as something simpler: one level, or all of it."""
+    """Return an object that a format has no type for as a simpler one: one level of it, or all."""
     serializer = serializer_of(obj)
     if serializer is not None:
         plain = serializer.to_python(obj, by_alias=True, warnings=False)
-        if plain is not obj:  # as a secret is
+        if plain is not obj:  # a secret serializes to itself
             return plain
     if isinstance(obj, Enum):
         return obj.value
@@ -287,10 +293,10 @@ def _simplified(obj: Any) -> Any:
 
 
 def _shallow(value: Any) -> Any:
-    """Return ``value`` if it can be read again: where others fail, cbor2 overruns the C stack (seen with 6.2)."""
+    """Return ``value`` if it is nested less than the limit; else cbor2 overruns the C stack (seen with 6.2)."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
-        below: dict[int, Any] = {}  # by identity: what is shared is looked at once, so that cycles stay small
+        below: dict[int, Any] = {}  # by identity: each object is visited once per level, so that cycles stay small
         for item in level:
             if isinstance(item, Mapping):
                 children: Any = chain(item, item.values())

@@ -1,9 +1,8 @@
-"""Content encodings: how the bytes are packed (RFC 9110, 8.4).
+"""Content encodings: compression of payloads (RFC 9110, 8.4).
 
 ``gzip`` (RFC 1952), ``zlib`` (RFC 1950), ``zstd`` (RFC 8878, needs the extra) and ``identity``, which kombu and Celery
-call ``binary``; several are separated by commas and were applied in that order. The Messaging RFC's samples use the
-content encoding for a charset (``UTF-8``); a charset name is therefore taken as the charset of text and changes nothing
-else.
+call ``binary``. Several are separated by commas, in the order of their application. The samples of the Messaging RFC
+use the content encoding for a charset (``UTF-8``): a charset name is therefore accepted as the charset of text.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from messaging.errors import DecodeError, MissingExtraError, UnknownContentEncod
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: bytes that a compressed payload may grow to, unless the caller says otherwise
+#: default of the maximum size of a decompressed payload, bytes
 MAX_DECODED_SIZE: Final = 64 * 2**20
 
 _MAX_ENCODINGS: Final = 8
 _MAX_LENGTH: Final = 200
 #: gzip members or zstd frames in one payload
 _MAX_MEMBERS: Final = 1000
-#: The decompressors are fed in slices so small that what one slice can become is bounded: 8 MiB. Deflate
-#: grows at most 1032-fold; a zstd block of four bytes can stand for 128 KiB.
+#: Decompressors get slices so small that one slice expands to at most 8 MiB. Deflate grows at most 1032-fold; a zstd
+#: block of four bytes can stand for 128 KiB.
 _GZIP_SLICE: Final = 8 * 2**10
 _ZSTD_SLICE: Final = 256
-#: what frames that were compressed as a stream may ask for (RFC 9659), even if the size limit is lower
+#: window that frames of a stream may request (RFC 9659), even if the size limit is lower
 _ZSTD_WINDOW: Final = 8 * 2**20
 
-#: Charsets of text. A closed list, because Python remembers every unknown name it was ever asked for, and some
-#: of its codecs are no charsets, or slow on purpose-made input.
+#: Charsets of text. A closed list, because Python keeps every unknown name in memory that it was asked for, and some of
+#: its codecs are no charsets, or slow for malicious input.
 CHARSETS: Final = frozenset(
     ("utf-8", "utf8", "utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be")
     + ("us-ascii", "ascii", "latin-1", "latin1", "koi8-r", "koi8-u")
@@ -47,8 +46,8 @@ class Encodings(NamedTuple):
     """A parsed content encoding.
 
     Attributes:
-        charset: in lower case, if one was named.
-        compressions: in the order in which they were, or are to be, applied.
+        charset: in lower case; ``None`` without one.
+        compressions: in the order of their application.
     """
 
     charset: str | None
@@ -63,7 +62,7 @@ def parse_encodings(text: str) -> Encodings:
     """Parse a content encoding.
 
     Raises:
-        UnknownContentEncodingError: it names something else than is known here.
+        UnknownContentEncodingError: it has an unknown name.
     """
     if not isinstance(text, str):
         raise UnknownContentEncodingError(f"a content encoding must be a str, not {type(text).__name__}")
@@ -87,7 +86,7 @@ def parse_encodings(text: str) -> Encodings:
 
 
 def charset_name(name: str) -> str | None:
-    """The charset in lower case, as Python takes it, or ``None`` if it is none that is known here."""
+    """Return the name of a known charset in lower case, as Python accepts it; ``None`` for an unknown one."""
     name = name.lower()
     return name if name in CHARSETS else None
 
@@ -96,7 +95,7 @@ def compress(data: bytes, encodings: Encodings) -> bytes:
     """Apply the compressions, in order.
 
     Raises:
-        MissingExtraError: a compression's package is not installed.
+        MissingExtraError: the package of a compression is not installed.
     """
     for name in encodings.compressions:
         data = _CODINGS[name][0](data)
@@ -107,8 +106,8 @@ def decompress(data: bytes, encodings: Encodings, limit: int) -> bytes:
     """Undo the compressions, last first. Stops within 8 MiB of ``limit``.
 
     Raises:
-        DecodeError: the data is corrupt, ends too soon, is followed by something else, or grows over ``limit`` bytes.
-        MissingExtraError: a compression's package is not installed.
+        DecodeError: the data is corrupt or incomplete, has trailing bytes, or expands to more than ``limit`` bytes.
+        MissingExtraError: the package of a compression is not installed.
     """
     for name in reversed(encodings.compressions):
         data = _CODINGS[name][1](data, limit)
@@ -139,7 +138,7 @@ def _zstd(data: bytes) -> bytes:
 def _unzstd(data: bytes, limit: int) -> bytes:
     zstandard = _zstandard()
     decompressor = zstandard.ZstdDecompressor(max_window_size=max(limit, _ZSTD_WINDOW))
-    # not its one-shot function: that trusts the size a frame claims, and ignores what follows the frame
+    # not its one-shot function, which trusts the size that a frame claims, and ignores trailing bytes
     return _expand(data, "zstd", decompressor.decompressobj, zstandard.ZstdError, _ZSTD_SLICE, limit)
 
 

@@ -24,7 +24,7 @@ class MediaType(NamedTuple):
 
     Attributes:
         essence: ``type/subtype`` in lower case.
-        parameters: read-only; names in lower case, values as they were given, unquoted.
+        parameters: read-only; names in lower case, values unquoted.
     """
 
     essence: str
@@ -35,7 +35,7 @@ def parse_media_type(text: str) -> MediaType:
     """Parse a content type.
 
     Raises:
-        UnknownContentTypeError: it is malformed; says where and what is expected.
+        UnknownContentTypeError: it is malformed; the text names the place and the expected syntax.
     """
     if not isinstance(text, str):
         raise UnknownContentTypeError(f"a content type must be a str, not {type(text).__name__}")

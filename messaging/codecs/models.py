@@ -1,6 +1,6 @@
-"""What pydantic does for the codecs: types compiled once, and its errors without the values.
+"""Validation and serialization by pydantic: types are compiled once, and errors omit the values.
 
-Everything here may be called from any thread.
+Every function is thread safe.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: compiled types that are kept
+#: maximum number of cached compiled types
 _CACHE: Final = 512
-#: of an error with more problems than this, only their number is told: describing each costs memory
+#: an error with more problems than this names only their number: describing each one costs memory
 _MANY_PROBLEMS: Final = 1000
 _SHOWN_PROBLEMS: Final = 5
 _SHOWN_LENGTH: Final = 200
 
 
 class _Compiled(NamedTuple):
-    #: kept so that its id stays its own
+    #: kept alive, so that no other object gets its id
     model: Any
     validator: SchemaValidator
-    #: values that validation could take very long for
+    #: values for which validation could take very long
     risks: tuple[Risk, ...]
 
 
@@ -44,15 +44,15 @@ _validators: dict[int, _Compiled] = {}
 
 
 def is_any(model: Any) -> bool:
-    """Whether ``model`` asks for nothing in particular."""
+    """Return whether ``model`` accepts any value."""
     return model is None or model is Any or model is object
 
 
 def validate_json(model: Any, data: bytes, content_type: str) -> Any:
-    """Parse and validate in one go.
+    """Parse JSON and validate it in one step.
 
     Raises:
-        DecodeError: ``data`` does not fit ``model``, or ``model`` is nothing pydantic can validate.
+        DecodeError: ``data`` does not fit ``model``, or pydantic cannot validate ``model``.
     """
     compiled = _compiled_model(model)
     if compiled.risks:
@@ -61,10 +61,10 @@ def validate_json(model: Any, data: bytes, content_type: str) -> Any:
 
 
 def validate_python(model: Any, value: Any, size: int, content_type: str) -> Any:
-    """Validate what another parser made of ``size`` bytes; any ``value`` if ``model`` asks for nothing.
+    """Validate ``value``, which another parser made of ``size`` bytes.
 
     Raises:
-        DecodeError: as validate_json.
+        DecodeError: as :func:`validate_json`.
     """
     if is_any(model):
         return value
@@ -77,7 +77,7 @@ def validate_python(model: Any, value: Any, size: int, content_type: str) -> Any
 def _refuse_risks(risks: Sequence[Risk], size: int, read: Callable[[], Any], content_type: str) -> None:
     try:
         problem = problem_with(risks, size, read)
-    except ValueError:  # the parser's: validating tells what is wrong
+    except ValueError:  # of the parser: validation reports it
         return
     if problem is not None:
         raise DecodeError(f"{content_type}: {problem}")
@@ -90,12 +90,12 @@ def _validated(validate: Callable[[Any], Any], value: Any, content_type: str) ->
         problem = describe(error)
     except Exception as error:  # noqa: BLE001 - a validator of the model may raise anything
         problem = f"{type(error).__name__} while validating"
-    # outside of the handlers: the error's context would hold the input
+    # outside of the handlers: the context of the error would hold the input
     raise DecodeError(f"{content_type}: {problem}")
 
 
 def describe(error: ValidationError) -> str:
-    """Where and why, but never the input: it may be secret, or huge."""
+    """Return places and reasons of an error without the input, which may be secret or huge."""
     count = error.error_count()
     if count > _MANY_PROBLEMS:
         return f"{count} problems with {error.title}"
@@ -112,15 +112,15 @@ def describe(error: ValidationError) -> str:
 
 
 def shorten(text: str, length: int = _SHOWN_LENGTH) -> str:
-    """``text``, cut to ``length`` characters."""
+    """Return ``text``, cut to ``length`` characters."""
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def check_model(model: Any) -> None:
-    """Refuse, before the first message does, what pydantic cannot validate.
+    """Refuse a type that pydantic cannot validate, before the first message arrives.
 
     Raises:
-        ArgumentError: ``model`` is no type, or refers to one that is not defined.
+        ArgumentError: ``model`` is no type, or refers to an undefined one.
     """
     if model is None:
         return
@@ -152,7 +152,7 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
         hash(model)
     except TypeError:
         return _compile(model)
-    # equal is not enough: A | B equals B | A, but pydantic tries them in that order
+    # keyed by the repr as well: A | B equals B | A, but pydantic tries the types in their order
     return _compiled(model, repr(model))
 
 
@@ -163,13 +163,13 @@ def _compiled(model: Any, _shown: str) -> TypeAdapter[Any]:
 
 def _compile(model: Any) -> TypeAdapter[Any]:
     adapter = TypeAdapter(model)
-    if not adapter.pydantic_complete:  # names that cannot be found would be told of at the first message only
+    if not adapter.pydantic_complete:  # else an undefined name would fail at the first message only
         adapter.rebuild(raise_errors=True)
     return adapter
 
 
 def serializer_of(obj: Any) -> SchemaSerializer | None:
-    """What knows the fields of ``obj``, if it is a pydantic model, or a dataclass that pydantic takes."""
+    """Return the serializer of a pydantic model, or of a dataclass that pydantic accepts; else ``None``."""
     kind: Any = type(obj)
     serializer: SchemaSerializer | None = getattr(kind, "__pydantic_serializer__", None)
     if serializer is None and hasattr(kind, "__dataclass_fields__"):
@@ -180,8 +180,9 @@ def serializer_of(obj: Any) -> SchemaSerializer | None:
 @lru_cache(maxsize=_CACHE)
 def _dataclass_serializer(kind: Any) -> SchemaSerializer | None:
     try:
-        serializer: Any = _compile(kind).serializer
-    except Exception as error:  # noqa: BLE001 - then it is encoded by what its fields hold
+        adapter: Any = _compile(kind)
+        serializer: SchemaSerializer = adapter.serializer
+    except Exception as error:  # noqa: BLE001 - then its values are encoded without their declared types
         logger.debug("dataclass %s is encoded without its types: %s", kind.__qualname__, type(error).__name__)
         return None
-    return serializer  # type: ignore[no-any-return]
+    return serializer

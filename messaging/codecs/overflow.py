@@ -1,6 +1,6 @@
-"""Numbers of JSON texts beyond the range of a float, which the parser turns into infinity without an error.
+"""Detection of numbers in JSON texts beyond the range of a float, which the parser silently makes infinite.
 
-Everything here may be called from any thread.
+Every function is thread safe.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from messaging.codecs.bounds import leaves
 
 BEYOND_FLOAT: Final = "a number is beyond the range of a float"
 
-#: A float has at most 309 digits before the point: a number beyond has an exponent of three digits, or, with a shorter
-#: one, at least this many digits.
+#: A float has at most 309 digits before the point. A larger number has an exponent of three digits or, with a shorter
+#: exponent, at least this many digits.
 _MANY_DIGITS: Final = b"0" * 200
-#: a plus sign becomes a digit, too: removing characters would take many times longer
+#: a plus sign becomes a digit as well: removing characters takes many times longer
 _DIGITS: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
 #: bits of the largest integer that a float can hold
 _FLOAT_BITS: Final = 1023
@@ -27,17 +27,17 @@ _SHORTEST: Final = 5
 
 
 def may_overflow(data: bytes) -> bool:
-    """Return whether there may be a number beyond the range of a float in a JSON text; ``False`` is certain."""
+    """Return whether a JSON text may have a number beyond the range of a float; ``False`` is certain."""
     digits = data.translate(_DIGITS)
-    # `in` takes an exception to find out that the text is no integer
+    # not `in`, which raises and catches an exception internally, because the text is no integer
     return digits.find(b"0e000") >= 0 or (len(digits) >= len(_MANY_DIGITS) and _MANY_DIGITS in digits)
 
 
 def has_vast_numbers(value: Any) -> bool:
-    """Return whether a model may turn an integer or text in ``value``, which the parser made, into infinity.
+    """Return whether a model may make an integer or text in ``value`` infinite. ``value`` comes from the parser.
 
     Raises:
-        ValueError: there is an infinite float in ``value``. The JSON text had no constants.
+        ValueError: ``value`` has an infinite float, although the JSON text had no constants.
     """
     found = False
     for each in leaves(value):
@@ -50,7 +50,7 @@ def has_vast_numbers(value: Any) -> bool:
 
 
 def _is_vast_text(text: Any) -> bool:
-    # a number begins with a digit, a sign, a point, a parenthesis or a space, all of which come before the colon
+    # a number begins with a digit, a sign, a point, a parenthesis or a space, which all sort before the colon
     if not isinstance(text, str) or len(text) < _SHORTEST or text[0] > ":":
         return False
     try:
@@ -61,9 +61,9 @@ def _is_vast_text(text: Any) -> bool:
 
 
 def holds_infinity(value: Any) -> bool:
-    """Return whether there is an infinite float in what a model made of a JSON text.
+    """Return whether an object that a model made of a JSON text has an infinite float.
 
-    It may be one that the model added, a default value: ask only if :func:`has_vast_numbers`.
+    The float may also be a default value of the model: call it only if :func:`has_vast_numbers` is true.
     """
     todo = [value]
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which codec serves which content type."""
+"""The registry of codecs by content type."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP: Final = "messaging.codecs"
 
-#: content types whose way to their codec is remembered
+#: maximum number of content types with a cached codec
 _MAX_RESOLVED: Final = 1024
 
 
 class Codec(Protocol):
-    """Turns objects into bytes and back. Called from any thread, by several at once."""
+    """Encodes objects to bytes and decodes them. Must be thread safe: several threads call it at once."""
 
     @property
     def content_types(self) -> Sequence[str]:
-        """What it reads and writes: ``type/subtype``, or ``type/*`` for whatever has no codec of its own."""
+        """Return the content types: ``type/subtype``, or ``type/*`` for subtypes without a codec of their own."""
         ...
 
     def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:
-        """The bytes that stand for ``obj``.
+        """Return ``obj`` as bytes.
 
         Args:
-            obj: anything but bytes, bytearray and memoryview: these are taken as encoded already.
-            parameters: those of the content type, names in lower case.
+            obj: any object but bytes, bytearray and memoryview, which are encoded already.
+            parameters: of the content type, names in lower case.
 
         Raises:
-            EncodeError: there are none. Any other exception becomes one.
+            EncodeError: ``obj`` cannot be encoded. Any other exception becomes an ``EncodeError``.
         """
         ...
 
     def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
-        """The object ``data`` stands for.
+        """Return the object that ``data`` represents.
 
         Args:
-            data: as it was sent, decompressed.
-            model: the type that is wanted, or ``None``.
-            parameters: those of the content type, names in lower case.
+            data: the decompressed payload.
+            model: the requested type, or ``None``.
+            parameters: of the content type, names in lower case.
 
         Raises:
-            DecodeError: there is none. Any other exception becomes one.
+            DecodeError: ``data`` cannot be decoded. Any other exception becomes a ``DecodeError``.
         """
         ...
 
@@ -66,12 +66,12 @@ _BUILT_IN: Final[Mapping[str, type[Codec]]] = {
 class Codecs:
     """Codecs by content type; thread safe.
 
-    Looked for, in this order: the content type itself, ``application/suffix`` for a ``+suffix``, ``type/*``. Each of
-    these may be built in (and can then not be replaced), registered, or announced by an entry point, whose codec is
-    loaded when its content type is first met.
+    The look-up tries the content type itself, then ``application/suffix`` for a ``+suffix``, then ``type/*``. Each of
+    these may be built in (and cannot be replaced then), registered, or announced by an entry point, whose codec is
+    loaded on first use.
 
-    No lock is held while a codec is loaded: importing it may wait for a thread that waits for this lock. Loading
-    twice at once does no harm; the first to finish stays.
+    No lock is held while a codec is loaded, because its import may wait for a thread that waits for the lock. Two
+    threads may load a codec at the same time; the first loaded one is kept.
     """
 
     def __init__(self) -> None:
@@ -79,14 +79,14 @@ class Codecs:
         self._registered: dict[str, Codec] = {}
         self._loaded: dict[str, Codec] = {}
         self._announced: dict[str, list[metadata.EntryPoint]] | None = None
-        # replaced rather than cleared, so that nothing that was looked up before a registration gets in after it
+        # replaced rather than cleared, so that a look-up begun before a registration cannot add its outdated result
         self._resolved: dict[str, tuple[Codec, Mapping[str, str]]] = {}
 
     def register(self, codec: Codec) -> None:
-        """Have ``codec`` serve its content types; again is no error.
+        """Register ``codec`` for its content types. Idempotent.
 
         Raises:
-            ArgumentError: no codec, or one of its content types is malformed, built in or registered already.
+            ArgumentError: ``codec`` is no codec, or one of its content types is malformed, built in or registered.
         """
         names = [_checked_name(name) for name in _checked(codec).content_types]
         if not names:
@@ -101,11 +101,11 @@ class Codecs:
             self._resolved = {}
 
     def resolve(self, content_type: str) -> tuple[Codec, Mapping[str, str]]:
-        """The codec of a content type, and the content type's parameters.
+        """Return the codec of a content type, and the parameters of the content type.
 
         Raises:
-            UnknownContentTypeError: malformed, nobody serves it, or who would cannot be loaded.
-            MissingExtraError: it is built in, but needs a package that is not installed.
+            UnknownContentTypeError: the content type is malformed or has no codec, or its codec cannot be loaded.
+            MissingExtraError: the built-in codec needs a package that is not installed.
         """
         resolved = self._resolved
         known = resolved.get(content_type)
@@ -144,17 +144,17 @@ class Codecs:
                 try:
                     name = _checked_name(point.name)
                 except ArgumentError as error:
-                    logger.warning("ignored codec %s of %s: %s", point.value, _distribution(point), error)
+                    logger.warning("codec %s of %s ignored: %s", point.value, _distribution(point), error)
                     continue
                 if name in _BUILT_IN:
-                    logger.warning("ignored codec %s of %s: %s is built in", point.value, _distribution(point), name)
+                    logger.warning("codec %s of %s ignored: %s is built in", point.value, _distribution(point), name)
                     continue
                 announced.setdefault(name, []).append(point)
             self._announced = announced
         return self._announced
 
     def content_types(self) -> list[str]:
-        """The content types that have a codec, or one announced by an entry point; sorted."""
+        """Return the content types with a built-in, registered or announced codec, sorted."""
         return sorted({*_BUILT_IN, *self._registered, *self._points()})
 
 
@@ -177,20 +177,21 @@ def _checked_name(name: str) -> str:
     return essence
 
 
-def _checked(codec: Any) -> Codec:
+def _checked(loaded: Any) -> Codec:
     for attribute in ("encode", "decode"):
-        if not callable(getattr(codec, attribute, None)):
-            raise ArgumentError(f"{type(codec).__name__} is no codec: it has no method {attribute}")
-    if not isinstance(getattr(codec, "content_types", None), (tuple, list, set, frozenset)):
-        raise ArgumentError(f"{type(codec).__name__} is no codec: content_types must be a tuple of str")
-    return codec  # type: ignore[no-any-return]
+        if not callable(getattr(loaded, attribute, None)):
+            raise ArgumentError(f"{type(loaded).__name__} is no codec: it has no method {attribute}")
+    if not isinstance(getattr(loaded, "content_types", None), (tuple, list, set, frozenset)):
+        raise ArgumentError(f"{type(loaded).__name__} is no codec: content_types must be a tuple of str")
+    codec: Codec = loaded
+    return codec
 
 
 def _entry_points() -> Sequence[metadata.EntryPoint]:
     try:
         return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
     except Exception:
-        # one malformed entry_points.txt, of whatever distribution, hides all others from the standard library
+        # one malformed entry_points.txt of any distribution makes the standard library fail for all of them
         logger.exception("the entry points of installed distributions cannot be read: no codecs from there")
         return ()
 

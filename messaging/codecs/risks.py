@@ -1,6 +1,6 @@
-"""Models for which pydantic can take very long: recognized by their schema; slow values are refused.
+"""Models for which validation can take very long: found by their schema, and their slow values refused.
 
-Everything here may be called from any thread.
+Every function is thread safe.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from messaging.codecs.bounds import MAX_EXPONENT, holds_vast, may_collide
 
 
 class Risk(NamedTuple):
-    """Values that a model takes very long for.
+    """Values for which the validation by a model takes very long.
 
     Attributes:
-        is_met: whether there are such values in what a parser made of a payload.
-        smallest: payload that can hold them, bytes.
+        is_met: returns whether a parsed payload has such values.
+        smallest: minimum size of a payload with such values, bytes.
         problem: text for the error.
     """
 
@@ -25,11 +25,11 @@ class Risk(NamedTuple):
     problem: str
 
 
-#: Numbers beyond 64 bits in one payload. They can be chosen to have one hash, and then a set or a map of ``n`` numbers
-#: takes ``n * n`` steps. A number of 64 bits shares its hash with few others.
+#: Numbers beyond 64 bits in one payload. A sender can choose them to have one hash, and a set or a map of ``n`` such
+#: numbers takes ``n * n`` steps. A number of 64 bits shares its hash with few others.
 MAX_LONG_NUMBERS: Final = 1000
 
-#: ``Fraction`` takes a text of any exponent
+#: ``Fraction`` accepts a text with any exponent
 _FRACTIONS: Final = Risk(
     holds_vast, 4, f"a number with an exponent or digits beyond {MAX_EXPONENT} does not become a Fraction"
 )
@@ -38,7 +38,7 @@ _COLLISIONS: Final = Risk(
     9 * MAX_LONG_NUMBERS,
     f"more than {MAX_LONG_NUMBERS} numbers beyond 64 bits do not become a set, or keys",
 )
-#: schemas of elements and keys whose hashes cannot be chosen
+#: schemas of elements and keys whose hashes a sender cannot choose
 _RANDOM_HASHES: Final = frozenset({"str", "bytes", "bool", "float", "none", "enum", "literal", "url"})
 
 
@@ -70,7 +70,7 @@ _TEXT: Final = {"type": "str"}
 
 
 def _hashed(schema: Any) -> Any:
-    """The schema of the elements of a set, or of the keys of a map unless they stay as parsed."""
+    """Return the schema of the elements of a set, or of the keys of a map unless they stay as parsed."""
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "dict":
         keys = schema.get("keys_schema", _TEXT)
@@ -83,10 +83,10 @@ def _may_be_number(schema: Any) -> bool:
 
 
 def problem_with(risks: Sequence[Risk], size: int, read: Callable[[], Any]) -> str | None:
-    """Return the problem with the value that ``read`` makes of ``size`` bytes, or ``None``.
+    """Return the problem with the value that ``read`` returns, or ``None``. ``size``: of the payload, bytes.
 
     Raises:
-        Exception: as ``read``.
+        Exception: of ``read``.
     """
     met = [risk for risk in risks if size >= risk.smallest]
     if met:

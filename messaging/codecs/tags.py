@@ -1,6 +1,6 @@
-"""Decoders of CBOR tags whose content can stand for far more than its size (RFC 8949, 3.4).
+"""Decoders of CBOR tags whose content can represent far more than its own size (RFC 8949, 3.4).
 
-They take the place of cbor2's own decoders, which know no bounds. Each raises ``ValueError`` if it refuses the content.
+They replace the decoders of cbor2, which have no bounds. Each raises ``ValueError`` if it refuses the content.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from messaging.codecs.bounds import MAX_EXPONENT, MAX_INT_BITS, is_vast, leaves
 
-#: bytes and characters that the strings in a payload with string references (tag 25) may have together
+#: total bytes and characters of the strings in a payload with string references (tag 25)
 MAX_REFERENCED: Final = 64 * 2**20
-#: of powers of two: as far as decimals go
+#: exponent of two that equals the maximum exponent of ten
 _MAX_BINARY_EXPONENT: Final = 33_219
 
 
 class StringReferenceFoundError(ValueError):
-    """The payload has string references, and its size says nothing about that of its content."""
+    """The payload has string references, so its content may be much larger than the payload."""
 
 
 def _positive(content: Any, _immutable: bool) -> int:
@@ -64,12 +64,12 @@ def _refuse(*_: Any) -> Any:
     raise ValueError("refused: shared value, regular expression or MIME message")
 
 
-def _tell(*_: Any) -> Any:
+def _report_reference(*_: Any) -> Any:
     raise StringReferenceFoundError("string reference")
 
 
 #: tag -> decoder. Shared values (29) may contain themselves, regular expressions (35) may take any time to match, and
-#: MIME messages (36) are of no type that a model could ask for.
+#: no model can request MIME messages (36).
 WITH_REFERENCES: Final = {
     2: _positive,
     3: _negative,
@@ -79,7 +79,7 @@ WITH_REFERENCES: Final = {
     35: _refuse,
     36: _refuse,
 }
-WITHOUT_REFERENCES: Final = WITH_REFERENCES | {25: _tell}
+WITHOUT_REFERENCES: Final = WITH_REFERENCES | {25: _report_reference}
 
 
 def check_references(value: Any) -> None:

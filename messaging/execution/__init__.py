@@ -1,4 +1,4 @@
-"""How anything runs: the engine's event loop, promises, threads, and how a thread waits.
+"""Execution: the engine's event loop, promises, lanes, worker threads, and interruptible waiting.
 
 May import: ``errors``, ``text``, ``forking``.
 """

@@ -1,6 +1,7 @@
-"""Coroutine functions among the callbacks of users: what is one, and which event loop runs it.
+"""Coroutine functions as callbacks of applications, and the event loop that runs them.
 
-It is the loop that ran where the callback was registered or, if none did, one that all of those share.
+A callback runs on the loop that was running when it was registered. Callbacks registered without a running loop share
+one.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from messaging.execution.threads import start_thread
 
 
 def is_coroutine(function: Any) -> bool:
-    """Whether calling ``function``, or an object like one, takes an event loop."""
+    """Return whether ``function``, or the ``__call__`` of an object, needs an event loop."""
     return any(
         inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
-        for each in (function, getattr(function, "__call__", None))  # noqa: B004  # not whether it is callable
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004  # asks for the method, not whether there is one
     )
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs on the calling thread."""
+    """Return the event loop that runs on the calling thread, or ``None``."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -35,7 +36,7 @@ _loop_lock = threading.Lock()  # guards _loop
 
 
 def handlers_loop() -> asyncio.AbstractEventLoop:
-    """The loop of coroutines that were registered where no loop ran; in a daemon thread, started on first use."""
+    """Return the loop of callbacks registered without a running loop. Starts its daemon thread on first use."""
     global _loop
     with _loop_lock:
         if _loop is None:

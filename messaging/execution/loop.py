@@ -1,10 +1,10 @@
 """The engine: one asyncio loop in one daemon thread per process, shared by all instances.
 
-Adapters and all of the core's bookkeeping run on the engine's loop; user code never does. It starts with the first
-instance and stays: an idle loop costs nothing, and stopping it would race with the next ``connect()``. A forked child
-gets an engine of its own.
+Adapters and the core's bookkeeping run on the engine's loop; user code never does. The loop starts with the first
+instance and keeps running: an idle loop costs nothing, and stopping it would race with the next ``connect()``. A forked
+child gets an engine of its own.
 
-Two ways lead out of the loop: :class:`Mailbox` hands results to other event loops, waking each once per burst, and
+:class:`~messaging.execution.Mailbox` hands results to other event loops, waking each once per burst, and
 :mod:`messaging.execution.threads` runs observers on threads.
 """
 
@@ -39,11 +39,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _nothing() -> None:
-    """Only wake the loop."""
+    """Do nothing: scheduling this wakes the loop."""
 
 
 class Engine:
-    """The loop thread. Use :func:`engine` to get the process's one."""
+    """The event loop and its thread. Use :func:`engine` to get the one of the process."""
 
     def __init__(self) -> None:
         self.loop = _new_loop()
@@ -57,26 +57,26 @@ class Engine:
         self.loop.run_forever()
 
     def is_current_thread(self) -> bool:
-        """Whether the caller is the engine's thread."""
+        """Return whether the calling thread is the engine's."""
         return threading.get_ident() == self._ident
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run ``function`` on the loop soon. From any thread.
+        """Run ``function`` on the loop soon. Thread safe.
 
-        An interrupt that comes out of this call may come before or after ``function`` was handed over. If it was, it
-        runs without delay.
+        If an interrupt ends this call, ``function`` may or may not have been handed over. If it was, it runs without
+        delay.
         """
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop is closed
             raise
         except BaseException:
-            # asyncio hands over first and wakes the loop then: the interrupt may have come in between
+            # asyncio hands over first and wakes the loop afterwards: the interrupt may have come in between
             self.loop.call_soon_threadsafe(_nothing)
             raise
 
     def spawn(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Start a task on the loop, held until it ends; an exception in it is logged. On the loop only."""
+        """Start a task and keep it referenced until it ends; its exceptions are logged. On the loop only."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -88,7 +88,7 @@ class Engine:
             logger.error("engine task %s failed", task.get_name(), exc_info=error)
 
     def run(self, coroutine: Coroutine[Any, Any, T], what: str) -> Promise[T]:
-        """Run a coroutine on the loop and promise its result. From any thread."""
+        """Run a coroutine on the loop and return a promise of its result. Thread safe."""
         promise: Promise[T] = Promise(what)
 
         async def settle() -> None:
@@ -108,11 +108,11 @@ class Engine:
 
 
 _engine: Engine | None = None
-_engine_lock = threading.Lock()  # guards _engine, and nothing runs under it but the start of the thread
+_engine_lock = threading.Lock()  # guards _engine; held only while the thread is started
 
 
 def engine() -> Engine:
-    """The process's engine, started on first use. Thread safe."""
+    """Return the engine of the process, started on first use. Thread safe."""
     global _engine
     current = _engine
     if current is None:
@@ -124,12 +124,12 @@ def engine() -> Engine:
 
 
 def may_block() -> bool:
-    """Whether the calling thread may wait: it runs no event loop of its own."""
+    """Return whether the calling thread may block: it runs no event loop."""
     return not runs_loop()
 
 
 def wait_for(promise: Promise[T], timeout: float, what: str) -> T:
-    """``promise.result`` with a deadline that names what was waited for."""
+    """Return ``promise.result(timeout)``, with a :class:`DeadlineError` that names the operation ``what``."""
     try:
         return promise.result(timeout)
     except DeadlineError as error:
@@ -141,8 +141,8 @@ def wait_for(promise: Promise[T], timeout: float, what: str) -> T:
 async def of_library(call: Awaitable[T]) -> T:
     """Await a call of an adapter.
 
-    Libraries cancel futures of their own when a connection breaks; whoever awaits one then gets a ``CancelledError``
-    that nobody meant for this task, and that would end it without a word.
+    Libraries cancel their own futures when a connection breaks. A task that awaits one gets a ``CancelledError`` that
+    was not meant for it and would end it silently; it becomes a :class:`ConnectionLostError`.
     """
     try:
         return await call

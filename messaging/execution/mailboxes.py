@@ -1,4 +1,4 @@
-"""Callbacks for another event loop, handed over in bursts."""
+"""Mailboxes: callbacks for another event loop, handed over in bursts."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _LOST: Final = 1023
 
 
 class Mailbox:
-    """Hands callbacks to another event loop, waking it once per burst rather than once per callback.
+    """Hands callbacks to another event loop, and wakes it once per burst rather than once per callback.
 
-    ``call_soon_threadsafe`` costs microseconds and a system call; an append to a deque does not.
+    ``call_soon_threadsafe`` costs microseconds and a system call, an append to a deque neither.
     """
 
     __slots__ = ("_loop", "_pending", "_retried", "_scheduled")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # weak: the mailbox is found by its loop, which must not live on for it
+        # weak: the mailbox must not keep the loop, by which it is found, alive
         self._loop = weakref.ref(loop)
         self._pending: deque[Callable[[], object]] = deque()
         self._scheduled = False
-        #: the callback that is called once more, because the first call ended with an exception
+        #: the callback whose first call was interrupted, and that is called a second time
         self._retried: Callable[[], object] | None = None
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Run ``callback`` on the loop soon. From any thread. A closed loop drops it: nobody waits there.
+        """Run ``callback`` on the loop soon. Thread safe. A closed loop drops it.
 
-        It must not raise, and a second call after one that was interrupted must do no harm.
+        The callback must not raise. A second call of it, after an interrupted first one, must do no harm.
         """
         self._pending.append(callback)
-        # now and then again: asyncio may lose a callback, if an interrupt comes in its own code
+        # again after many callbacks: asyncio may lose one if an interrupt comes in its own code
         if not self._scheduled or not len(self._pending) & _LOST:
             self._schedule()
 
@@ -50,20 +50,20 @@ class Mailbox:
         except RuntimeError:
             self._pending.clear()
             self._scheduled = False
-        except BaseException:  # an interrupt: the next callback schedules again
+        except BaseException:  # an interrupt: the next callback schedules the loop again
             self._scheduled = False
             raise
 
     def _drain(self) -> None:
         pending = self._pending
         try:
-            # cleared before draining: whoever appends after this line schedules again
+            # cleared before draining: a thread that appends after this line schedules the loop again
             self._scheduled = False
             for _ in range(len(pending)):
                 pending[0]()
                 pending.popleft()
         except BaseException:
-            # an interrupt of the loop's thread: the callback it came in is called once more, and the others follow
+            # an interrupt of the loop's thread: the interrupted callback is called once more, then the others
             if pending and pending[0] is self._retried:
                 pending.popleft()
             self._retried = pending[0] if pending else None
@@ -76,7 +76,7 @@ _mailboxes_lock = threading.Lock()  # guards _mailboxes
 
 
 def mailbox(loop: asyncio.AbstractEventLoop) -> Mailbox:
-    """The mailbox of ``loop``. Thread safe."""
+    """Return the mailbox of ``loop``. Thread safe."""
     with _mailboxes_lock:
         box = _mailboxes.get(loop)
         if box is None:

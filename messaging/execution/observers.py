@@ -1,4 +1,4 @@
-"""Observers as `subscribe` takes them."""
+"""Observers as arguments of ``subscribe``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from messaging.errors import ArgumentError
 
 
 def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, Any, Any]:
-    """What ``subscribe`` was given, an observer or callbacks, as callbacks; those that were not given are ``None``.
+    """Return the arguments of ``subscribe``, an observer or callbacks, as callbacks; missing ones are ``None``.
 
     Raises:
-        ArgumentError: neither.
+        ArgumentError: an argument is neither an observer nor callable.
     """
     if callable(getattr(on_next, "on_next", None)):
         on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed

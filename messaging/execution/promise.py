@@ -1,7 +1,7 @@
-"""Promise: the outcome of something that happens later (what the RFC calls an OSGi Promise).
+"""Promise: the future outcome of an operation (the OSGi Promise of the RFC).
 
-Resolved once, by the engine. It can be waited for from any side: ``result(timeout)`` on a thread, ``await`` in any
-event loop, ``add_done_callback`` otherwise. A failure that nobody looks at is logged when the promise is forgotten.
+The engine resolves a promise once. ``result(timeout)`` waits on a thread, ``await`` in any event loop, and
+``add_done_callback`` does not wait. A failure that is never retrieved is logged when the promise is garbage-collected.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ logger = SafeLog(__name__)
 
 T = TypeVar("T")
 
-#: the value of a promise without outcome
+#: the value of a promise that has no outcome yet
 PENDING: Final = object()
-#: guards the first listener of any promise: rare and short, so one lock serves all
+#: guards the first listener of each promise; held rarely and shortly, so one lock serves all promises
 _listener_lock = threading.Lock()
 
 
@@ -32,11 +32,11 @@ hold_over_fork(_listener_lock)
 
 
 class Promise(Generic[T]):
-    """An outcome to come. Thread safe.
+    """The future outcome of an operation. Thread safe.
 
     Args:
-        what: names the operation in errors and logs, such as ``"publish to 'a/b'"``; or a function that makes the
-            name when it is needed.
+        what: name of the operation in errors and logs, such as ``"publish to 'a/b'"``, or a function that returns the
+            name on demand.
     """
 
     __slots__ = ("__weakref__", "_error", "_listeners", "_looked_at", "_value", "_what")
@@ -51,20 +51,20 @@ class Promise(Generic[T]):
     # --- waiting
 
     def done(self) -> bool:
-        """Whether the outcome is there."""
+        """Return whether the promise has its outcome."""
         return self._value is not PENDING
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the outcome and return it; blocks the calling thread.
+        """Block the calling thread until the outcome, and return it.
 
         Args:
-            timeout: seconds; ``None`` waits as long as the operation's own deadline lets it take.
+            timeout: seconds; ``None``: until the operation's own deadline.
 
         Raises:
             ArgumentError: ``timeout`` is no number.
-            DeadlineError: ``timeout`` passed. The operation goes on.
-            WouldBlockError: the outcome is not there yet, and the thread runs an event loop: ``await`` the promise.
-            MessagingError: the operation failed; the same error every time.
+            DeadlineError: ``timeout`` passed. The operation continues.
+            WouldBlockError: the promise is pending, and the thread runs an event loop: ``await`` the promise.
+            MessagingError: the operation failed. Each call raises the same error.
         """
         if timeout is not None:
             timeout = seconds(timeout)
@@ -72,13 +72,13 @@ class Promise(Generic[T]):
             self._wait(timeout)
         self._looked_at = True
         if self._error is not None:
-            # one error object may be raised often: its traceback must not grow with each time
+            # the error may be raised many times, and must not collect a longer traceback each time
             raise self._error.with_traceback(None)
         value: T = self._value
         return value
 
     def exception(self, timeout: float | None = None) -> MessagingError | None:
-        """Wait for the outcome and return its error, or ``None`` if it succeeded. Parameters as :meth:`result`."""
+        """Wait as :meth:`result` does, and return the error, or ``None`` if the operation succeeded."""
         if timeout is not None:
             timeout = seconds(timeout)
         if self._value is PENDING:
@@ -119,17 +119,17 @@ class Promise(Generic[T]):
         return self.result()
 
     def add_done_callback(self, callback: Callable[[Promise[T]], object]) -> None:
-        """Call ``callback(self)`` once the outcome is there, on a worker thread. Its exceptions are logged.
+        """Call ``callback(self)`` on a worker thread after the outcome. Its exceptions are logged.
 
-        Callbacks of all promises share a bounded number of threads (``workers.CALLBACK_THREADS``): one that blocks
-        holds up others.
+        Callbacks of all promises share a bounded number of threads (``threads.CALLBACK_THREADS``): a callback that
+        blocks delays others.
         """
         self._looked_at = True
 
         def run() -> None:
             try:
                 callback(self)
-            except BaseException:  # whatever it is, nobody else is to suffer from it
+            except BaseException:  # it must not reach the worker
                 logger.exception("callback of %s raised", self.what)
 
         self.listen(lambda: call_back(run))
@@ -138,12 +138,12 @@ class Promise(Generic[T]):
 
     @property
     def what(self) -> str:
-        """What this is the outcome of, in words."""
+        """Return the name of the operation."""
         what = self._what
         return what if isinstance(what, str) else what()
 
     def resolve(self, value: T) -> bool:
-        """Succeed with ``value``; ``False`` if there is an outcome already. On one thread only, the engine's."""
+        """Succeed with ``value``; return ``False`` if there is an outcome already. On the engine's thread only."""
         if self._value is not PENDING:
             return False
         self._value = value
@@ -152,7 +152,7 @@ class Promise(Generic[T]):
         return True
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
-        """Fail with ``error``; otherwise as :meth:`resolve`."""
+        """Fail with ``error``; return ``False`` if there is an outcome already. On the engine's thread only."""
         if self._value is not PENDING:
             return False
         if cause is not None:
@@ -164,7 +164,7 @@ class Promise(Generic[T]):
         return True
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail without telling anybody: in a forked child those who listened are the parent's."""
+        """Fail without a call of the listeners, which belong to the parent of a forked process."""
         if self._value is PENDING:
             self._listeners = None
             self._looked_at = True
@@ -172,9 +172,9 @@ class Promise(Generic[T]):
             self._value = None
 
     def listen(self, listener: Callable[[], object]) -> None:
-        """Call ``listener`` once, on the resolving thread, or here and now if the outcome is there.
+        """Call ``listener`` once: on the resolving thread, or on this one if the promise has its outcome.
 
-        Internal: it runs on the engine's loop, so it must be quick and must not raise.
+        The listener may run on the engine's loop, so it must be quick and must not raise.
         """
         with _listener_lock:
             if self._listeners is None:
@@ -183,10 +183,10 @@ class Promise(Generic[T]):
         listeners.append(listener)
         # resolve() stores the outcome before it reads the listeners: one of the two sees the other
         if self._value is not PENDING and self._take_back(listener):
-            listener()  # only this one: an interrupt of this thread must not cost others theirs
+            listener()  # no others: an interrupt of this thread must not lose their calls
 
     def _take_back(self, listener: Callable[[], object]) -> bool:
-        """Remove a listener; ``False`` if another thread is calling it, or has."""
+        """Remove a listener; return ``False`` if another thread calls it or has called it."""
         try:
             if self._listeners is not None:
                 self._listeners.remove(listener)
@@ -205,9 +205,14 @@ class Promise(Generic[T]):
             listener()
 
     def __del__(self) -> None:
-        # an interrupt may have come before __init__ was through
+        # an interrupt may have ended __init__ early
         if getattr(self, "_error", None) is not None and not self._looked_at:
-            logger.error("%s failed and nobody looked: %s: %s", self.what, type(self._error).__name__, self._error)
+            logger.error(
+                "%s failed and its result was never retrieved: %s: %s",
+                self.what,
+                type(self._error).__name__,
+                self._error,
+            )
 
     @tolerant
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Work that runs on worker threads, on one at a time."""
+"""Serial work: a function that runs on worker threads, on one at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ class Serial:
     A thread is occupied only while there is work. Two objects never wait for each other.
 
     Args:
-        drain: does the work that there is. It must not raise.
-        has_work: whether there is work; called after ``drain`` has returned, so that work added meanwhile is not
-            missed.
+        drain: does all pending work. It must not raise.
+        has_work: returns whether work is pending; called after ``drain``, so that work added meanwhile is not missed.
     """
 
     __slots__ = ("_busy", "_drain", "_has_work")
@@ -24,11 +23,11 @@ class Serial:
     def __init__(self, drain: Callable[[], object], has_work: Callable[[], object]) -> None:
         self._drain = drain
         self._has_work = has_work
-        #: the right to run: acquired by :meth:`wake`, released by the worker when there is no work
+        #: the right to run: :meth:`wake` acquires it, and the worker releases it when no work is left
         self._busy = threading.Lock()
 
     def wake(self) -> None:
-        """Have the work done, unless a worker does it already. Call it after work was added.
+        """Start a worker unless one is running. To be called after work was added.
 
         Raises:
             RuntimeError: no thread can be started.

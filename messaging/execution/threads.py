@@ -1,8 +1,8 @@
-"""Worker threads: where observers and other user callbacks run.
+"""Worker threads, which run observers and other user callbacks.
 
-A job occupies a thread only while it has something to do, and threads that have nothing to do are reused and then
-leave. There is no upper bound of its own: every stream submits at most one job at a time, so the number of threads
-is bounded by the number of streams that are busy at once, and a blocked observer can never starve another's.
+A job occupies a thread only while it runs. Idle threads are reused, and end after a while. The pool has no upper
+bound: every stream submits at most one job at a time, so the number of busy streams bounds the number of threads, and a
+blocked observer never delays that of another stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 
-#: how long a thread waits for another job before it leaves, seconds
+#: time after which an idle thread ends, seconds
 IDLE_SECONDS: Final = 1.0
 
 
@@ -30,11 +30,11 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
     """Run ``target`` on a daemon thread of its own.
 
     ``Thread.start`` waits for the new thread with a ``threading.Event``. On the main thread an interrupt of that wait
-    can leave the new thread blocked for ever, see :mod:`messaging.execution.waiting`: there, a thread in
-    between does it.
+    can leave the new thread blocked for ever, see :mod:`messaging.execution.waiting`. The main thread therefore
+    starts a raw thread, which calls ``Thread.start``.
 
     Raises:
-        RuntimeError: no thread can be started; at the end of the interpreter, where waiting for it would never end.
+        RuntimeError: no thread can be started, or the interpreter is ending, where the wait would never end.
     """
     if sys.is_finalizing():
         raise RuntimeError("the interpreter is ending")
@@ -49,7 +49,7 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
 def _start(thread: threading.Thread, target: Callable[[], object]) -> None:
     try:
         thread.start()
-    except RuntimeError:  # there is none but this one
+    except RuntimeError:  # no further thread can be started: this one runs the target
         target()
 
 
@@ -57,29 +57,28 @@ class _Worker:
     __slots__ = ("wake",)
 
     def __init__(self) -> None:
-        self.wake = threading.Lock()  # held by the worker while it waits: acquiring it again is the wait
+        self.wake = threading.Lock()  # held by an idle worker, which waits by acquiring it again
         self.wake.acquire()
 
 
 class Workers:
     """A pool of daemon threads. Thread safe.
 
-    Threads leave when they are idle, but the last one stays as long as somebody may have work (:meth:`hold`): when no
-    other can be started, at the end of the interpreter or of the system's patience, it runs what they would have run,
-    one job after the other.
+    Idle threads end, but the last one stays as long as there is a holder (:meth:`hold`). If no further thread can be
+    started, at the end of the interpreter or at a limit of the system, that thread runs all jobs one after the other.
     """
 
     def __init__(self) -> None:
-        #: most recently idle last: the warmest thread gets the next job, the coldest ones leave
+        #: most recently idle last: the warmest thread gets the next job, and the coldest ones end
         self._idle: deque[_Worker] = deque()
-        #: every job wakes or starts a thread, which runs it unless one that has just become free is faster
+        #: every job wakes or starts a thread, which runs it unless another thread has just become free
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _holders
-        #: weak, since an interrupt may come between the first step of an object and what would end it
+        #: weak, because an interrupt may keep a holder from its call of :meth:`release`
         self._holders: WeakSet[object] = WeakSet()
 
     def hold(self, holder: object) -> None:
-        """Have a thread ready until :meth:`release` with the same object, or until that is no more."""
+        """Keep one thread ready until :meth:`release` with the same object, or until that is garbage-collected."""
         with self._lock:
             first = not self._holders
             self._holders.add(holder)
@@ -92,12 +91,12 @@ class Workers:
             self._holders.discard(holder)
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run ``job`` on a thread now. It must not raise; if it does, that is logged.
+        """Run ``job`` on a thread at once. It must not raise; an exception is logged.
 
-        If an interrupt comes out of this call, the job may have been submitted.
+        If an interrupt ends this call, the job may have been submitted.
 
         Raises:
-            RuntimeError: no thread can be started and nobody holds one.
+            RuntimeError: no thread can be started, and there is no holder.
         """
         self._jobs.append(job)
         try:
@@ -107,7 +106,7 @@ class Workers:
         else:
             try:
                 worker.wake.release()
-            except RuntimeError:  # awake already: another thread was interrupted after it took it
+            except RuntimeError:  # awake already: another thread was interrupted after it popped the worker
                 return
 
     def _start(self, job: Callable[[], object]) -> None:
@@ -119,7 +118,7 @@ class Workers:
                     self._jobs.remove(job)
                     raise
                 return
-            # a thread may have become idle just now, and not have seen it
+            # a thread may have become idle just now without seeing the job
             with contextlib.suppress(IndexError):
                 self._idle.pop().wake.release()
 
@@ -129,10 +128,10 @@ class Workers:
             while self._jobs:
                 try:
                     job = self._jobs.popleft()
-                except IndexError:  # another thread was faster
+                except IndexError:  # another thread took the job
                     break
                 self._run(job)
-                del job  # a thread that waits holds nothing
+                del job  # an idle thread must not keep it alive
             self._idle.append(worker)
             if self._jobs:  # submitted just now, by a thread that found no idle worker, or was interrupted
                 with contextlib.suppress(IndexError):
@@ -141,7 +140,7 @@ class Workers:
                 try:
                     self._idle.remove(worker)
                 except ValueError:
-                    # popped by submit() just now: the job is there, and the wake-up comes unless it was interrupted
+                    # popped by submit() just now: the job is queued, and the wake-up follows unless interrupted
                     worker.wake.acquire(timeout=IDLE_SECONDS)
                 else:
                     if not self._jobs and (not self._holders or self._idle):
@@ -151,12 +150,12 @@ class Workers:
     def _run(job: Callable[[], object]) -> None:
         try:
             job()
-        except BaseException:  # a job guards its user code itself: this is a defect
+        except BaseException:  # a job contains the exceptions of its user code: this is a defect
             logger.exception("worker job failed")
 
 
 def _nothing() -> None:
-    """The job of a thread that is to be ready."""
+    """Do nothing: the job that starts a thread in advance."""
 
 
 class Lanes:
@@ -166,13 +165,13 @@ class Lanes:
         self._limit = limit
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
-        #: an object for each lane that is running, or about to
+        #: an object for each lane that is running or about to run
         self._active: set[object] = set()
 
     def submit(self, job: Callable[[], object]) -> None:
         """Run ``job``, which must not raise, as soon as a lane is free.
 
-        If an interrupt comes out of this call, the job is run at the latest with the next one.
+        If an interrupt ends this call, the job runs at the latest with the next one.
         """
         lane = object()
         try:
@@ -182,7 +181,7 @@ class Lanes:
                     return
                 self._active.add(lane)
             _workers.submit(partial(self._drain, lane))
-        except BaseException:  # the lane may be running, or will never
+        except BaseException:  # the lane may be running, or never start
             with self._lock:
                 self._active.discard(lane)
             raise
@@ -197,11 +196,11 @@ class Lanes:
                 job = self._jobs.popleft()
             try:
                 job()
-            except BaseException:  # a job guards its user code itself: this is a defect
+            except BaseException:  # a job contains the exceptions of its user code: this is a defect
                 logger.exception("worker job failed")
 
 
-#: threads that callbacks of promises may occupy at the same time
+#: maximum number of threads for callbacks of promises
 CALLBACK_THREADS: Final = 32
 
 _workers = Workers()
@@ -209,12 +208,12 @@ _callbacks = Lanes(CALLBACK_THREADS)
 
 
 def call_back(job: Callable[[], object]) -> None:
-    """Run a callback of a promise; it must not raise."""
+    """Run a callback of a promise. It must not raise."""
     _callbacks.submit(job)
 
 
 def workers() -> Workers:
-    """The process's worker threads."""
+    """Return the worker threads of the process."""
     return _workers
 
 

@@ -1,9 +1,9 @@
-"""How a thread waits, so that a signal ends the wait and breaks nothing.
+"""Waiting of threads that a signal can interrupt without damage.
 
-Python runs signal handlers on the main thread, between two of its instructions. An exception that a handler raises
-comes out at that place. ``threading.Condition`` and its users (``Event``, ``Queue``, ``Future``, ``Thread.start``) are
-written in Python and have such places with their lock taken, or already given back: the exception then leaves the lock
-taken for ever, or comes out as ``RuntimeError: release unlocked lock``. A raw lock has no such place. Threads of this
+Python runs signal handlers on the main thread, between two of its instructions, and the exception of a handler
+is raised there. ``threading.Condition`` and its users (``Event``, ``Queue``, ``Future``, ``Thread.start``) are written
+in Python and have such places with their lock acquired, or already released: the exception then leaves the lock
+acquired for ever, or becomes ``RuntimeError: release unlocked lock``. A raw lock has no such place. Threads of this
 project therefore wait on raw locks only.
 """
 
@@ -21,12 +21,12 @@ from typing import Final
 
 from messaging.errors import ArgumentError, WouldBlockError
 
-#: longest time without a look, seconds
+#: longest wait without a check of the condition, seconds
 _STEP: Final = 0.5
 
 
 def seconds(timeout: object, name: str = "timeout") -> float:
-    """Return a number of seconds as a float; one beyond the range of floats is infinite.
+    """Return a number of seconds as a float; a number beyond the range of floats becomes infinite.
 
     Raises:
         ArgumentError: ``timeout`` is no number, or NaN. ``name`` is its name in the text.
@@ -43,13 +43,13 @@ def seconds(timeout: object, name: str = "timeout") -> float:
 
 
 class Flag:
-    """Tells waiting threads that something has happened: ``threading.Event`` on a raw lock. Thread safe."""
+    """An event that threads can wait for: ``threading.Event`` on a raw lock. Thread safe."""
 
     __slots__ = ("_is_set", "_lock")
 
     def __init__(self) -> None:
         self._is_set = False
-        #: taken while the flag is not set: acquiring it again is the wait
+        #: acquired while the flag is not set: threads wait by acquiring it again
         self._lock = threading.Lock()
         self._lock.acquire()
 
@@ -58,27 +58,27 @@ class Flag:
         return self._is_set
 
     def set(self) -> None:
-        """Set the flag and wake the threads that wait."""
+        """Set the flag and wake the waiting threads."""
         self._is_set = True
         try:
             self._lock.release()
-        except RuntimeError:  # it was set already
+        except RuntimeError:  # set already
             return
 
     def clear(self) -> None:
-        """Unset the flag. Not while another thread waits."""
+        """Unset the flag. Must not be called while another thread waits."""
         self._is_set = False
         self._lock.acquire(blocking=False)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the flag is set, for at most ``timeout`` seconds; return whether it is. On any thread.
+        """Wait until the flag is set, for at most ``timeout`` seconds; return whether it is set. On any thread.
 
-        The wait looks up every 0.5 s. Python handles signals on the main thread, but the system may hand one to any
-        other thread, such as one that is starting a process just then. That does not end a wait of the main thread,
-        and an interrupt would not be noticed before the wait is over.
+        The wait is renewed every 0.5 s. Python handles signals on the main thread, but the system may deliver one to
+        any other thread, such as one that is starting a process. That does not end a wait of the main thread, which
+        would notice the interrupt only after the wait.
 
         Raises:
-            BaseException: what a signal handler raises, such as ``KeyboardInterrupt``; on the main thread.
+            BaseException: the exception of a signal handler, such as ``KeyboardInterrupt``; on the main thread.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._is_set:
@@ -86,24 +86,24 @@ class Flag:
             if left <= 0:
                 return False
             if self._lock.acquire(timeout=min(left, _STEP)):
-                self.set()  # for other threads that wait
+                self.set()  # for other waiting threads
         return True
 
 
 class Waiters:
     """Threads that wait until a condition holds: ``threading.Condition`` without a lock. Thread safe.
 
-    The condition must be readable without a lock. A thread that makes it true calls :meth:`wake` afterwards.
+    The condition must be readable without a lock. A thread that makes it true must call :meth:`wake` afterwards.
     """
 
     __slots__ = ("flags",)
 
     def __init__(self) -> None:
-        #: of the threads that wait: whether there are any is a hot path's question, so it is asked of the deque
+        #: of the waiting threads; public, because a hot path checks whether it is empty
         self.flags: deque[Flag] = deque()
 
     def __bool__(self) -> bool:
-        """Return whether a thread waits."""
+        """Return whether a thread is waiting."""
         return bool(self.flags)
 
     def wait_for(self, holds: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -113,36 +113,36 @@ class Waiters:
         try:
             while True:
                 self.flags.append(flag)
-                # after entering the flag: the thread that makes it true looks the other way round
+                # checked after the flag is entered: wake() follows the change of the condition
                 if holds():
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                flag.wait(min(left, _STEP))  # looks again: an interrupt may have kept wake() from its end
+                flag.wait(min(left, _STEP))  # in steps: an interrupt may have ended wake() early
                 self._remove(flag)
                 flag.clear()
         finally:
             self._remove(flag)
 
     def _remove(self, flag: Flag) -> None:
-        with contextlib.suppress(ValueError):  # wake() was faster
+        with contextlib.suppress(ValueError):  # wake() has removed it
             self.flags.remove(flag)
 
     def wake(self) -> None:
-        """Have all waiting threads look again."""
+        """Make all waiting threads check their condition."""
         flags = self.flags
         while flags:
             try:
                 flag = flags.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took the last one
                 return
             flag.set()
 
 
 def runs_loop() -> bool:
     """Return whether the calling thread runs an event loop."""
-    # get_running_loop() raises where there is none, and an exception costs as much as a publish
+    # get_running_loop() raises without a loop, and an exception costs as much as a publish
     return _get_running_loop() is not None
 
 
@@ -150,7 +150,7 @@ def refuse_in_loop(what: str, instead: str) -> None:
     """Refuse to wait on a thread that runs an event loop.
 
     Args:
-        what: what would be waited for.
+        what: name of the awaited event.
         instead: the form that does not block.
 
     Raises:
@@ -161,6 +161,6 @@ def refuse_in_loop(what: str, instead: str) -> None:
 
 
 def warn_in_loop(what: str, instead: str) -> None:
-    """Warn that a ``with`` block begins before it is ready. To be called by ``__enter__``."""
+    """Warn that a ``with`` block begins before ``what``. To be called by ``__enter__``."""
     message = f"`with` in a running event loop begins before {what}; {instead}"
     warnings.warn(message, RuntimeWarning, stacklevel=3)

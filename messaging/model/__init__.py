@@ -1,7 +1,7 @@
-"""What a message is: values, without threads and without input or output.
+"""Messages as values, without threads and without input or output.
 
-Messages and their contexts, builders, acknowledgement states, channels, URLs, features and extensions (RFC 5.6, 5.8,
-6.3).
+Messages and their contexts, builders, acknowledgement states, channels, URLs, settings, features and extensions (RFC
+5.6, 5.8, 6.3).
 
 May import: ``errors``, ``text``, ``forking``, ``codecs``, ``services``. ``model.settings`` and ``model.envelope`` are
 imported by their own names, because they load pydantic.

@@ -1,7 +1,7 @@
-"""Acknowledgement (RFC 5.8): states, the context of received messages, its handler, and direct acknowledgement.
+"""Acknowledgement (RFC 5.8): the states, the context of a received message, and its acknowledge handler.
 
-``RECEIVED`` goes to ``ACKNOWLEDGED`` or ``REJECTED``, once; the loser of a race gets ``False``. What follows on the
-wire is the subscription's business (:mod:`messaging.receiving.subscription`).
+A message changes once from ``RECEIVED`` to ``ACKNOWLEDGED`` or ``REJECTED``; a call that loses the race returns
+``False``. The subscription sends the verdict to the broker (:mod:`messaging.receiving.subscription`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from messaging.forking import hold_over_fork
 from messaging.model.context import MessageContext, rebuilt_context
 from messaging.text import tolerant
 
-#: One lock for the state of all messages: it is held for a comparison and an assignment, and a lock for each
-#: message would cost more than it could save.
+#: One lock guards the state of all messages. It is held for a comparison and an assignment only: a lock for each
+#: message would cost more than it saves.
 state_lock: Final = threading.Lock()
 hold_over_fork(state_lock)
 
@@ -23,61 +23,57 @@ hold_over_fork(state_lock)
 class AcknowledgeType(enum.Enum):
     """State of a received message (RFC 5.8.5)."""
 
-    #: received, neither acknowledged nor rejected
+    #: received, and neither acknowledged nor rejected yet
     RECEIVED = "RECEIVED"
     ACKNOWLEDGED = "ACKNOWLEDGED"
     REJECTED = "REJECTED"
     #: the protocol has no acknowledgement for this message (MQTT QoS 0)
     UNSUPPORTED = "UNSUPPORTED"
-    #: a verdict was given, but can no longer reach the broker: the message will be delivered again if it can be
+    #: a verdict was given and can no longer reach the broker, which delivers the message again if its protocol can
     UNKNOWN = "UNKNOWN"
 
 
 class Settler(Protocol):
-    """Takes verdicts on the messages of a subscription. From any thread."""
+    """Accepts verdicts on the messages of a subscription. Thread safe."""
 
     def settle(self, incoming: Any, acknowledged: bool) -> bool:
-        """Decide on a message and pass the verdict on, unless it was settled; whether this call did it.
+        """Settle a message and pass the verdict on; return whether this call settled it.
 
-        ``False`` also if the verdict can no longer reach the broker: the state is then UNKNOWN.
+        ``False`` if it was settled before, or if the verdict can no longer reach the broker: the state is then UNKNOWN.
         """
         ...
 
 
 class AcknowledgeMessageContext(MessageContext):
-    """The context of a received message (RFC 5.8.5): knows whether it was acknowledged, and can do it. Thread safe."""
+    """The context of a received message, with its acknowledgement (RFC 5.8.5). Thread safe."""
 
     __slots__ = ("_settler", "_state")
 
     _is_received = True
 
     _state: AcknowledgeType
-    #: passes on the verdict; ``None`` once it has
+    #: accepts the verdict; ``None`` when the message is settled
     _settler: Settler | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # of the class of all received contexts: an adapter's own may hold its connection
-        return rebuilt_context, (AcknowledgeMessageContext, self._state_to_copy())
-
-    def _state_to_copy(self) -> dict[str, Any]:
-        state = self._state
-        copied = AcknowledgeType.UNSUPPORTED if state is AcknowledgeType.RECEIVED else state
-        return {**super()._state_to_copy(), "acknowledge_state": copied}
+        state = AcknowledgeType.UNSUPPORTED if self._state is AcknowledgeType.RECEIVED else self._state
+        _, (_, values) = super().__reduce__()
+        return _rebuilt_received_context, (values, state)
 
     if TYPE_CHECKING:
 
         @property
         def channel(self) -> str:
-            """Where the message arrived: the actual channel, never the pattern (MSG260)."""
+            """Return the channel on which the message arrived, never the pattern (MSG260)."""
 
     @property
     def acknowledge_state(self) -> AcknowledgeType:
-        """The state now; another thread may change it."""
+        """Return the current state. Another thread may change it."""
         return self._state
 
     @property
     def acknowledge_handler(self) -> AcknowledgeHandler:
-        """Acknowledges or rejects the message; however often it is fetched, there is one state."""
+        """Return a handler that acknowledges or rejects the message. All handlers of a message share its state."""
         return AcknowledgeHandler(self)
 
     def _settle(self, acknowledged: bool) -> bool:
@@ -91,8 +87,15 @@ class AcknowledgeMessageContext(MessageContext):
         return True
 
 
+def _rebuilt_received_context(values: dict[str, Any], state: AcknowledgeType) -> AcknowledgeMessageContext:
+    """Return the copy of a received context. An adapter's own class is left behind: it may hold its connection."""
+    context = rebuilt_context(AcknowledgeMessageContext, values)
+    context._state, context._settler = state, None
+    return context
+
+
 class AcknowledgeHandler:
-    """Acknowledges or rejects one message (RFC 5.8.8). Thread safe; not made by users."""
+    """Acknowledges or rejects one message (RFC 5.8.8). Thread safe; made by the context."""
 
     __slots__ = ("_context",)
 
@@ -103,14 +106,14 @@ class AcknowledgeHandler:
         """Acknowledge the message.
 
         Returns:
-            ``True`` if this call did it. ``False`` if the message was acknowledged or rejected already, if its
-            protocol has no acknowledgement, or if the connection it came from is gone: the broker then delivers
-            it again, as far as it can.
+            ``True`` if this call settled it. ``False`` if the message was acknowledged or rejected before, if its
+            protocol has no acknowledgement, or if its connection was lost: the broker then delivers it again where
+            the protocol can.
         """
         return self._context._settle(True)
 
     def reject(self) -> bool:
-        """Reject the message: it is delivered again, or goes to the dead-letter channel.
+        """Reject the message, which is then delivered again or dead-lettered.
 
         Returns:
             As :meth:`acknowledge`.

@@ -26,10 +26,10 @@ _CONTEXT_VALUES: Final = (
 
 @runtime_checkable
 class MessageContextProvider(Protocol):
-    """Builds messages and contexts: what every context builder can do (RFC 5.6.3).
+    """Builds messages and contexts: the interface of every context builder (RFC 5.6.3).
 
-    A builder of an application's own needs no more than these two methods. Wherever a message or a context is taken, by
-    ``publish``, ``subscribe``, ``publish_with_reply`` and ``with_context``, a provider may stand in its place.
+    A builder of an application's own needs these two methods only. ``publish``, ``subscribe``, ``publish_with_reply``
+    and ``with_context`` accept a provider in place of a message or a context.
     ``Messaging.register_context_builder`` offers it as a service (RFC 5.6.4).
     """
 
@@ -45,9 +45,10 @@ class MessageContextProvider(Protocol):
 class MessageContextBuilder(MessageContextProvider):
     """Builds a :class:`~messaging.model.message.Message` or a :class:`~messaging.model.context.MessageContext`.
 
-    Every method but ``build_*`` returns the builder. What was built is immutable and independent of what the builder
-    does later. A context given to :meth:`with_context` wins over every other call, whatever the order; what it leaves
-    unset is filled from the builder. Not thread safe: take a builder of your own (they are prototypes, RFC 5.6.3).
+    Every method but ``build_*`` returns the builder. Built messages and contexts are immutable, and later calls of the
+    builder do not change them. The values of a context given to :meth:`with_context` win over every other call, in any
+    order; the builder supplies values that the context leaves unset. Not thread safe: use one builder per thread
+    (builders are prototypes, RFC 5.6.3).
     """
 
     def __init__(self) -> None:
@@ -55,12 +56,12 @@ class MessageContextBuilder(MessageContextProvider):
         self._extensions: dict[str, Any] = {}
         self._context: MessageContext | None = None
         self._content: bytes | None = None
-        #: an object still to be encoded: by the content type known at the time of building
+        #: an object that is encoded when the message is built, by the content type set until then
         self._object: Any = _NOTHING
         self._acknowledgement: DirectAcknowledgement | None = None
 
     def with_context(self, context: MessageContext | MessageContextProvider) -> Self:
-        """Use the values of ``context``; other implementations of its properties are read through them.
+        """Use the values of ``context``, which may be a foreign implementation of a context.
 
         Raises:
             ArgumentError: ``context`` lacks one of the properties of a context.
@@ -72,14 +73,14 @@ class MessageContextBuilder(MessageContextProvider):
         """Set the payload.
 
         Args:
-            content: bytes-like: taken as it is, already in the content encoding if one is set. Anything else: encoded
-                by the codec of the content type and content encoding when the message is built (without a content
-                type: ``str`` as ``text/plain``, other objects as ``application/json``).
-            mapper: called once, now, with ``content``; returns the payload. Its exceptions are the caller's.
+            content: bytes-like content is used unchanged, already in the content encoding if one is set. Any other
+                object is encoded by the codec of the content type and content encoding when the message is built
+                (without a content type: ``str`` as ``text/plain``, other objects as ``application/json``).
+            mapper: called once, immediately, with ``content``; returns the payload. Its exceptions reach the caller.
 
         Raises:
             ArgumentError: ``mapper`` is not callable.
-            InvalidContentError: ``mapper`` returned something else than bytes.
+            InvalidContentError: ``mapper`` did not return bytes.
         """
         if mapper is not None and not callable(mapper):
             raise ArgumentError(f"a content mapper must be callable, not {type(mapper).__name__}")
@@ -96,11 +97,11 @@ class MessageContextBuilder(MessageContextProvider):
         return self
 
     def reply_to(self, channel: str) -> Self:
-        """Set the channel that replies are to be sent to."""
+        """Set the channel for replies."""
         return self._text("reply_to_channel", channel)
 
     def correlation_id(self, correlation_id: str) -> Self:
-        """Set the id that ties a reply to its request."""
+        """Set the correlation id, which identifies the request that a reply answers."""
         return self._text("correlation_id", correlation_id)
 
     def content_encoding(self, content_encoding: str) -> Self:
@@ -112,7 +113,7 @@ class MessageContextBuilder(MessageContextProvider):
         return self._text("content_type", content_type)
 
     def channel(self, name: str, extension: str | None = None) -> Self:
-        """Set the channel, and a routing key beside it where the instance announces ``routingKey``."""
+        """Set the channel, and its routing key where the instance announces ``routingKey``."""
         self._text("channel", name)
         if extension is not None:
             return self._text("channel_extension", extension)
@@ -120,14 +121,14 @@ class MessageContextBuilder(MessageContextProvider):
         return self
 
     def extension_entry(self, key: str, value: Any) -> Self:
-        """Set one extension; see :class:`~messaging.model.features.Features`. A later value for a key wins."""
+        """Set one extension; see :class:`~messaging.model.features.Features`. The last value of a key wins."""
         if not isinstance(key, str):
             raise ArgumentError(f"an extension key must be a str, not {type(key).__name__}")
         self._extensions[exact(key)] = frozen(value)
         return self
 
     def extensions(self, extensions: Mapping[str, Any]) -> Self:
-        """Add extensions to those set before."""
+        """Add extensions to the ones set before."""
         if not isinstance(extensions, Mapping):
             raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
         for key, value in extensions.items():
@@ -139,10 +140,10 @@ class MessageContextBuilder(MessageContextProvider):
         return self._build(self._values)
 
     def build_message(self) -> Message:
-        """Return a new message with its context; without content its payload is empty.
+        """Return a new message with its context. Without content the payload is empty.
 
         Raises:
-            CodecError: the content is an object that does not become bytes.
+            CodecError: the content is an object that cannot be encoded.
         """
         if self._object is _NOTHING:
             return Message(self._content or b"", self.build_context())
@@ -169,7 +170,7 @@ class MessageContextBuilder(MessageContextProvider):
             kind = kind_like(given)
             kept = {name: value for name in _CONTEXT_VALUES if (value := getattr(given, name)) is not None}
             if "channel" in kept:
-                # a routing key belongs to its channel: the builder's must not stick to the context's channel
+                # a routing key belongs to its channel: that of the builder does not apply to the context's channel
                 kept.setdefault("channel_extension", None)
             values = {**values, **kept}
             extensions = {**extensions, **given.extensions}
@@ -183,19 +184,17 @@ class MessageContextBuilder(MessageContextProvider):
 
 
 class AcknowledgeMessageContextBuilder:
-    """Configures direct acknowledgement, then hands over to a :class:`MessageContextBuilder` (RFC 5.8.4).
+    """Configures direct acknowledgement and makes context builders with that configuration (RFC 5.8.4).
 
-    Each callback is a callable, or an LDAP target (str) that is looked up in the service registry whenever a message
-    arrives; a target that matches no service is logged as a warning and its step is ignored. The services are
-    registered under :class:`~messaging.model.message.AcknowledgeFilter` and
-    :class:`~messaging.model.message.AcknowledgeConsumer`.
+    Each callback is a callable, or an LDAP target (str) that is looked up in the service registry for each message. A
+    target that matches no service is logged as a warning, and its step is skipped. The services are registered under
+    :class:`~messaging.model.message.AcknowledgeFilter` and :class:`~messaging.model.message.AcknowledgeConsumer`.
 
-    Order for each message, before it enters the stream: filter, acknowledge or reject, handler, post. A callable
-    handler is not called if there is a filter; a handler given by target is called after it (RFC 5.8.4 says both). A
-    context with neither filter nor handler leaves the decision to the consumer; post is then called after it acted.
+    Order for each message, before it enters the stream: filter, acknowledge or reject, handler, post. With a filter, a
+    callable handler is not called, and a handler given by target is called after the filter (RFC 5.8.4 says both).
+    With neither filter nor handler the consumer decides, and post is called after its decision.
 
-    The callbacks run where the messages are consumed: on the observer's worker thread, or on the thread or event
-    loop that iterates.
+    The callbacks run on the observer's worker thread, or on the thread or event loop that iterates the stream.
     """
 
     def __init__(self) -> None:
@@ -204,20 +203,20 @@ class AcknowledgeMessageContextBuilder:
         self._post: str | Callable[[Message], object] | None = None
 
     def filter_acknowledge(self, acknowledge_filter: str | Callable[[Message], bool]) -> Self:
-        """Acknowledge messages for which this is true; reject the others, which then do not enter the stream.
+        """Acknowledge the messages for which the filter is true, and reject the others, which do not enter the stream.
 
-        If it raises, that is logged and the message is rejected.
+        An exception of the filter is logged, and the message is rejected.
         """
         self._filter = _callback(acknowledge_filter, "filter_acknowledge")
         return self
 
     def handle_acknowledge(self, acknowledge_handler: str | Callable[..., object]) -> Self:
-        """Decide by code: called with the message, or with the message and its acknowledge handler if it takes two."""
+        """Call a handler that decides; it gets the message, and the acknowledge handler if it takes two arguments."""
         self._handle = _callback(acknowledge_handler, "handle_acknowledge")
         return self
 
     def post_acknowledge(self, acknowledge_consumer: str | Callable[[Message], object]) -> Self:
-        """Call this once after a message was acknowledged or rejected. What it raises is logged."""
+        """Call a consumer once after a message was acknowledged or rejected. Its exceptions are logged."""
         self._post = _callback(acknowledge_consumer, "post_acknowledge")
         return self
 
@@ -233,14 +232,14 @@ _NOTHING: Final = object()
 
 def _callback(value: Any, what: str) -> Any:
     if isinstance(value, str):
-        LdapFilter.parse(value)  # InvalidFilterError now rather than at the first message
+        LdapFilter.parse(value)  # raises InvalidFilterError here rather than at the first message
     elif not callable(value):
         raise ArgumentError(f"{what} takes a callable or an LDAP target (str), not {type(value).__name__}")
     return value
 
 
 def as_message(message: Any, call: str) -> Message:
-    """Return the message that a provider builds. ``call`` is what the error names.
+    """Return ``message``, or the message that it builds. ``call`` is the name of the call for the error.
 
     Raises:
         ArgumentError: ``message`` is no :class:`MessageContextProvider`, or builds no message.
@@ -252,10 +251,10 @@ def as_message(message: Any, call: str) -> Message:
 
 
 def as_context(context: Any) -> MessageContext:
-    """Return ``context`` itself, the context that a provider builds, or a copy of a foreign implementation's values.
+    """Return ``context``, the context that it builds, or a copy of a foreign implementation.
 
     Raises:
-        ArgumentError: it lacks one of the properties.
+        ArgumentError: ``context`` lacks one of the properties of a context.
     """
     if isinstance(context, MessageContext):
         return context
@@ -269,7 +268,7 @@ def as_context(context: Any) -> MessageContext:
     except (AttributeError, TypeError, ValueError):
         raise ArgumentError(
             f"a message context needs channel, content_type, content_encoding, correlation_id, reply_to_channel and "
-            f"extensions; {type(context).__name__} does not have them all"
+            f"extensions; {type(context).__name__} lacks at least one of them"
         ) from None
     # the context interface of the RFC has no getter for the routing key
     values["channel_extension"] = getattr(context, "channel_extension", None)

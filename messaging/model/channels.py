@@ -3,10 +3,10 @@
 A channel name is a non-empty text of levels separated by ``/``. A subscription pattern may hold two wildcards:
 ``+`` stands for exactly one level, ``#`` (last level only) for any number of levels, none included. Both must
 be a whole level. A wildcard in the *first* level does not match names that start with ``$`` (broker-internal
-channels, as MQTT 4.7.2 has it).
+channels, MQTT 4.7.2).
 
 Names are at most 65,535 bytes in UTF-8 and hold no NUL, no control characters, no Unicode noncharacters and no
-lone surrogates: brokers drop the connection over any of them, so they are refused here, before anything is sent.
+lone surrogates. Brokers close the connection because of any of them, so they are refused before anything is sent.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _FORBIDDEN: Final = re.compile(
 
 
 def forbidden_character(text: str) -> str | None:
-    """What in ``text`` brokers drop a connection over, and where, in words; ``None`` if there is nothing."""
-    if text.isascii() and text.isprintable():  # nearly always
+    """Describe the first character of ``text`` that makes brokers close the connection; ``None`` if there is none."""
+    if text.isascii() and text.isprintable():  # the common case, and the fast one
         return None
     bad = _FORBIDDEN.search(text)
     if bad is None:
@@ -74,10 +74,10 @@ def _shown(text: str) -> str:
 
 
 def check_name(channel: str) -> str:
-    """Return ``channel`` if it can be published to.
+    """Return ``channel`` if messages can be published to it.
 
     Raises:
-        InvalidChannelError: no str, empty, too long, forbidden characters, or a wildcard.
+        InvalidChannelError: not a str, empty, too long, forbidden characters, or a wildcard.
     """
     return _checked_name(_text(channel, "channel"))
 
@@ -96,10 +96,10 @@ def _checked_name(channel: str) -> str:
 
 
 def check_pattern(pattern: str) -> str:
-    """Return ``pattern`` if it can be subscribed to.
+    """Return ``pattern`` if subscriptions can use it.
 
     Raises:
-        InvalidChannelError: no str, empty, too long, forbidden characters, or a misplaced wildcard.
+        InvalidChannelError: not a str, empty, too long, forbidden characters, or a misplaced wildcard.
     """
     return _checked_pattern(_text(pattern, "channel pattern"))
 
@@ -125,7 +125,7 @@ def _checked_pattern(pattern: str) -> str:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether ``pattern`` can match more than one name."""
+    """Return whether ``pattern`` has a wildcard."""
     return ANY_LEVEL in pattern or ANY_LEVELS in pattern
 
 
@@ -133,7 +133,7 @@ def has_wildcard(pattern: str) -> bool:
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Compile ``pattern``, which must have passed :func:`check_pattern`, to a predicate over channel names.
 
-    The predicate is pure and may be called from any thread.
+    The predicate is pure and thread safe.
     """
     if not has_wildcard(pattern):
         return pattern.__eq__
@@ -151,9 +151,9 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether there is a channel in both patterns; both must be valid."""
+    """Return whether a channel name can match both patterns, which must be valid."""
     if first.startswith("$") != second.startswith("$"):
-        return False  # wildcards do not match a '$' in the beginning
+        return False  # wildcards do not match a leading '$'
     for one, other in itertools.zip_longest(first.split(SEPARATOR), second.split(SEPARATOR)):
         if ANY_LEVELS in (one, other):
             return True
@@ -163,5 +163,5 @@ def overlap(first: str, second: str) -> bool:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether the channel ``name`` is in ``pattern``; both must be valid."""
+    """Return whether the channel ``name`` matches ``pattern``. Both must be valid."""
     return matcher(pattern)(name)

@@ -1,16 +1,22 @@
-"""MessageContext (RFC 5.6.2): immutable, slotted, cheap to make."""
+"""MessageContext (RFC 5.6.2): the immutable properties of a message.
+
+Instances have slots, because one is made for every message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from messaging.errors import ArgumentError
 from messaging.model import channels
 from messaging.text import printable, tolerant
 
-#: levels of containers in an extension value
+C = TypeVar("C", bound="MessageContext")
+
+#: maximum nesting of containers in an extension value
 _MAX_DEPTH: Final = 32
 _BESIDE_CHANNEL: Final = ("content_type", "content_encoding", "correlation_id", "reply_to_channel")
 
@@ -18,11 +24,11 @@ NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class MessageContext:
-    """What describes a message, or how it is to be handled (RFC 5.6.2).
+    """The properties of a message, or of its handling (RFC 5.6.2).
 
     Built by a :class:`~messaging.model.builder.MessageContextBuilder` on the sending side and by the adapter on the
-    receiving side. Values that were not set are ``None``; ``extensions`` is never ``None`` and cannot be written
-    to. Instances are immutable and may be shared between threads and messages.
+    receiving side. Values that were not set are ``None``; ``extensions`` is never ``None`` and read-only.
+    Instances are immutable and may be shared between threads and messages.
     """
 
     __slots__ = (
@@ -37,7 +43,7 @@ class MessageContext:
         "_reply_to_channel",
     )
 
-    #: whether its extensions are what a protocol told, and not only what an application asks for
+    #: whether its extensions include values that a protocol reported, not only requests of an application
     _is_received: ClassVar[bool] = False
 
     def __init__(
@@ -50,7 +56,7 @@ class MessageContext:
         reply_to_channel: str | None = None,
         extensions: Mapping[str, Any] = NO_EXTENSIONS,
     ) -> None:
-        """``extensions`` is kept, not copied: whoever calls must hand over a mapping nobody writes to."""
+        """Keep ``extensions`` without a copy: the caller must not change the mapping afterwards."""
         self._channel = channel
         self._channel_extension = channel_extension
         self._content_type = content_type
@@ -60,42 +66,42 @@ class MessageContext:
         self._extensions = extensions
         #: direct acknowledgement, set by the builder
         self._acknowledgement: DirectAcknowledgement | None = None
-        #: the publisher's cache of what it checked and compiled this context to
+        #: cache of the publisher: the publish plan compiled from this context
         self._plan: Any = None
 
     @property
     def channel(self) -> str | None:
-        """The channel: where to publish, what to subscribe to, or where a message arrived (MSG260)."""
+        """Return the channel to publish or subscribe to, or on which the message arrived (MSG260)."""
         return self._channel
 
     @property
     def channel_extension(self) -> str | None:
-        """Routing key beside the channel."""
+        """Return the routing key of the channel."""
         return self._channel_extension
 
     @property
     def content_type(self) -> str | None:
-        """Content type, such as ``application/json``."""
+        """Return the content type, such as ``application/json``."""
         return self._content_type
 
     @property
     def content_encoding(self) -> str | None:
-        """Content encoding, such as ``gzip``."""
+        """Return the content encoding, such as ``gzip``."""
         return self._content_encoding
 
     @property
     def correlation_id(self) -> str | None:
-        """Ties a reply to its request."""
+        """Return the correlation id, which identifies the request that a reply answers."""
         return self._correlation_id
 
     @property
     def reply_to_channel(self) -> str | None:
-        """Channel that replies are to be sent to."""
+        """Return the channel for replies."""
         return self._reply_to_channel
 
     @property
     def extensions(self) -> Mapping[str, Any]:
-        """Read-only mapping of extensions (:class:`~messaging.model.features.Features`); never ``None``."""
+        """Return the read-only mapping of extensions (:class:`~messaging.model.features.Features`), never ``None``."""
         return self._extensions
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -121,12 +127,11 @@ class MessageContext:
             dict(self._extensions),
         )
 
+    # without a hash: extensions may hold unhashable values
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MessageContext):
             return NotImplemented
         return self._values() == other._values()
-
-    __hash__ = None  # type: ignore[assignment]  # extensions may hold unhashable values
 
     @tolerant
     def __repr__(self) -> str:
@@ -135,13 +140,13 @@ class MessageContext:
         if self._reply_to_channel is not None:
             shown.append(f"reply_to_channel={self._reply_to_channel!r}")
         if self._extensions:
-            # headers may carry tokens of the application: names only
+            # names only: values of headers may be secrets of the application
             shown.append(f"extensions=<{', '.join(map(printable, sorted(self._extensions)))}>")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def thawed(value: Any) -> Any:
-    """Return extensions as containers that can be pickled."""
+    """Return a copy of an extension value with containers that can be pickled."""
     if isinstance(value, Mapping):
         return {key: thawed(each) for key, each in value.items()}
     if isinstance(value, tuple):
@@ -149,19 +154,16 @@ def thawed(value: Any) -> Any:
     return value
 
 
-def rebuilt_context(kind: type[MessageContext], state: dict[str, Any]) -> MessageContext:
-    """Unpickle or copy a context; see ``MessageContext._state_to_copy``."""
+def rebuilt_context(kind: type[C], state: dict[str, Any]) -> C:
+    """Return the unpickled or copied context of a state, see ``MessageContext._state_to_copy``."""
     acknowledgement = state.pop("acknowledgement")
-    acknowledge_state = state.pop("acknowledge_state", None)
     context = kind(**{**state, "extensions": frozen(state["extensions"])})
     context._acknowledgement = acknowledgement
-    if acknowledge_state is not None:
-        context._state, context._settler = acknowledge_state, None  # type: ignore[attr-defined]  # it was received
     return context
 
 
 class ForwardedContext(MessageContext):
-    """A context made from that of a received message, which is passed on: see ``extensions.requested``."""
+    """The context of a received message that is published again, see ``extensions.requested``."""
 
     __slots__ = ()
 
@@ -169,15 +171,15 @@ class ForwardedContext(MessageContext):
 
 
 def kind_like(context: MessageContext) -> type[MessageContext]:
-    """The class of a context that takes over the extensions of ``context``."""
+    """Return the class for a context that copies the extensions of ``context``."""
     return ForwardedContext if context._is_received else MessageContext
 
 
 def frozen(value: Any, depth: int = 0) -> Any:
-    """A copy nobody else can write to, of the containers that extensions have for values.
+    """Return an immutable copy of an extension value.
 
     Raises:
-        ArgumentError: nested too deeply.
+        ArgumentError: the value is nested too deeply.
     """
     if depth > _MAX_DEPTH:
         raise ArgumentError(f"an extension value is nested more than {_MAX_DEPTH} levels deep")
@@ -190,27 +192,24 @@ def frozen(value: Any, depth: int = 0) -> Any:
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class DirectAcknowledgement:
-    """What an ``AcknowledgeMessageContextBuilder`` was told (RFC 5.8.4). Immutable.
+    """The configuration made by an ``AcknowledgeMessageContextBuilder`` (RFC 5.8.4). Immutable.
 
-    Each of the three is a callable, an LDAP target (str) of a service, or ``None``.
+    Each callback is a callable, an LDAP target (str) of a service, or ``None``.
     """
 
-    __slots__ = ("filter", "handle", "post")
-
-    def __init__(
-        self,
-        filter: str | Callable[[Any], bool] | None = None,  # noqa: A002  # the RFC's word
-        handle: str | Callable[..., object] | None = None,
-        post: str | Callable[[Any], object] | None = None,
-    ) -> None:
-        self.filter = filter
-        self.handle = handle
-        self.post = post
+    filter: str | Callable[[Any], bool] | None = None
+    handle: str | Callable[..., object] | None = None
+    post: str | Callable[[Any], object] | None = None
 
 
 def check_printable(name: str, value: object) -> None:
-    """Refuse text that a broker may drop a connection over, such as one of two lines; raises ``ArgumentError``."""
+    """Refuse text that can make a broker close the connection, such as text of two lines.
+
+    Raises:
+        ArgumentError: ``value`` is no such text; ``name`` is its name in the error.
+    """
     check_text(name, value)
     bad = channels.forbidden_character(str(value))
     if bad is not None:
@@ -218,7 +217,11 @@ def check_printable(name: str, value: object) -> None:
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse what no protocol can carry as text; raises ``ArgumentError``."""
+    """Refuse a value that no protocol can carry as text.
+
+    Raises:
+        ArgumentError: ``value`` is no such text; ``name`` is its name in the error.
+    """
     if not isinstance(value, str):
         raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
     try:

@@ -1,21 +1,21 @@
 r"""The envelope: message properties in front of the payload, for MQTT 3.1.1, which has none.
 
-Only with the setting ``envelope``, on both sides, and only around messages that have something to carry. Also for what
-such a client exchanges with clients of another protocol at the same broker: see ``docs/amqp.md``::
+Used only with the setting ``envelope``, on both sides, and only for messages that have properties to carry. Clients of
+another protocol at the same broker can use it too, see ``docs/amqp.md``::
 
     89 52 58 4D 0D 0A 1A 0A   magic: \x89 R X M \r \n \x1A \n
     01                        version of this layout
     nn nn nn nn               length of the header, big endian, at most 4 MiB
     {...}                     header: a JSON object in UTF-8
-    ...                       the payload, as it is
+    ...                       the payload, unchanged
 
 Keys of the header, all optional, unknown ones ignored: ``contentType contentEncoding correlationId replyTo messageId``
-(strings), ``headers`` (object of strings), ``repeated`` (object of arrays of strings: all values of a header that has
+(strings), ``headers`` (object of strings), ``repeated`` (object of arrays of strings: all values of a header with
 several; ``headers`` has the last one), ``expires`` (number: seconds since the epoch, by the sender's clock).
 
 The magic is modelled on PNG's: it is not UTF-8, so no text starts with it, and transfers that mangle line ends or
-stop at a control character break it. A payload that does start with it is wrapped in an envelope with an empty
-header. What looks like an envelope but is malformed, or of another version, is a payload like any other.
+stop at a control character break it. A payload that starts with it is wrapped in an envelope with an empty header. A
+malformed envelope, or one of another version, is treated as a plain payload.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89RXM\r\n\x1a\n"
 VERSION: Final = 1
-#: more than the longest strings and headers of messaging can need, escaped as JSON
+#: bytes of the header; more than the longest allowed strings and headers need, escaped as JSON
 MAX_HEADER: Final = 2**22
 
 START: Final = MAGIC + bytes((VERSION,))
@@ -47,7 +47,7 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Unwrapped(NamedTuple):
-    """A message out of its envelope."""
+    """The payload and the properties of a message that was in an envelope."""
 
     payload: bytes
     content_type: str | None
@@ -59,11 +59,11 @@ class Unwrapped(NamedTuple):
 
 
 def encode(payload: bytes, header: Mapping[str, Any]) -> bytes:
-    """Put ``payload`` into an envelope if there is a header, or the payload could be taken for one.
+    """Put ``payload`` into an envelope if there is a header, or if the payload looks like an envelope.
 
     Args:
         payload: any bytes.
-        header: of the keys above, values of the types given there.
+        header: keys and types of values as listed above.
     """
     if not header and not payload.startswith(MAGIC):
         return payload
@@ -72,12 +72,12 @@ def encode(payload: bytes, header: Mapping[str, Any]) -> bytes:
 
 
 def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
-    """Put the payload of a message into an envelope, with whatever else the message carries.
+    """Put the payload of a message into an envelope, with the properties of the message.
 
     Args:
         outgoing: the message.
-        payload: its payload, which the message itself has no more once it is settled.
-        expires: whether its time to live counts from now on.
+        payload: its payload, which a settled message has released.
+        expires: whether its time to live starts now.
     """
     context, options = outgoing.context, outgoing.options
     header: dict[str, Any] = {}
@@ -99,18 +99,18 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
 
 
 def _of_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys for user headers. A reader that does not know ``repeated`` finds the last value of several."""
+    """Return the keys for user headers. A reader that does not know ``repeated`` reads the last of several values."""
     repeated = {name: value for name, value in headers.items() if value and is_repeated_text(value)}
     plain = {name: value[-1] if name in repeated else as_text(value) for name, value in headers.items()}
     return {"headers": plain, "repeated": repeated} if repeated else {"headers": plain}
 
 
 def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | None:
-    """What :func:`wrap` made of a message; ``None`` if it has expired.
+    """Return the message that :func:`wrap` put into an envelope; ``None`` if it has expired.
 
     Args:
-        data: what arrived.
-        extensions: what its protocol told.
+        data: the received bytes.
+        extensions: the values that the protocol reported.
     """
     payload, header = decode(data)
     if not header:
@@ -140,11 +140,11 @@ def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | N
 
 
 def decode(data: bytes) -> tuple[bytes, Mapping[str, Any]]:
-    """Take a message out of its envelope.
+    """Split an envelope into payload and header.
 
     Returns:
-        The payload and the header, whose known keys are what they should be; ``data`` itself and an empty header if
-        it is no envelope. Never raises, whatever the bytes are.
+        The payload, and the known keys of the header, with values of the right types. If ``data`` is no envelope:
+        ``data`` and an empty header. Never raises.
     """
     if not data.startswith(START):
         return data, _NOTHING
@@ -160,7 +160,7 @@ def decode(data: bytes) -> tuple[bytes, Mapping[str, Any]]:
 
 
 def _checked(header: Any) -> dict[str, Any] | None:
-    """The known keys, or ``None`` if one has the wrong type."""
+    """Return the known keys, or ``None`` if a value has the wrong type."""
     if not isinstance(header, dict):
         return None
     for key, value in header.items():

@@ -1,8 +1,8 @@
-"""Extensions of a context, checked and compiled (RFC 6.3).
+"""Checks extensions of a context and compiles them to options (RFC 6.3).
 
-``MessageContext.extensions`` is an open mapping. Here each key gets its type, its range and its meaning, once,
-for all adapters. A context that asks for something the instance does not announce is refused before anything is
-sent (MSG090, MSG100); a value of the wrong type or range is refused naming the key.
+``MessageContext.extensions`` is an open mapping. This module defines type, range and meaning of each key for all
+adapters. A context with an extension that the instance does not announce is refused before anything is sent (MSG090,
+MSG100). The error for a value of the wrong type or range names the key.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
 
 OVERFLOW_POLICIES: Final = ("block", "drop_oldest", "drop_latest", "fail")
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
-#: about 30 years: what every protocol and every wait here can hold
+#: about 30 years: a duration that every protocol and every wait of this project can represent
 MAX_SECONDS: Final = 1e9
-#: what an AMQP prefetch count or an MQTT Receive Maximum can hold
+#: the maximum of an AMQP prefetch count and of an MQTT Receive Maximum
 MAX_PREFETCH: Final = 65_535
-#: user headers: bounds every protocol here can carry
+#: bounds of user headers that every protocol of this project can carry
 MAX_HEADERS: Final = headers.MAX_HEADERS
 MAX_HEADER_BYTES: Final = headers.MAX_HEADER_BYTES
 #: bytes of a message id: a short string of AMQP
@@ -48,7 +48,7 @@ def _empty() -> Mapping[str, Any]:
 
 
 class Announced(Protocol):
-    """What an instance announces, as the checks of extensions need it; see ``adapter.Adapter``."""
+    """The announcements of an instance that the checks of extensions need; see ``adapter.Adapter``."""
 
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]]
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]]
@@ -57,22 +57,22 @@ class Announced(Protocol):
 
     @property
     def features(self) -> frozenset[str]:
-        """The announced features."""
+        """Return the announced features."""
         ...
 
     @property
     def qos_levels(self) -> tuple[str, ...]:
-        """The values of the extension ``qos``, lowest first."""
+        """Return the values of the extension ``qos``, lowest first."""
         ...
 
     @property
     def default_qos(self) -> str:
-        """The level of a context that names none."""
+        """Return the ``qos`` of a context that sets none."""
         ...
 
     @property
     def header_types(self) -> frozenset[type]:
-        """The types of header values that the protocol carries."""
+        """Return the types of header values that the protocol carries."""
         ...
 
     def lacks(self, feature: str, hint: str = "", *, supported: Iterable[str] = ()) -> UnsupportedFeatureError:
@@ -82,7 +82,7 @@ class Announced(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """What a publish context asks for; durations in seconds."""
+    """The compiled extensions of a context for publishing; durations in seconds."""
 
     #: "0" unconfirmed, "1" at least once, "2" exactly once; raised to "1" by ``guaranteed_delivery``
     qos: str = "0"
@@ -94,14 +94,14 @@ class PublishOptions:
     priority: int | None = None
     #: checked, see :mod:`messaging.model.headers`
     headers: Mapping[str, Any] = field(default_factory=_empty)
-    #: fail with ``UnroutableError`` if nobody gets it
+    #: fail with ``UnroutableError`` if the message has no route
     mandatory: bool = False
-    #: publish deadline, or ``None`` for the instance's
+    #: publish deadline; ``None``: that of the instance
     timeout: float | None = None
     autocreate: bool = True
     #: checked values of the adapter's own extensions
     custom: Mapping[str, Any] = field(default_factory=_empty)
-    #: the application's own message id, which travels whatever the ``qos`` is; ``None`` for one that is made
+    #: message id set by the application, sent with every ``qos``; ``None``: one is generated
     message_id: str | None = None
 
 
@@ -111,11 +111,11 @@ _shared: Final = operator.attrgetter(*[each.name for each in fields(PublishOptio
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions:
-    """What a subscription context asks for."""
+    """The compiled extensions of a context for subscribing."""
 
     qos: str = "0"
     auto_acknowledge: bool = False
-    #: a message is not delivered before the one ahead of it is settled, so that a redelivery keeps its place
+    #: a message is delivered after the previous one is settled, so that a redelivery keeps its place
     guaranteed_ordering: bool = False
     #: subscribers that name the same queue compete
     queue: str | None = None
@@ -131,18 +131,18 @@ class SubscribeOptions:
 
 
 def _shown(value: Any) -> str:
-    """``value`` for an error text: short, whatever it is."""
+    """Return a short representation of ``value`` for an error text. Never raises."""
     try:
         return reprlib.repr(value)
-    except Exception:  # noqa: BLE001  # its own repr failed
+    except Exception:  # noqa: BLE001  # the repr of the value failed
         return f"a {type(value).__name__}"
 
 
-# checks that adapters use for extensions of their own, too
+# checks that adapters use for their own extensions as well
 
 
 def boolean(value: Any) -> bool:
-    """True or False."""
+    """Return ``value`` if it is a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"must be True or False, not {_shown(value)}")
     return value
@@ -155,7 +155,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def seconds(value: Any) -> float:
-    """A number of seconds above 0."""
+    """Return ``value`` as a float if it is a number of seconds above 0."""
     number = _number(value, "a number of seconds")
     if not 0 < number <= MAX_SECONDS:
         raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {_shown(value)}")
@@ -163,7 +163,7 @@ def seconds(value: Any) -> float:
 
 
 def integer(low: int, high: int | None) -> Callable[[Any], int]:
-    """A check for an int from ``low`` to ``high``, which may be open."""
+    """Return a check for an int from ``low`` to ``high``; ``None``: without an upper bound."""
     wanted = f"an int from {low} to {high}" if high is not None else f"an int of at least {low}"
 
     def check(value: Any) -> int:
@@ -175,7 +175,7 @@ def integer(low: int, high: int | None) -> Callable[[Any], int]:
 
 
 def _qos(value: Any) -> str:
-    # an int is what MQTT people write; RFC 6.3 says String
+    # users of MQTT write an int; RFC 6.3 says String
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if text not in ("0", "1", "2"):
         raise ValueError(f"must be '0', '1' or '2', not {_shown(value)}")
@@ -210,7 +210,7 @@ def _channel(value: Any) -> str:
 def _message_id(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"must be a str, not {type(value).__name__}")
-    # one is checked for each message, and most are of this kind
+    # each message id is checked, and most are printable ASCII
     bad = None if value.isascii() and value.isprintable() else channels.forbidden_character(value)
     if bad is not None:
         raise ValueError(f"holds {bad}")
@@ -220,7 +220,7 @@ def _message_id(value: Any) -> str:
     return value
 
 
-#: every extension this project knows -> its check; adapters add their own, see ``adapter.Adapter``
+#: extension key -> check of its value; adapters add their own, see ``adapter.Adapter``
 CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
         Features.EXTENSION_GUARANTEED_ORDERING: boolean,
@@ -247,7 +247,7 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
 
 _QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts {}; use '1' or leave it out"
 
-#: subscribing with one of these asks for acknowledgement
+#: extensions of a subscription that need acknowledgement
 _NEED_ACKNOWLEDGEMENT: Final = (
     Features.EXTENSION_GUARANTEED_DELIVERY,
     Features.EXTENSION_GUARANTEED_ORDERING,
@@ -256,8 +256,8 @@ _NEED_ACKNOWLEDGEMENT: Final = (
     Features.EXTENSION_PREFETCH,
 )
 
-#: keys that mean something to one side only. A context may carry both kinds, to serve both sides; the short way, where
-#: each keyword is written for one call, refuses those of the other side.
+#: Keys with a meaning for one side only. A context may have keys of both sides. The methods of ``Messaging`` that take
+#: extensions as keywords refuse those of the other side.
 PUBLISH_ONLY: Final = frozenset(
     {
         Features.EXTENSION_LAST_WILL,
@@ -282,11 +282,11 @@ SUBSCRIBE_ONLY: Final = frozenset(
     }
 )
 
-#: what received messages carry: ignored unless the adapter takes it for a request to this side, so that a message can
-#: be passed on as it is. For ``messageId``, which anybody may ask for, see :func:`requested`.
+#: Keys of received messages. They are ignored unless the adapter accepts them as an extension of this side, so that a
+#: received message can be published again unchanged. For ``messageId``, which is an extension, see :func:`requested`.
 RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset", "packetId", "type", "appId", "userId"})
 
-#: asking for what is so anyway asks for nothing, and needs no feature
+#: values that are the default: they request nothing and need no feature
 _BY_DEFAULT: Final = {
     Features.EXTENSION_GUARANTEED_ORDERING: False,
     Features.EXTENSION_GUARANTEED_DELIVERY: False,
@@ -301,7 +301,7 @@ _BY_DEFAULT: Final = {
 def check_extensions(extensions: Mapping[str, Any], adapter: Announced, *, publishing: bool = False) -> dict[str, Any]:
     """Return the extensions with checked values.
 
-    ``publishing``: what is for subscribing alone, and told by received messages too, is ignored.
+    With ``publishing``, keys that both subscribing and received messages use are ignored.
 
     Raises:
         UnsupportedFeatureError: a key is unknown or not announced by ``adapter``.
@@ -335,7 +335,7 @@ def check_extensions(extensions: Mapping[str, Any], adapter: Announced, *, publi
 
 def _check_header_types(given: Mapping[str, Any], adapter: Announced) -> None:
     """Refuse header values that the protocol of ``adapter`` cannot carry."""
-    if headers.uncarried(given, headers.TEXT) is None:  # nearly always
+    if headers.uncarried(given, headers.TEXT) is None:  # the common case
         return
     name = headers.uncarried(given, adapter.header_types)
     if name is not None:
@@ -347,7 +347,7 @@ def _check_header_types(given: Mapping[str, Any], adapter: Announced) -> None:
 
 
 def _is_told(key: str, value: Any) -> bool:
-    """Whether a received message may have told it: a packet id is a number, so ``True`` can only be a request."""
+    """Return whether a value may come from a received message: a packet id is a number, so ``True`` is a request."""
     return not (key == "packetId" and value is True)
 
 
@@ -355,7 +355,7 @@ def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
     try:
         return check(value)
     except Exception as error:  # noqa: BLE001
-        # a check says what would be right with a ValueError; anything else came out of the value itself
+        # a check raises ValueError with a text for users; any other exception comes from the value itself
         text = str(error) if isinstance(error, ValueError) else f"cannot be read: {type(error).__name__}"
         kind = InvalidHeaderError if key == Features.EXTENSION_HEADERS else InvalidExtensionError
         raise kind(key, text) from None
@@ -363,15 +363,15 @@ def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
 
 def carried_headers(received: Mapping[str, Any], adapter: Announced) -> Mapping[str, Any]:
     """Return received headers as ``adapter`` can publish them, see :func:`messaging.model.headers.carried`."""
-    is_text = headers.uncarried(received, headers.TEXT) is None  # nearly always
+    is_text = headers.uncarried(received, headers.TEXT) is None  # the common case
     return headers.carried(received, headers.TEXT if is_text else adapter.header_types)
 
 
 def requested(context: MessageContext, adapter: Announced) -> Mapping[str, Any]:
-    """Return the extensions of ``context`` that ask for something.
+    """Return the extensions of ``context`` to publish with.
 
-    A received message is passed on with its message id, and with its headers as :func:`carried_headers` has them. It
-    gets a message id of its own where the instance has no such feature, or where an application could not give the id.
+    A received message keeps its message id, and its headers as :func:`carried_headers` returns them. It gets a new
+    message id if the instance lacks that feature, or if applications may not set such an id.
     """
     extensions = context._extensions
     if not context._is_received:
@@ -393,25 +393,25 @@ def requested(context: MessageContext, adapter: Announced) -> Mapping[str, Any]:
 
 
 def identified(options: PublishOptions, message_id: Any) -> PublishOptions:
-    """``options`` with another message id; ``InvalidExtensionError`` if it is none."""
+    """Return a copy of ``options`` with a message id; raises ``InvalidExtensionError`` for an invalid one."""
     checked = _checked(Features.EXTENSION_MESSAGE_ID, _message_id, message_id)
-    # half the time that dataclasses.replace takes
+    # takes half the time of dataclasses.replace
     return PublishOptions(*(*_shared(options), checked))
 
 
 def known(adapter: Announced) -> list[str]:
-    """The extension keys ``adapter`` announces."""
+    """Return the extension keys that ``adapter`` announces, sorted."""
     every = {*CHECKS, *adapter.publish_extensions, *adapter.subscribe_extensions}
     return sorted(every & adapter.features)
 
 
 def subscribing_only(adapter: Announced) -> frozenset[str]:
-    """The keys that mean nothing to publishing."""
+    """Return the extension keys without a meaning for publishing."""
     return SUBSCRIBE_ONLY | (adapter.subscribe_extensions.keys() - adapter.publish_extensions.keys())
 
 
 def publishing_only(adapter: Announced) -> frozenset[str]:
-    """The keys that mean nothing to subscribing."""
+    """Return the extension keys without a meaning for subscribing."""
     return PUBLISH_ONLY | (adapter.publish_extensions.keys() - adapter.subscribe_extensions.keys())
 
 
@@ -450,7 +450,7 @@ def subscribe_options(
 ) -> SubscribeOptions:
     """Compile the extensions of a context for subscribing. Raises as :func:`check_extensions`.
 
-    ``acknowledging``: the context was made by an acknowledge builder, which asks for acknowledgement by itself.
+    ``acknowledging``: an acknowledge builder made the context, which therefore needs acknowledgement.
     """
     values = check_extensions(extensions, adapter)
     settings = adapter.settings
@@ -458,7 +458,7 @@ def subscribe_options(
     buffer_size = values.get(Features.EXTENSION_BUFFER_SIZE, settings.buffer_size)
     overflow = values.get(Features.EXTENSION_OVERFLOW, settings.overflow)
     overflow_chosen = Features.EXTENSION_OVERFLOW in values or "overflow" in settings.model_fields_set
-    # a policy that drops must get to see what is too much: the broker must not hold it back
+    # a policy that drops needs the surplus messages: the broker must not hold them back
     default_prefetch = min(buffer_size, MAX_PREFETCH) if overflow == "block" else MAX_PREFETCH
     prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
     qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
@@ -470,7 +470,7 @@ def subscribe_options(
                     Features.EXTENSION_QOS,
                     f"'0' is without acknowledgement and contradicts {wanting[0]}; use '1' or leave it out",
                 )
-        # with an explicit "0" only what is invalid, or refused by a filter, goes to the dead-letter channel
+        # with an explicit "0" only messages that are invalid, or refused by a filter, are dead-lettered
         elif acknowledging or wanting or Features.EXTENSION_DEAD_LETTER_CHANNEL in values:
             qos = "1" if "1" in adapter.qos_levels else qos
     if qos == "0" and overflow == "block" and overflow_chosen:
@@ -488,7 +488,7 @@ def subscribe_options(
         autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
         dead_letter_channel=values.get(Features.EXTENSION_DEAD_LETTER_CHANNEL),
         max_deliveries=values.get(Features.EXTENSION_MAX_DELIVERIES),
-        # with one unsettled delivery at a time nothing can overtake a redelivery
+        # with one unsettled delivery at a time no message overtakes a redelivery
         prefetch=1 if ordered else prefetch,
         buffer_size=buffer_size,
         overflow=overflow,

@@ -1,8 +1,8 @@
-"""Names of features (RFC 6): what an instance can do, and the keys that configure it.
+"""Names of features (RFC 6): the abilities of an instance, and the keys of extensions.
 
-A *functional* feature only says that something works. An *extension* feature is also a key of
-``MessageContext.extensions`` and takes a value. Asking for either where the instance does not announce it
-raises :class:`~messaging.errors.UnsupportedFeatureError` before anything is sent (MSG100).
+A *functional* feature states an ability. An *extension* feature is also a key of ``MessageContext.extensions`` with a
+value. Using a feature that the instance does not announce raises
+:class:`~messaging.errors.UnsupportedFeatureError` before anything is sent (MSG100).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final
 class Features:
     """Feature names, as they appear in the ``osgi.messaging.feature`` service property.
 
-    The constants without prefix are functional features; those starting with ``EXTENSION_`` are also
-    extension keys. The types and units of extension values are given beside each name and enforced by
-    :mod:`messaging.model.extensions`.
+    Constants without prefix are functional features. Constants with the prefix ``EXTENSION_`` are also extension keys;
+    type and unit of their values follow each name, and :mod:`messaging.model.extensions` enforces them.
     """
 
     # --- functional features of the RFC (6.2)
@@ -42,7 +41,7 @@ class Features:
     MESSAGE_SIZE_LIMIT: Final = "messageSizeLimit"
     #: the broker, not only this process, redelivers rejected messages
     BROKER_REDELIVERY: Final = "brokerRedelivery"
-    #: a queue keeps what arrives while nobody consumes it
+    #: a queue keeps messages while it has no consumer
     QUEUE_RETENTION: Final = "queueRetention"
 
     # --- extension features of the RFC (6.3)
@@ -57,9 +56,9 @@ class Features:
     EXTENSION_TIME_TO_LIVE: Final = "timeToLive"  #: float seconds, > 0 (MSG230)
     EXTENSION_PRIORITY: Final = "priority"  #: int, 0 (lowest) to 9
     EXTENSION_HEADERS: Final = "headers"  #: mapping of str to values, see messaging.model.headers
-    EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message that nobody would get fails
+    EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message without a route fails
     EXTENSION_TIMEOUT: Final = "timeout"  #: float seconds, > 0: the publish deadline
-    EXTENSION_MESSAGE_ID: Final = "messageId"  #: str, 1 to 255 bytes: the application's own; received messages tell it
+    EXTENSION_MESSAGE_ID: Final = "messageId"  #: str, 1 to 255 bytes; received messages have it too
 
     # --- extension features of this project, subscribing
     EXTENSION_QUEUE: Final = "queue"  #: str: name of the queue that subscribers share

@@ -4,7 +4,7 @@ A value is ``str``, ``int``, ``float``, ``bool``, ``bytes``, ``Decimal``, an awa
 or mapping of such values. Received sequences are tuples, received mappings are read-only, received times are in UTC.
 
 An adapter announces the types that its protocol carries (``Adapter.header_types``). A value of another type is refused
-when an application asks for it. A received message that is passed on, or dead-lettered, takes it along as text.
+when an application sets it. A received message that is published again, or dead-lettered, carries it as text.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from messaging.model import channels
 
 #: header types of a protocol whose headers are text
 TEXT: Final[frozenset[type]] = frozenset({str})
-#: header types of a protocol whose headers are text, and which may have several of one name: these are a sequence
+#: header types of a protocol whose headers are text and may repeat a name: several values of one name are a sequence
 REPEATED_TEXT: Final[frozenset[type]] = TEXT | {tuple}
 #: header types of a protocol that carries every value; ``tuple`` stands for sequences, ``dict`` for mappings
 TYPED: Final[frozenset[type]] = frozenset(
     {str, int, float, bool, bytes, Decimal, datetime, NoneType, tuple, dict}
 )  # fmt: skip
-#: bounds that every protocol here can carry
+#: bounds that every protocol of this project can carry
 MAX_HEADERS: Final = 256
 MAX_HEADER_BYTES: Final = 32_768
-#: sequences and mappings in one another
+#: nesting of sequences and mappings
 MAX_DEPTH: Final = 16
 
 _MAX_INT: Final = 2**63 - 1
 #: an AMQP decimal: digits in 31 bits, and a scale in 8
 _MAX_DIGITS: Final = 2**31 - 1
 _MAX_SCALE: Final = 255
-#: bytes that a value counts for beside its text
+#: bytes that count for a value without text
 _SIZE: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _VALUES: Final = "str, int, float, bool, bytes, Decimal, datetime, None, or a list or mapping of them"
 
 
 def check(value: Any) -> Mapping[str, Any]:
-    """Return headers with checked values: copies that cannot be written to.
+    """Return headers with checked values, as immutable copies.
 
     Raises:
         ValueError: names the problem and correct values. The value is not shown: it may be a secret.
@@ -66,7 +66,7 @@ def _checked_mapping(value: Mapping[Any, Any], depth: int) -> tuple[dict[str, An
         total += _check_text(name, "name")
         if not name:
             raise ValueError("a header name is empty")
-        # of a subclass of str nothing but its text is kept
+        # of a subclass of str only the text is kept
         checked[str.__str__(name)], size = _checked(each, f"value of {_shown(name)}", depth)
         total += size
     return checked, total
@@ -121,14 +121,14 @@ def _checked_time(value: datetime, what: str) -> datetime:
         raise ValueError(f"header {what} is out of range in UTC") from None
     if value < _EPOCH:
         raise ValueError(f"header {what} is a time before 1970")
-    # conversion keeps the class: no protocol carries that of a library
+    # astimezone() keeps the class, and no protocol carries the datetime class of a library
     return datetime.combine(value.date(), value.time(), UTC)
 
 
 def _checked_decimal(value: Decimal, what: str) -> Decimal:
     sign, digits, exponent = value.as_tuple()
     fits = isinstance(exponent, int) and -_MAX_SCALE <= exponent <= 0 and len(digits) <= 10 and not sign
-    # from the digits: arithmetic depends on the caller's decimal context
+    # computed from the digits, because arithmetic depends on the caller's decimal context
     if not fits or int("".join(map(str, digits))) > _MAX_DIGITS:
         raise ValueError(f"header {what} must be a Decimal of 0 or more, with digits in 31 bits and no exponent")
     return Decimal(value)
@@ -139,12 +139,12 @@ def _shown(name: Any) -> str:
 
 
 def is_repeated_text(value: Any) -> bool:
-    """Return whether a checked header value is several texts, which a protocol of text can carry as several headers."""
+    """Return whether a checked header value is a sequence of texts, which can be sent as several headers."""
     return type(value) is tuple and all(type(each) is str for each in value)
 
 
 def gathered(pairs: Iterable[tuple[str, str]]) -> dict[str, str | tuple[str, ...]]:
-    """Return headers that arrived one by one: several of one name are a tuple, in their order."""
+    """Return received pairs as headers: several values of one name become a tuple, in order."""
     found: dict[str, list[str]] = {}
     for name, value in pairs:
         found.setdefault(name, []).append(value)
@@ -152,7 +152,7 @@ def gathered(pairs: Iterable[tuple[str, str]]) -> dict[str, str | tuple[str, ...
 
 
 def frozen(value: Any) -> Any:
-    """Return a received value as receivers get it: sequences as tuples, mappings read-only."""
+    """Return an immutable copy of a received value: sequences as tuples, mappings read-only."""
     if isinstance(value, (list, tuple)):
         return tuple(map(frozen, value))
     if isinstance(value, Mapping):
@@ -161,7 +161,7 @@ def frozen(value: Any) -> Any:
 
 
 def uncarried(headers: Mapping[str, Any], types: frozenset[type]) -> str | None:
-    """Return the name of a header whose value is of none of ``types``; ``None`` if there is none."""
+    """Return the name of the first header whose value has none of ``types``; ``None`` if there is none."""
     return next((name for name, value in headers.items() if not _is_carried(value, types)), None)
 
 
@@ -170,7 +170,7 @@ def _is_carried(value: Any, types: frozenset[type]) -> bool:
         return True
     if isinstance(value, Mapping):
         return dict in types and all(_is_carried(each, types) for each in value.values())
-    # a sequence of sequences is for protocols whose values nest
+    # a sequence of sequences needs a protocol with nested values
     return (
         isinstance(value, (list, tuple))
         and tuple in types
@@ -179,10 +179,10 @@ def _is_carried(value: Any, types: frozenset[type]) -> bool:
 
 
 def carried(headers: Mapping[str, Any], types: frozenset[type]) -> Mapping[str, Any]:
-    """Return received headers as they can be published.
+    """Return received headers in a form that can be published.
 
-    Characters that are refused from applications are escaped: another program may have put a line feed there, and its
-    message is passed on nevertheless. Values of other types than ``types`` become text.
+    Characters that applications may not use are escaped, because another program may have sent a header with a line
+    feed. Values of other types than ``types`` become text.
     """
     found = {
         _escaped(name): _escaped(value if _is_carried(value, types) else as_text(value))
@@ -204,8 +204,8 @@ def _escaped(value: Any) -> Any:
 def as_text(value: Any) -> str:
     """Return a header value as text.
 
-    Numbers are in decimal, times in seconds since the epoch, truth values and structures in JSON, bytes in UTF-8 or
-    hexadecimal, ``None`` is empty.
+    Numbers are written in decimal, times in seconds since the epoch, truth values and structures in JSON, bytes in
+    UTF-8 or hexadecimal, and ``None`` as an empty text.
     """
     if type(value) is str:
         return value

@@ -1,4 +1,4 @@
-"""Incoming: a message that arrived, on its way from the adapter to the application."""
+"""Incoming: a received message on its way from the adapter to the application."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from messaging.model.context import NO_EXTENSIONS
 
 
 class Incoming(AcknowledgeMessageContext):
-    """A message that arrived, as the adapter hands it to the core, and the context of the message made from it.
+    """A received message as the adapter hands it to the core, and the context of the application's message.
 
-    One object for both, because one is made for every message received: make a new one for each delivery.
+    One object serves as both, because one is made for every received message. The adapter makes a new one for each
+    delivery.
 
     Args:
-        payload: the bytes.
+        payload: the bytes in their content encoding.
         channel: the actual channel, never the pattern (MSG260).
-        channel_extension, content_type, content_encoding, correlation_id, reply_to_channel: as the sender set them.
-        extensions: read-only, may be shared: what the protocol told beside the standard values, under the names of
+        channel_extension, content_type, content_encoding, correlation_id, reply_to_channel: as set by the sender.
+        extensions: read-only, may be shared: further values that the protocol reported, under the names of
             :class:`~messaging.Features` (``qos``, ``retain``, ``headers``, ``priority``, ``timeToLive``) and
             ``messageId`` (str), ``timestamp`` (float, seconds since the epoch), ``redelivered`` (bool); keys that do
-            not apply are left out.
-        token: what :meth:`Adapter.acknowledge` needs to settle this delivery, any object; ``None`` if the protocol
-            has no acknowledgement for it (QoS 0): its state is then UNSUPPORTED and the adapter is done with it.
-        delivery_count: how often the broker delivered this message, this time included; ``None`` if the broker
-            does not count. The core then counts by itself.
+            not apply are absent.
+        token: any object by which :meth:`Adapter.acknowledge` settles this delivery; ``None`` if the protocol has no
+            acknowledgement for it (QoS 0): its state is then UNSUPPORTED, and the adapter keeps nothing of it.
+        delivery_count: number of deliveries of this message by the broker, including this one; ``None`` if the broker
+            does not count, and the core counts by itself.
     """
 
     __slots__ = ("delivery_count", "payload", "token")

@@ -1,8 +1,8 @@
 """The keywords of ``publish``, ``subscribe``, ``on``, ``request`` and ``reply`` for type checkers and editors.
 
-Each keyword is an extension in snake case, or a value of the context; ``None`` means unset. Values are checked at run
-time, too: a type says neither a range nor what an instance announces. The extensions of an adapter that is not in this
-project are not among these keywords: set them with ``MessageContextBuilder.extension_entry``.
+Each keyword is an extension in snake case, or a value of the context; ``None`` means unset. Values are also checked at
+run time: a type expresses neither ranges nor the announced features of an instance. Extensions of an adapter outside
+this project have no keyword: set them with ``MessageContextBuilder.extension_entry``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SharedKeywords(TypedDict, total=False):
-    """What publishing and subscribing have in common."""
+    """Keywords common to publishing and subscribing."""
 
     qos: int | str | None
     guaranteed_delivery: bool | None
@@ -31,7 +31,7 @@ class SharedKeywords(TypedDict, total=False):
 
 
 class RequestKeywords(SharedKeywords, total=False):
-    """Keywords of ``request``, beside its parameters."""
+    """Keywords of ``request``, in addition to its parameters."""
 
     content_type: str | None
     content_encoding: str | None
@@ -60,7 +60,7 @@ class PublishKeywords(RequestKeywords, total=False):
 
 
 class StreamKeywords(TypedDict, total=False):
-    """What subscribing and many replies have in common."""
+    """Keywords common to subscribing and to requests with many replies."""
 
     buffer_size: int | None
     overflow: Literal["block", "drop_oldest", "drop_latest", "fail"] | None
@@ -68,11 +68,11 @@ class StreamKeywords(TypedDict, total=False):
 
 
 class RequestManyKeywords(RequestKeywords, StreamKeywords, total=False):
-    """Keywords of ``request_many``, beside its parameters."""
+    """Keywords of ``request_many``, in addition to its parameters."""
 
 
 class ReplyKeywords(SharedKeywords, StreamKeywords, total=False):
-    """Keywords of ``reply``, beside its parameters: those of its subscription."""
+    """Keywords of ``reply``, in addition to its parameters, for its subscription."""
 
     auto_acknowledge: bool | None
     dead_letter_channel: str | None
@@ -109,6 +109,6 @@ class ReplyKeywords(SharedKeywords, StreamKeywords, total=False):
 
 
 class SubscribeKeywords(ReplyKeywords, total=False):
-    """Keywords of ``subscribe`` and ``on``, beside their parameters."""
+    """Keywords of ``subscribe`` and ``on``, in addition to their parameters."""
 
     channel_extension: str | None

@@ -1,7 +1,7 @@
-"""Message (RFC 5.6.1): immutable, slotted, cheap to make.
+"""Message (RFC 5.6.1): an immutable payload with its context.
 
-Like its context it is a plain class with read-only properties rather than a frozen dataclass: one is made for every
-message, and a frozen dataclass takes three times as long to create.
+Messages and contexts are plain classes with slots and read-only properties rather than frozen dataclasses: one is made
+for every message, and a frozen dataclass takes three times as long to create.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    #: what ``Message.value()`` returns: the model, or anything
+    #: type of ``Message.value()``: the model, or any
     V = TypeVarWithDefault("V", default=Any)
     V_co = TypeVarWithDefault("V_co", default=Any, covariant=True)
 else:  # defaults of type variables are of Python 3.13
@@ -32,31 +32,31 @@ class Message(Generic[V_co]):
 
     Generic in the model: ``value()`` of a ``Message[Reading]`` returns a ``Reading``.
 
-    It can be pickled and deep-copied, for other processes. The copy of a received message cannot be acknowledged: its
-    state is ``UNSUPPORTED``, unless the message was settled before.
+    Messages can be pickled and deep-copied for other processes. The copy of a received message cannot be acknowledged:
+    its state is ``UNSUPPORTED``, unless the message was settled before the copy.
     """
 
     __slots__ = ("_context", "_model", "_payload", "_value")
 
-    #: the model last decoded for, and the outcome; unset until then
+    #: the model of the last decoding and its result; unset before the first one
     _value: tuple[Any, Any]
-    #: of a payload whose context has none: of the instance that received it
+    #: content type for a context without one: a setting of the instance that received the message
     _default_content_type: str | None = None
 
     def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
         self._payload = payload
         self._context = context
         self._model = model
-        # _value is left out: most messages are decoded never or once
+        # _value stays unset to save the assignment: most messages are decoded at most once
 
     @property
     def payload(self) -> bytes:
-        """The bytes as they travel; empty, never ``None``."""
+        """Return the payload in its content encoding; it may be empty and is never ``None``."""
         return self._payload
 
     @property
     def context(self) -> MessageContext:
-        """The context; never ``None``. That of a received message is an :class:`AcknowledgeMessageContext`."""
+        """Return the context, never ``None``. A received message has an :class:`AcknowledgeMessageContext`."""
         return self._context
 
     @overload
@@ -64,15 +64,15 @@ class Message(Generic[V_co]):
     @overload
     def value(self, model: type[T]) -> T: ...
     def value(self, model: type[T] | None = None) -> T | Any:
-        """The payload as an object: decoded by content encoding, parsed by content type, validated by ``model``.
+        """Return the payload as an object: decoded by content encoding, parsed by content type, validated by ``model``.
 
         Args:
             model: a pydantic model, dataclass, TypedDict or any type pydantic can validate. Without it, the
-                model the stream was subscribed with, or else whatever the content type's codec yields.
+                model of the subscription, or else the result of the content type's codec.
 
         Raises:
-            UnknownContentTypeError, UnknownContentEncodingError: nothing here reads it.
-            DecodeError: the bytes do not fit. The payload stays available.
+            UnknownContentTypeError, UnknownContentEncodingError: no codec or encoding of that name is known.
+            DecodeError: the payload cannot be decoded. It stays available.
         """
         wanted = self._model if model is None else model
         try:
@@ -94,27 +94,26 @@ class Message(Generic[V_co]):
         return value
 
     def acknowledge(self) -> bool:
-        """``context.acknowledge_handler.acknowledge()``; ``False`` for a message that was not received."""
+        """Acknowledge the message, see ``AcknowledgeHandler.acknowledge``; ``False`` if it was not received."""
         settle = getattr(self._context, "_settle", None)
         return settle is not None and settle(True)
 
     def reject(self) -> bool:
-        """``context.acknowledge_handler.reject()``; ``False`` for a message that was not received."""
+        """Reject the message, see ``AcknowledgeHandler.reject``; ``False`` if it was not received."""
         settle = getattr(self._context, "_settle", None)
         return settle is not None and settle(False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # without the value, which may be of any type: it is decoded again when it is asked for
+        # without the decoded value, which may be of any type: the copy decodes again on demand
         default = self._default_content_type
         state = () if default is None else ((None, {"_default_content_type": default}),)
         return type(self), (self._payload, self._context, self._model), *state
 
+    # without a hash: the context has none
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
             return NotImplemented
         return bool(self._payload == other._payload and self._context == other._context)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @tolerant
     def __repr__(self) -> str:
@@ -122,7 +121,7 @@ class Message(Generic[V_co]):
 
 
 class ReceivedMessage(Message[V_co]):
-    """A message that was received: its context names a channel, and can be acknowledged (RFC 5.8.5)."""
+    """A received message, whose context has a channel and can be acknowledged (RFC 5.8.5)."""
 
     __slots__ = ()
 
@@ -130,7 +129,7 @@ class ReceivedMessage(Message[V_co]):
 
         @property
         def context(self) -> AcknowledgeMessageContext:
-            """The context; never ``None``."""
+            """Return the context, never ``None``."""
 
 
 class _ReceivedWithDefault(ReceivedMessage[V_co]):
@@ -142,10 +141,10 @@ class _ReceivedWithDefault(ReceivedMessage[V_co]):
 
 
 def maker(default_content_type: str | None) -> Callable[[bytes, MessageContext, Any], ReceivedMessage[Any]]:
-    """Return what makes received messages: of payload, context and model.
+    """Return the function or class that makes a received message of payload, context and model.
 
     Args:
-        default_content_type: the setting of the instance that receives them.
+        default_content_type: the setting of the receiving instance.
     """
     if default_content_type is None:
         return ReceivedMessage
@@ -159,14 +158,14 @@ def maker(default_content_type: str | None) -> Callable[[bytes, MessageContext, 
 
 
 class AcknowledgeFilter(Protocol):
-    """Service interface of an acknowledge filter (RFC 5.8.7): services under it are found by target."""
+    """Service interface of an acknowledge filter (RFC 5.8.7), whose services are looked up by target."""
 
     def __call__(self, message: Message, /) -> bool:
-        """``True`` to acknowledge, ``False`` to reject."""
+        """Return ``True`` to acknowledge, ``False`` to reject."""
 
 
 class AcknowledgeConsumer(Protocol):
     """Service interface of an acknowledge handler or post-acknowledge consumer (RFC 5.8.7)."""
 
     def __call__(self, message: Message, /) -> object:
-        """Look at the message, and as a handler settle it through its context."""
+        """Process the message; a handler settles it through its context."""

@@ -11,38 +11,38 @@ if TYPE_CHECKING:
 
 
 class Outgoing(Protocol):
-    """A message on its way out. Made by the core; the adapter reads it and settles it exactly once.
+    """A message to publish. The core makes it; the adapter sends and settles it.
 
-    Whoever holds an ``Outgoing`` must call :meth:`confirm` or :meth:`fail`, on the loop. Settling again is
-    ignored: the core itself fails one whose deadline has passed, and a late confirm must not hurt. One that is
-    ``settled`` must not be sent any more: the core relies on it to honour deadlines.
+    An adapter that holds an ``Outgoing`` must call :meth:`confirm` or :meth:`fail` on the loop. A second call has no
+    effect, because the core itself fails a message whose deadline has passed, and a confirm may come late. A
+    ``settled`` message must not be sent any more: deadlines depend on it.
     """
 
-    #: gone once it is settled, so that whoever keeps the promise does not keep it; that of a will stays
+    #: released when the message is settled, so that a kept promise does not keep it; a will keeps its payload
     payload: bytes
-    #: channel, content type, ... as they are to travel; ``context.channel`` passed ``check_name``. Messages with the
-    #: same context have all of it in common, but for the correlation id: that of the context does not count.
+    #: channel, content type, ... to send; ``context.channel`` passed ``check_name``. Messages with the same context
+    #: share all its values except the correlation id, for which the context's own is not used.
     context: MessageContext
     correlation_id: str | None
     #: the checked extensions, defaults filled in
     options: PublishOptions
-    #: confirmed or failed
+    #: whether the message was confirmed or failed
     settled: bool
 
     @property
     def message_id(self) -> str:
-        """Stable across retries; made on use, unique across instances and processes.
+        """Return the message id: stable across retries, unique across instances and processes, made on first use.
 
-        With ``options.message_id`` it is that, the application's own: two messages with the same one may be on their
-        way at once, and it is to travel with QoS 0, too.
+        It is ``options.message_id`` if the application set one: two messages in flight may then have the same id, and
+        the id must be sent with QoS 0, too.
         """
         ...
 
     def sent(self) -> None:
-        """The bytes left for the broker and a confirm is awaited: from here on a loss leaves the outcome open."""
+        """Note that the message was sent and awaits its confirm: a connection loss now leaves the outcome unknown."""
 
     def confirm(self) -> None:
-        """QoS 0: the bytes were handed to the socket. Otherwise: the broker has taken responsibility."""
+        """Succeed. QoS 0: the bytes were handed to the socket. Otherwise: the broker has taken responsibility."""
 
     def fail(self, error: MessagingError) -> None:
-        """The message was not taken. A ``ConnectionLostError`` makes the core send it again after reconnecting."""
+        """Fail. After a ``ConnectionLostError`` the core sends the message again when it has reconnected."""

@@ -1,8 +1,8 @@
 """Configuration of an instance (RFC 5.1.2), with pydantic-settings.
 
-A setting is taken from the first of: keyword of ``connect()``, query option of the URL, environment variable
+The value of a setting is the first of: keyword of ``connect()``, query option of the URL, environment variable
 ``MESSAGING_<SETTING>``, for secrets the file named by ``MESSAGING_<SETTING>_FILE``, default. Adapters subclass
-:class:`Settings` to add theirs. Durations are float seconds, sizes bytes.
+:class:`Settings` to add settings. Durations are float seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ Secret = Annotated[SecretStr, AfterValidator(_secret)]
 
 
 class Settings(BaseSettings):
-    """Settings every adapter has. Immutable.
+    """Settings common to all adapters. Immutable.
 
     Raises:
-        InvalidOptionError: a value does not fit; it is not repeated, since any of them may be a secret.
+        InvalidOptionError: a value is not accepted; the text omits it, because any value may be a secret.
     """
 
     model_config = SettingsConfigDict(
@@ -74,34 +74,34 @@ class Settings(BaseSettings):
 
     name: Name | None = Field(None, description="osgi.messaging.name; generated and unique if not given")
     client_id: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
-        None, description="how this client calls itself at the broker; generated if not given"
+        None, description="name of this client at the broker; generated if not given"
     )
-    username: Text | None = Field(None, description="user name, if the URL has none")
-    password: Secret | None = Field(None, description="password, if the URL has none")
+    username: Text | None = Field(None, description="user name, unless the URL has one")
+    password: Secret | None = Field(None, description="password, unless the URL has one")
     timeout: Seconds = Field(
-        30.0, description="deadline of a publish or request: waiting, sending and confirm, seconds"
+        30.0, description="deadline of a publish or request, including waiting, sending and confirm, seconds"
     )
     connect_timeout: Seconds = Field(10.0, description="deadline of one attempt to connect, seconds")
-    close_timeout: Seconds = Field(5.0, description="how long closing may wait for what was accepted, seconds")
-    retry_connect: bool = Field(False, description="keep trying if the first attempt to connect fails")
+    close_timeout: Seconds = Field(5.0, description="longest wait of closing for accepted messages, seconds")
+    retry_connect: bool = Field(False, description="retry if the first attempt to connect fails")
     reconnect_min: Seconds = Field(0.1, description="shortest delay before reconnecting, seconds")
     reconnect_max: Seconds = Field(30.0, description="longest delay before reconnecting, seconds")
     outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")
     outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
-    buffer_size: int = Field(1024, ge=1, description="messages a stream buffers unless its context says otherwise")
+    buffer_size: int = Field(1024, ge=1, description="messages a stream buffers, unless its context sets it")
     prefetch: int | None = Field(
-        None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context says so"
+        None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context sets it"
     )
-    overflow: Overflow = Field("block", description="what a full stream buffer does unless its context says otherwise")
+    overflow: Overflow = Field("block", description="policy of a full stream buffer, unless its context sets it")
     max_pending_requests: int = Field(10_000, ge=1, description="requests that may wait for their replies")
-    generate_correlation_id: bool = Field(True, description="make correlation ids for requests that have none")
-    generate_reply_channel: bool = Field(True, description="make reply channels for requests that have none")
+    generate_correlation_id: bool = Field(True, description="generate correlation ids for requests that have none")
+    generate_reply_channel: bool = Field(True, description="generate reply channels for requests that have none")
     reply_channels: Text | None = Field(
-        None, description="where handlers may reply to: patterns, separated by commas; anywhere, if not given"
+        None, description="channel patterns that handlers may reply to, separated by commas; any channel if not given"
     )
     max_message_size: int | None = Field(None, ge=1, description="largest payload that may be published, bytes")
     default_content_type: ContentType | None = Field(
-        None, description="content type of received messages that have none, such as application/json"
+        None, description="content type of received messages without one, such as application/json"
     )
 
     def __init__(self, **given: Any) -> None:
@@ -113,11 +113,11 @@ class Settings(BaseSettings):
             option = str(first["loc"][0]) if first["loc"] else "?"
             source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
             text = f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}"
-        except SettingsError as error:  # names the field, but not the variable; its cause holds the value
+        except SettingsError as error:  # its text names the field but not the variable; its cause holds the value
             named = re.search(r'field "(\w+)"', str(error))
             option = named.group(1) if named else "?"
             text = f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
-        raise InvalidOptionError(option, text)  # out here, so that it has no context: that would hold the values
+        raise InvalidOptionError(option, text)  # outside of the handlers: the context would hold the values
 
     @classmethod
     def settings_customise_sources(
@@ -128,21 +128,21 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The order of precedence; see the module."""
+        """Return the sources of values by precedence, see the module."""
         return init_settings, env_settings, _SecretFiles(settings_cls)
 
 
 class TlsSettings(Settings):
-    """Settings of adapters that can speak TLS."""
+    """Settings of adapters with TLS."""
 
     cafile: Path | None = Field(None, description="PEM file of the authorities that may sign the broker's certificate")
     certfile: Path | None = Field(None, description="PEM file of this client's certificate")
     keyfile: Path | None = Field(None, description="PEM file of this client's private key")
-    allow_insecure: bool = Field(False, description="do not verify the broker's certificate: for tests only")
+    allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
 
 
 class _SecretFiles(PydanticBaseSettingsSource):
-    """``MESSAGING_<SETTING>_FILE`` for the settings that are secrets, as container platforms mount them."""
+    """Reads secrets from the files named by ``MESSAGING_<SETTING>_FILE``, as container platforms mount them."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         return None, field_name, False
@@ -168,11 +168,11 @@ S = TypeVar("S", bound=Settings)
 
 
 def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) -> S:
-    """Gather the settings of one instance.
+    """Return the settings of one instance.
 
     Raises:
-        InvalidOptionError: naming the option that is unknown (with the nearest known name) or whose value does
-            not fit. Values are not repeated: any of them may be a secret.
+        InvalidOptionError: an option is unknown (the text names the most similar one) or its value is not accepted.
+            The text omits values, because any of them may be a secret.
     """
     given = concealed({**url.options, **keywords})
     for option in given:
@@ -180,7 +180,9 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             hint = did_you_mean(option, kind.model_fields) or f"known: {', '.join(sorted(kind.model_fields))}"
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
         if isinstance(given[option], SecretStr) and not _is_secret(kind, option):
-            given[option] = given[option].get_secret_value()  # text to its adapter, whatever it is called
+            given[option] = given[
+                option
+            ].get_secret_value()  # concealed because of its name, but text in its adapter's settings
     return kind(**given)
 
 

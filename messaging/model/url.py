@@ -1,7 +1,6 @@
 """Broker URLs: ``scheme://user:password@host:port/path?option=value``.
 
-Parsed strictly: a typo must not become a connection to somewhere else. The password is kept apart from
-everything that is ever shown; ``str(url)`` is always redacted.
+Parsing is strict, so that a typo does not connect to another broker. ``str(url)`` never shows the password.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class BrokerUrl:
 
     Attributes:
         scheme: lower case.
-        host: without brackets; for ``memory://`` the name of the broker.
+        host: without brackets; the name of the broker for ``memory://``.
         port: 1 to 65535, or ``None`` for the adapter's default.
         username, password: percent-decoded, or ``None``.
         path: percent-decoded, without its leading slash; ``None`` if there is none (``/`` alone is ``""``).
-        options: the query, percent-decoded, in its order.
+        options: the options of the query, percent-decoded, in order.
     """
 
     scheme: str
@@ -50,7 +49,7 @@ class BrokerUrl:
 
     @property
     def address(self) -> str:
-        """Host and port, as ``broker:1883`` or ``[::1]:1883``; the host alone if the URL names no port."""
+        """Return host and port, as ``broker:1883`` or ``[::1]:1883``, or the host alone if the URL has no port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
@@ -59,7 +58,7 @@ class BrokerUrl:
         return f"{self.scheme} {name!r} ({self.address})"
 
     def __str__(self) -> str:
-        """The URL with every secret masked, fit for logs and DTOs."""
+        """Return the URL with every secret masked, for logs and DTOs."""
         user = ""
         if self.username is not None:
             user = quote(self.username, safe="") + (":***" if self.password is not None else "") + "@"
@@ -79,12 +78,12 @@ class BrokerUrl:
 
 
 def is_secret_option(name: str) -> bool:
-    """Whether values of the option ``name`` are never shown."""
+    """Return whether the option ``name`` holds a secret."""
     return _SECRET_OPTION.search(name) is not None
 
 
 def concealed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with each secret as a ``SecretStr``, so that no report that shows variables shows it."""
+    """Return the options with each secret as a ``SecretStr``, which error reports with variables do not show."""
     return {
         name: SecretStr(value) if isinstance(value, str) and is_secret_option(name) else value
         for name, value in options.items()
@@ -95,14 +94,14 @@ def parse_url(text: str) -> BrokerUrl:
     """Parse a broker URL.
 
     Raises:
-        InvalidUrlError: says which part is wrong and what would be right. The message never repeats the part
-            that may hold a password, and no frame of its traceback has it in a local variable.
+        InvalidUrlError: names the invalid part and a correct form. The text never repeats a part that may hold a
+            password, and no frame of the traceback has it in a local variable.
     """
     try:
         return _parsed(text)
     except InvalidUrlError as error:
         failure = error.with_traceback(None)
-        failure.__context__ = None  # a decoder's error holds what it could not decode
+        failure.__context__ = None  # the error of a decoder holds its input
     del text
     raise failure
 
@@ -115,7 +114,7 @@ def _parsed(text: str) -> BrokerUrl:
     bad = re.search(r"[\x00-\x20\x7f-\xa0\ud800-\udfff]", text)
     if bad is not None:
         raise InvalidUrlError(
-            f"broker URL holds U+{ord(bad.group()):04X} at index {bad.start()}; percent-encode what is not printable"
+            f"broker URL holds U+{ord(bad.group()):04X} at index {bad.start()}; percent-encode unprintable characters"
         )
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -176,7 +175,7 @@ def _host_and_port(text: str, scheme: str) -> tuple[str, int | None]:
     if not has_port:
         return host, None
     if not (port_text.isascii() and port_text.isdigit()) or not 1 <= int(port_text[:6]) <= 65_535:
-        # a password with an unescaped '@' or '/' ends up here: do not repeat it
+        # the text may be a password with an unescaped '@' or '/', so the error does not repeat it
         raise InvalidUrlError(f"{scheme} URL: the port must be a number from 1 to 65535")
     return host, int(port_text)
 

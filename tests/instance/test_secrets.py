@@ -331,7 +331,7 @@ def test_a_failed_promise_that_is_never_retrieved_shows_nothing(
         messaging.connect(url, services=ServiceRegistry(), **settings)
 
     asyncio.run(forget())
-    until(lambda: gc.collect() is not None and "nobody looked" in caplog.text, "the log entry")
+    until(lambda: gc.collect() is not None and "was never retrieved" in caplog.text, "the log entry")
     check(watch)
     caplog.clear()
 
