@@ -9,12 +9,12 @@ acknowledgement rules are the core's.
 on it. Nothing here needs a lock. Blocking work (a TLS handshake in a blocking library, a DNS look-up) goes to
 ``loop.run_in_executor``.
 
-**Life of an adapter.** ``open`` → any of the rest → (connection lost → ``lost(cause)`` → ``open`` again)* →
+**Life cycle.** ``open`` → any of the rest → (connection lost → ``lost(cause)`` → ``open`` again)* →
 ``close``. The core decides when to open again and with what delay; it never calls ``open`` twice at once. After a
 loss and until ``open`` returns, only ``open``, ``unsubscribe``, ``acknowledge``, ``reject`` and ``close`` are called.
 
-**Errors.** Anything an adapter raises or reports is a :class:`~messaging.errors.MessagingError`; the exceptions
-of the library below are its ``__cause__``. No message of an error holds a password.
+**Errors.** Every error that an adapter raises or reports is a :class:`~messaging.errors.MessagingError`, with the
+exception of its library as ``__cause__``. The text of an error never holds a password.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -56,23 +56,23 @@ CORE_FEATURES: Final = frozenset(
 )
 
 
-#: What an adapter has to announce for the core to do requests and replies, and what that brings.
+#: features an adapter must announce for requests and replies, and the features that the core then adds
 _REPLY_NEEDS: Final = frozenset({Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS})
 REPLY_FEATURES: Final = frozenset({Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE})
 
 
 class PlannedLossError(ConnectionLostError):
-    """The adapter ended a connection by itself, to go on with another: no trouble to tell anybody of."""
+    """The adapter ended a connection on purpose, to make another one; it is not reported as a problem."""
 
 
 class ReplyAddress(NamedTuple):
     """Where the replies to an instance's requests arrive.
 
     Attributes:
-        pattern: what the instance subscribes to.
-        channel: what its requests name as their reply channel.
-        individual: each request names a channel of its own instead: this one, with its correlation id as a further
-            level.
+        pattern: the pattern to which the instance subscribes.
+        channel: the reply channel of its requests.
+        individual: whether each request has a reply channel of its own: ``channel``, with the correlation id as a
+            further level.
     """
 
     pattern: str
@@ -81,11 +81,11 @@ class ReplyAddress(NamedTuple):
 
 
 class ReplyRoute(NamedTuple):
-    """One way for a reply to go.
+    """One address to which a reply can be published.
 
     Attributes:
-        channel, channel_extension: where it is published.
-        mandatory: whether it can be told that nobody listens there.
+        channel, channel_extension: the address.
+        mandatory: whether the broker reports that the address has no subscriber.
     """
 
     channel: str
@@ -94,17 +94,17 @@ class ReplyRoute(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where a subscription's messages go. Implemented by the core; called on the loop."""
+    """Receives the messages of a subscription. Implemented by the core; called on the loop."""
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Hand over messages in arrival order. Never blocks and never raises."""
 
     def fail(self, error: MessagingError) -> None:
-        """The broker ended the subscription for good (cancelled, queue deleted). The handle is void."""
+        """Report that the broker ended the subscription for good (cancelled, queue deleted). The handle is void."""
 
 
 class SubscriptionSpec:
-    """What to subscribe to. Made by the core.
+    """Channel and options of a subscription. Made by the core.
 
     Attributes:
         channel: passed ``check_pattern``.
@@ -126,23 +126,23 @@ class Adapter(abc.ABC):
 
     #: ``osgi.messaging.provider`` (RFC 5.1)
     provider: ClassVar[str]
-    #: settings beside the common ones: the query options of this adapter's URLs
+    #: the settings of this adapter, which are the query options of its URLs; a subclass of the common ones
     settings_type: ClassVar[type[Settings]]
     #: whether :meth:`reject` has a form on the wire. Without it the core redelivers by itself.
     can_reject: ClassVar[bool]
     #: extension keys of this adapter alone, for publishing and for subscribing (a key may be in both) -> check that
-    #: returns the value to use or raises ``ValueError`` with what would be right. Their values arrive in
+    #: returns the value to use, or raises ``ValueError`` with a text that names correct values. Their values arrive in
     #: ``options.custom``, those of the other side left out; their names belong into ``features``.
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
-    #: extension keys that a reply takes over from its request, if that came with them
+    #: extension keys that a reply copies from its request
     reply_extensions: ClassVar[frozenset[str]] = frozenset()
     #: whether the protocol holds back deliveries until earlier ones are settled, so that overflow policy
     #: ``block`` needs nothing else. Deliveries without token are exempt.
     has_credit: ClassVar[bool]
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
-        """Check everything that can be checked without a connection. No I/O.
+        """Check the settings as far as possible without a connection. No I/O.
 
         Args:
             url: parsed and valid; ``url.password`` is a ``SecretStr``.
@@ -156,30 +156,30 @@ class Adapter(abc.ABC):
         self.url = url
         self.settings = settings
         self.name = name
-        #: set by the core. To be called on the loop while connected: with the reason when the broker does less than it
-        #: should (takes no messages for lack of memory, say), with ``None`` when that is over. A loss ends it, too.
+        #: Set by the core. To be called on the loop while connected: with the reason when the broker is degraded (it
+        #: accepts no messages for lack of memory, for example), with ``None`` when that is over. A loss ends it, too.
         self.impaired: Callable[[MessagingError | None], object] = _nothing
 
     # --- what it can do
 
     @property
     def client_id(self) -> str | None:
-        """What this client is called at the broker, once that is known; ``None`` where it means nothing."""
+        """Return the name of this client at the broker; ``None`` if it is not known yet, or the protocol has none."""
         return None
 
     @property
     @abc.abstractmethod
     def protocols(self) -> tuple[str, ...]:
-        """``osgi.messaging.protocol`` of this instance, such as ``("mqtt", "mqtt5")``."""
+        """Return the ``osgi.messaging.protocol`` of this instance, such as ``("mqtt", "mqtt5")``."""
 
     @property
     @abc.abstractmethod
     def features(self) -> frozenset[str]:
-        """What is announced: exactly what works. May shrink at the first ``open``, once the broker is known."""
+        """Return the announced features, all of which must work. May shrink at the first ``open``."""
 
     @property
     def announced(self) -> frozenset[str]:
-        """``osgi.messaging.feature`` of the instance: :attr:`features`, and what the core makes of them (RFC 5.7)."""
+        """Return the ``osgi.messaging.feature`` of the instance: :attr:`features` and those of the core (RFC 5.7)."""
         features = self.features
         if not features >= _REPLY_NEEDS:
             return features
@@ -191,9 +191,9 @@ class Adapter(abc.ABC):
         return found
 
     def way_out(self, feature: str) -> str:
-        """Return which settings of an instance would bring ``feature``, which this one lacks; empty if none do.
+        """Return the settings with which an instance has ``feature``, such as "set version=5"; empty if there are none.
 
-        Errors tell it, such as "set version=5".
+        Errors include the text.
         """
         return ""
 
@@ -201,9 +201,9 @@ class Adapter(abc.ABC):
         """Return the error for ``feature``, which this instance does not announce.
 
         Args:
-            feature: its name, or what was asked for of it.
-            hint: what to know beside the way out.
-            supported: names that can be asked for instead.
+            feature: its name, or the unsupported value of it.
+            hint: a text in addition to :meth:`way_out`.
+            supported: names of supported alternatives.
         """
         hints = "; ".join(filter(None, (hint, self.way_out(feature))))
         return UnsupportedFeatureError(feature, self.name, hints, supported=supported)
@@ -211,30 +211,30 @@ class Adapter(abc.ABC):
     @property
     @abc.abstractmethod
     def qos_levels(self) -> tuple[str, ...]:
-        """Values the extension ``qos`` takes here, lowest first; empty without feature ``qos``."""
+        """Return the values of the extension ``qos``, lowest first; empty without feature ``qos``."""
 
     @property
     def acknowledging_qos(self) -> str | None:
-        """The lowest of them with acknowledgement, if there is one."""
+        """Return the lowest level with acknowledgement, or ``None``."""
         return next((level for level in self.qos_levels if level != "0"), None)
 
     @property
     def default_qos(self) -> str:
-        """The level of a message or subscription that names none and asks for no guarantee."""
+        """Return the level of a message or subscription that sets neither a level nor a guarantee."""
         return self.qos_levels[0] if self.qos_levels else "0"
 
     @property
     def header_types(self) -> frozenset[type]:
-        """Types of header values that the protocol carries, see :mod:`messaging.model.headers`; others are refused."""
+        """Return the types of header values that the protocol carries, see :mod:`messaging.model.headers`."""
         return headers.TEXT
 
     @property
     def max_message_size(self) -> int | None:
-        """Largest payload in bytes that can be published, or ``None`` (MSG205)."""
+        """Return the largest payload in bytes that can be published; ``None``: unlimited (MSG205)."""
         return None
 
     def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
-        """Refuse what this protocol cannot carry although the feature is announced, before anything is sent.
+        """Refuse a context that this protocol cannot carry although it has the features, before anything is sent.
 
         Called on the *caller's* thread, once per distinct context: must be thread safe and do no I/O.
 
@@ -245,56 +245,56 @@ class Adapter(abc.ABC):
         return
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
-        """Like :meth:`check_publish`, for a subscription."""
+        """Refuse a subscription that this protocol cannot make, as :meth:`check_publish` does a context."""
         return
 
     @property
     def keeps_session(self) -> bool:
-        """Whether the broker keeps subscriptions and unsettled deliveries while this instance is away.
+        """Return whether the broker keeps subscriptions and unsettled deliveries while this instance is away.
 
-        Then closing the instance does not unsubscribe; ending a single stream still does.
+        If so, closing the instance does not unsubscribe; closing a single stream does.
         """
         return False
 
     def redelivers(self, spec: SubscriptionSpec) -> bool:
-        """Whether what ``spec`` had not settled when its connection was lost is delivered again by the next one.
+        """Return whether the next connection delivers the unsettled messages of a lost one again.
 
-        If so, it leaves the buffers; otherwise it stays, and is handed out.
+        If so, the core drops them from its buffers; otherwise it hands them out.
         """
         return spec.options.queue is not None and self.can_reject
 
     def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
-        """Whether what is unsettled when ``handle`` is unsubscribed is delivered to another consumer, or to the next.
+        """Return whether another or the next consumer receives the unsettled messages of an unsubscribed ``handle``.
 
-        If not, the core dead-letters it before it unsubscribes, or counts it as dropped. On the loop.
+        If not, the core dead-letters them before it unsubscribes, or counts them as dropped. On the loop.
         """
         return self.redelivers(spec)
 
     def reply_address(self, token: str) -> ReplyAddress:
-        """Where replies arrive to requests that name no reply channel (RFC 5.7.2, ``generateReplyChannel``).
+        """Return the address for replies to requests without a reply channel (RFC 5.7.2, ``generateReplyChannel``).
 
         Only with feature ``messageProperties``.
 
         Args:
-            token: unguessable, this instance's own; without ``/`` and wildcards.
+            token: unguessable and unique to this instance; without ``/`` and wildcards.
         """
         channel = f"{REPLY_CHANNELS}/{token}"
         return ReplyAddress(channel, channel)
 
     def reply_routes(self, channel: str) -> tuple[ReplyRoute, ...]:
-        """How a reply gets to a reply channel that a request names, as it was received.
+        """Return the addresses to which a reply for the received reply channel ``channel`` can be published.
 
         Returns:
-            At least one; each but the last is given up for the next if nobody listens there.
+            At least one. The core tries the next one if an address has no subscriber.
         """
         return (ReplyRoute(channel, mandatory=Features.EXTENSION_MANDATORY in self.features),)
 
     def patterns(self, spec: SubscriptionSpec) -> tuple[str, ...]:
-        """Return the channel patterns that a subscription hears: its own, and what its extensions add."""
+        """Return the channel patterns of a subscription: its own, and additions of its extensions."""
         return (spec.channel,)
 
     def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
-        """Return whether what is published to an address arrives at a subscription, as far as both tell.
+        """Return whether messages to an address arrive at a subscription, as far as both are known.
 
         Called on any thread; the channel is a name. A reply that would arrive at a request handler is refused by it.
         """
@@ -323,8 +323,8 @@ class Adapter(abc.ABC):
     async def close(self) -> None:
         """Disconnect in good order (no will is sent) and release everything. Idempotent; also after a loss.
 
-        Returns within a second or so even if the broker is silent. Does not raise. Whatever :class:`Outgoing`
-        it still holds is failed with ``ClosedError`` by the core.
+        Returns within about a second even if the broker is silent. Does not raise. The core fails every
+        :class:`Outgoing` that the adapter still holds with ``ClosedError``.
         """
 
     # --- publishing
@@ -344,7 +344,7 @@ class Adapter(abc.ABC):
 
     @property
     def publish_window(self) -> int:
-        """How many messages of one batch make sense. The core hands over at most this many at a time."""
+        """Return the maximum number of messages that the core hands over in one batch."""
         return 1024
 
     async def set_will(self, will: Outgoing) -> None:
@@ -367,13 +367,13 @@ class Adapter(abc.ABC):
         independent: each gets every matching message exactly once.
 
         Raises:
-            SubscriptionRefusedError: the broker said no.
-            ConnectionLostError: the connection went away; the core tries again after the next ``open``.
+            SubscriptionRefusedError: the broker refused the subscription.
+            ConnectionLostError: the connection was lost; the core tries again after the next ``open``.
         """
 
     @abc.abstractmethod
     async def unsubscribe(self, handle: Any) -> None:
-        """End a subscription; the broker hears of it when the last one of a channel goes. Idempotent.
+        """End a subscription; the broker is told when the last one of a channel ends. Idempotent.
 
         Every delivery of the subscription that was not settled is released, and its token is stale from now on. Where
         :meth:`requeues` was true it must reach another consumer: requeued by the broker, or left unacknowledged for the
@@ -384,12 +384,12 @@ class Adapter(abc.ABC):
     def detach(self, handle: Any) -> None:
         """End a subscription here and leave it at the broker. Only called with :attr:`keeps_session`.
 
-        What it did not settle stays unsettled; its tokens are stale from now on.
+        Its unsettled deliveries stay unsettled; its tokens are stale from now on.
         """
         raise NotImplementedError
 
     def bequeath(self, handle: Any, heir: Any) -> None:
-        """Deliver what ``handle`` has not settled to ``heir``, a subscription to the same channel that replaces it.
+        """Deliver the unsettled messages of ``handle`` to ``heir``, which replaces it on the same channel.
 
         Called before ``handle`` is unsubscribed, only without ``can_reject``. With it the broker does this.
         """
@@ -404,44 +404,44 @@ class Adapter(abc.ABC):
         """
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        """Have the broker deliver again, to this consumer or another; otherwise as :meth:`acknowledge`.
+        """Make the broker deliver again, to this or another consumer; otherwise as :meth:`acknowledge`.
 
         Only called with ``can_reject``.
         """
         raise self.lacks(Features.BROKER_REDELIVERY)
 
     def is_stale(self, token: Any) -> bool:
-        """Whether a verdict on ``token`` can no longer reach the broker.
+        """Return whether a verdict on ``token`` can no longer reach the broker.
 
         Called from any thread, so it must only compare; ``AcknowledgeHandler`` then answers ``False``.
         """
         return False
 
     def suspend_reading(self) -> None:
-        """Read nothing from the broker until :meth:`resume_reading`: streams have enough to do for the moment.
+        """Read nothing from the broker until :meth:`resume_reading`, because the buffers of streams are filling.
 
-        A hint, for a fraction of a second at a time: under load it leaves the machine to the consumers, gathers what
-        arrives into larger batches and, where nothing else holds a broker back (QoS 0), spares messages that would
-        overflow a buffer. What still arrives is delivered.
+        A hint, for a fraction of a second at a time. Under load it leaves processor time to the consumers, makes larger
+        batches and, without another form of back-pressure (QoS 0), saves messages from the overflow of a buffer.
+        Messages that still arrive are delivered.
         """
         return
 
     def resume_reading(self) -> None:
-        """Undo :meth:`suspend_reading`."""
+        """Read again after :meth:`suspend_reading`."""
         return
 
     def pause(self, handle: Any) -> None:
         """Ask the broker to send nothing more to this subscription for now, where the protocol can.
 
-        A hint: what still arrives is delivered. Without protocol support do nothing; the credit of unsettled
-        deliveries is what holds the broker back then.
+        A hint: messages that still arrive are delivered. Without support in the protocol it does nothing; the credit
+        of unsettled deliveries then limits the broker.
         """
         return
 
     def resume(self, handle: Any) -> None:
-        """Undo :meth:`pause`."""
+        """Let the broker send again after :meth:`pause`."""
         return
 
 
 def _nothing(_: MessagingError | None) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default of a callback."""

@@ -1,4 +1,7 @@
-"""``memory://name``: a broker inside the process. Instances with the same name meet."""
+"""The adapter of ``memory://name``: a broker inside the process, which all instances with that name share.
+
+May import: the public rooms of ``messaging``. Exports the adapter and its settings.
+"""
 
 from adapters.memory.adapter import MemoryAdapter, MemorySettings
 

@@ -1,4 +1,4 @@
-"""The adapter of ``memory://``: hands what the core gives it to a :class:`~adapters.memory.broker.Broker`."""
+"""The adapter of ``memory://``, which passes messages to a :class:`~adapters.memory.broker.Broker`."""
 
 from __future__ import annotations
 
@@ -45,22 +45,20 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_AUTOCREATE,
     }
 )
-#: how often a publisher that waits for room looks whether it still has to, seconds
+#: interval at which a publisher that waits for room checks its deadline and connection, seconds
 _ROOM_STEP: Final = 0.1
-#: payloads live in this process: a limit against mistakes, the same as RabbitMQ's
+#: limit of payloads, bytes: a guard against mistakes, the same as RabbitMQ's
 _MAX_MESSAGE_SIZE: Final = 128 * 2**20
 
 
 class MemorySettings(Settings):
-    """Options of ``memory://`` URLs beside the common ones."""
+    """The settings of ``memory://``, in addition to the common ones."""
 
-    max_queue_length: int = Field(
-        10_000, ge=1, description="messages a queue holds; whoever publishes to a full one waits"
-    )
+    max_queue_length: int = Field(10_000, ge=1, description="messages a queue holds; publishers to a full queue wait")
 
 
 class MemoryAdapter(Adapter):
-    """See :mod:`adapters.memory`. QoS 0 is delivered without acknowledgement, "1" and "2" with."""
+    """The adapter of ``memory://``. QoS "0" is delivered without acknowledgement, "1" and "2" with it."""
 
     provider: ClassVar[str] = "rx-messaging.memory"
     settings_type: ClassVar[type[Settings]] = MemorySettings
@@ -74,9 +72,9 @@ class MemoryAdapter(Adapter):
         if url.port is not None or url.username is not None or url.path:
             raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
-        #: lives on while this instance reconnects
+        #: kept while this instance reconnects
         self._broker: Broker | None = None
-        #: outlives a reconnect
+        #: kept over a reconnect
         self._will: Outgoing | None = None
 
     @property
@@ -97,7 +95,7 @@ class MemoryAdapter(Adapter):
 
     @property
     def header_types(self) -> frozenset[type]:
-        """All: nothing is encoded."""
+        """Return all types, because headers are not encoded."""
         return headers.TYPED
 
     @property
@@ -114,7 +112,7 @@ class MemoryAdapter(Adapter):
 
     @property
     def broker(self) -> Broker:
-        """The broker this instance is connected to."""
+        """Return the broker to which this instance is connected."""
         return self._connected().broker
 
     def _connected(self) -> Client:
@@ -167,13 +165,13 @@ class MemoryAdapter(Adapter):
                 continue
             if not queues and outgoing.options.mandatory:
                 outgoing.fail(
-                    UnroutableError(f"channel {context._channel!r} has no subscribers at memory://{broker.name}")
+                    UnroutableError(f"channel {context.channel!r} has no subscribers at memory://{broker.name}")
                 )
                 continue
             if not queues and not outgoing.options.autocreate:
                 outgoing.fail(
                     PublishRefusedError(
-                        f"nothing is bound to channel {context._channel!r} at memory://{broker.name}, "
+                        f"nothing is bound to channel {context.channel!r} at memory://{broker.name}, "
                         f"and autocreate is off"
                     )
                 )
@@ -185,7 +183,7 @@ class MemoryAdapter(Adapter):
 
     @staticmethod
     async def _wait_for_room(outgoing: Outgoing, client: Client, touched: set[Queue]) -> tuple[Queue, ...]:
-        """Wait until all queues of a message have room; those it goes to may be others by then."""
+        """Wait until all queues of a message have room, and return its queues, which may have changed meanwhile."""
         while True:
             for queue in touched:
                 queue.dispatch()
@@ -194,7 +192,7 @@ class MemoryAdapter(Adapter):
             full = next((queue for queue in queues if queue.is_full()), None)
             if full is None or outgoing.settled or client.gone:
                 return queues
-            # in steps: the deadline of the message, or the connection, may end meanwhile
+            # in steps, because the deadline of the message may pass, or the connection end, meanwhile
             await full.wait_for_room(_ROOM_STEP)
 
     async def set_will(self, will: Outgoing) -> None:
@@ -217,7 +215,7 @@ class MemoryAdapter(Adapter):
         self._settle(tokens, redeliver=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        # the last one first, so that they end up at the front of the queue in their order
+        # in reverse, so that they are in their order at the front of the queue
         self._settle(tokens[::-1], redeliver=True)
 
     def _settle(self, tokens: Sequence[Any], *, redeliver: bool) -> None:

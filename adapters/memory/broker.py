@@ -1,10 +1,10 @@
 """The broker behind ``memory://``: channels, queues, retained messages, wills, time-to-live, redelivery.
 
-Everything runs on the engine's loop, which all instances of a process share, so there is no lock. A broker lives as
-long as an instance uses it, connected or about to be again.
+Everything runs on the engine's loop, which all instances of a process share, so there is no lock. A broker exists as
+long as an instance uses it, connected or reconnecting.
 
 Every subscription consumes from a :class:`Queue`: a private one, or a named one that subscriptions share. A queue is
-bounded: when it is full, whoever publishes to it waits.
+bounded: publishers to a full queue wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from messaging.adapter import Sink, SubscriptionSpec
     from messaging.model import MessageContext, Outgoing, PublishOptions
 
-#: routes remembered; more distinct channels than this are matched again
+#: maximum number of cached routes
 _ROUTE_CACHE: Final = 4096
 _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")
@@ -44,7 +44,7 @@ def _is_expired(entry: Entry) -> bool:
 
 
 def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
-    """What a receiver is told beside the standard values."""
+    """Return the extensions of a received message."""
     _, _, _, options, retained, deliveries, expires = entry
     told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
     if retained:
@@ -63,7 +63,7 @@ def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
 
 
 class Consumer:
-    """One subscription's end of a queue, with the credit its stream has."""
+    """The consumer of a queue for one subscription, with the credit of its stream."""
 
     __slots__ = ("_next_tag", "batch", "closed", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
 
@@ -79,11 +79,11 @@ class Consumer:
         self._next_tag = 0
 
     def can_take(self) -> bool:
-        """Whether the stream has credit for another delivery."""
+        """Return whether the stream has credit for another delivery."""
         return len(self.unsettled) < self.prefetch and not self.paused
 
     def take(self, entry: Entry) -> None:
-        """Put a delivery into the batch; :meth:`flush` hands it over."""
+        """Add a delivery to the batch, which :meth:`flush` hands over."""
         payload, context, correlation_id, options, retained, deliveries, expires = entry
         qos = options.qos
         if qos > self.max_qos:
@@ -119,7 +119,7 @@ class Consumer:
 
 
 class Queue:
-    """Messages waiting for consumers: by priority, then in order of arrival."""
+    """Messages that wait for consumers, by priority, then in order of arrival."""
 
     __slots__ = (
         "_dispatch_again",
@@ -151,17 +151,17 @@ class Queue:
         return self._length
 
     def bind(self, channel: str, extension: str | None) -> None:
-        """Have messages of this pattern put into the queue."""
+        """Route messages of this pattern to the queue."""
         self.patterns[channel, extension] = _binding(channel, extension)
 
     def matches(self, context: MessageContext) -> bool:
-        """Whether a message is to be put into the queue."""
+        """Return whether a message is routed to the queue."""
         return any(matches(context) for matches in self.patterns.values())
 
     # --- filling
 
     def is_full(self) -> bool:
-        """Whether publishers have to wait."""
+        """Return whether publishers must wait."""
         return self._length >= self.max_length
 
     async def wait_for_room(self, timeout: float) -> None:
@@ -175,9 +175,9 @@ class Queue:
                     await self._room.wait()
 
     def put(self, entry: Entry) -> None:
-        """Take a message in; the caller must :meth:`dispatch` afterwards."""
+        """Accept a message; the caller must :meth:`dispatch` afterwards."""
         if not self._length and len(self.consumers) == 1:
-            # nothing is ahead of it, and nobody beside its consumer: the usual case
+            # the common case: no message is ahead of it, and the queue has one consumer
             consumer = self.consumers[0]
             if len(consumer.unsettled) < consumer.prefetch and not consumer.paused:
                 consumer.take(entry)
@@ -189,12 +189,12 @@ class Queue:
         self._line(entry).append(entry)
 
     def push_again(self, entry: Entry) -> None:
-        """Put a message that was delivered in vain back to where it came from: the front."""
+        """Return an unsettled message to the front of the queue."""
         payload, context, correlation_id, options, retained, deliveries, expires = entry
         self._line(entry).appendleft((payload, context, correlation_id, options, retained, deliveries + 1, expires))
 
     def _line(self, entry: Entry) -> deque[Entry]:
-        """Where ``entry`` is to wait; counted already."""
+        """Return the line of ``entry`` by its priority, and count the message."""
         self._length += 1
         if entry[6] is not None:
             self._mortal = True
@@ -215,7 +215,7 @@ class Queue:
         self._mortal = any(entry[6] is not None for ready in self._ready.values() for entry in ready)
 
     def purge(self) -> None:
-        """Forget all messages; whoever waits to publish goes on."""
+        """Drop all messages, and resume the waiting publishers."""
         for ready in self._ready.values():
             ready.clear()
         self._length = 0
@@ -224,9 +224,9 @@ class Queue:
     # --- emptying
 
     def dispatch(self) -> None:
-        """Hand out what the consumers have credit for: highest priority first, consumers in turns.
+        """Hand out messages to consumers with credit: highest priority first, consumers in turns.
 
-        A sink may acknowledge at once, and so get here again: then there is another round, rather than a recursion.
+        A sink may acknowledge at once and thereby call this method again, which then adds a round, not a recursion.
         """
         if self._dispatching:
             self._dispatch_again = True
@@ -290,7 +290,7 @@ class Broker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.clients: set[Client] = set()
-        #: instances that are connected, or will be again
+        #: number of instances that are connected or reconnecting
         self.users = 0
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
@@ -300,13 +300,13 @@ class Broker:
     # --- clients
 
     def release(self) -> None:
-        """An instance that joined is closed; the last one takes the broker with it."""
+        """Leave the broker, as an instance that is closed. The last one ends the broker."""
         self.users -= 1
         if not self.users and _brokers.get(self.name) is self:
             del _brokers[self.name]
 
     def disconnect(self, name: str) -> bool:
-        """Drop a client as a broker drops one that misbehaves: its will is published. For tests of reconnecting.
+        """Drop a client as if it had failed, and publish its will. For tests of reconnecting.
 
         On the engine's loop only. Returns whether there is such a client.
         """
@@ -370,7 +370,7 @@ class Broker:
     # --- publishing
 
     def route(self, context: MessageContext) -> tuple[Queue, ...]:
-        """The queues a message goes to."""
+        """Return the queues of a message."""
         key = (context._channel, context._channel_extension)
         found = self._routes.get(key)
         if found is None:
@@ -381,15 +381,15 @@ class Broker:
         return found
 
     def retain(self, entry: Entry) -> None:
-        """Keep the message for later subscribers; an empty payload forgets it, as MQTT has it."""
-        key = (entry[1]._channel, entry[1]._channel_extension)
+        """Retain the message for later subscribers; an empty payload removes it, as in MQTT."""
+        key = (entry[1].channel, entry[1].channel_extension)
         if entry[0]:
             self._retained[key] = entry
         else:
             self._retained.pop(key, None)
 
     def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
-        """Put a message into ``queues``; the caller dispatches them."""
+        """Add a message to ``queues``, which the caller must dispatch."""
         options = message.options
         ttl = options.time_to_live
         expires = None if ttl is None else time.monotonic() + ttl
@@ -401,7 +401,7 @@ class Broker:
 
 
 class Client:
-    """What the broker knows of a connected instance."""
+    """A connected instance, as the broker sees it."""
 
     def __init__(self, name: str, broker: Broker, lost: Callable[[], None]) -> None:
         self.name = name
@@ -409,29 +409,29 @@ class Client:
         self.consumers: set[Consumer] = set()
         self.will: Outgoing | None = None
         self._lost = lost
-        #: disconnected, one way or the other
+        #: whether the client is disconnected, in order or not
         self.gone = False
 
     def leave(self) -> None:
-        """Disconnect in good order: the will is forgotten."""
+        """Disconnect in order, without publishing the will."""
         self._detach()
 
     def _detach(self) -> None:
         self.gone = True
         self.broker.clients.discard(self)
         for consumer in self.consumers:
-            consumer.paused = True  # what one gives back is not for the other
+            consumer.paused = True  # a requeued message must not go to another consumer of this client
         for consumer in self.consumers:
             self.broker.unsubscribe(consumer)
         self.consumers.clear()
 
     def drop(self) -> None:
-        """Lose the connection."""
+        """Lose the connection, and publish the will."""
         will, self.will = self.will, None
         broker = self.broker
         self._detach()
         if will is not None:
-            # nobody is left to wait for room
+            # without a wait for room: the client is gone
             queues = broker.route(will.context)
             broker.publish(will, queues)
             for queue in queues:
@@ -440,7 +440,7 @@ class Client:
 
 
 def _binding(channel: str, extension: str | None) -> Callable[[MessageContext], bool]:
-    """A channel with a routing key is another channel than the one without."""
+    """Return a predicate for messages. A channel with a routing key differs from the one without."""
     in_channel = channels.matcher(channel)
     if extension is None:
         return lambda context: context._channel_extension is None and in_channel(context._channel or "")
@@ -453,7 +453,7 @@ def _binding(channel: str, extension: str | None) -> Callable[[MessageContext], 
 
 
 def routing_matcher(pattern: str) -> Callable[[str], bool]:
-    """Compile a routing key pattern as AMQP topic exchanges have it: words by '.', '*' one word, '#' any number."""
+    """Compile a routing key pattern of AMQP: words separated by '.', '*' for one word, '#' for any number."""
     words = pattern.split(".")
 
     def matches(key: str) -> bool:
@@ -490,7 +490,7 @@ os.register_at_fork(after_in_child=_brokers.clear)
 
 
 def join(name: str) -> Broker:
-    """The broker of that name, started if need be, until ``release``. On the engine's loop only."""
+    """Return the broker of that name, made on first use; it exists until ``release``. On the engine's loop only."""
     broker = _brokers.get(name)
     if broker is None:
         broker = _brokers[name] = Broker(name)

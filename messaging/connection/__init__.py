@@ -1,6 +1,6 @@
-"""One connection of an instance to its broker: connecting, reconnecting, its state, its subscriptions.
+"""The connection of an instance to its broker: connecting, reconnecting, state, subscriptions.
 
-May import: ``adapter`` (the contract), ``model``, ``execution``. ``connection.tls`` is what adapters need for TLS.
+May import: ``adapter`` (the contract), ``model``, ``execution``. Adapters use ``connection.tls`` by its own name.
 """
 
 from messaging.connection.connection import Connection as Connection

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
+from random import SystemRandom
+from typing import Final
+
+#: a random float between two bounds
+jitter: Final = SystemRandom().uniform
 
 
 def delays(shortest: float, longest: float) -> Iterator[float]:
-    """Yield delays in seconds, without end: decorrelated jitter.
+    """Yield delays in seconds, without end, with decorrelated jitter.
 
-    Clients that lost the same broker do not come back in step.
+    The jitter keeps clients that lost the same broker from reconnecting at the same time.
 
     Args:
         shortest, longest: bounds of the delays, seconds; the first delay may be shorter.
     """
     longest = max(shortest, longest)
     delay = shortest
-    yield random.uniform(0, shortest)  # noqa: S311  # spreads load, guards nothing
+    yield jitter(0, shortest)
     while True:
-        delay = min(longest, random.uniform(shortest, delay * 3))  # noqa: S311
+        delay = min(longest, jitter(shortest, delay * 3))
         yield delay

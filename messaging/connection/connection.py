@@ -1,6 +1,6 @@
-"""Keeps one adapter connected: opens it, reconnects it, and gives it subscriptions, publications and verdicts.
+"""The connection of one instance: opens and reconnects its adapter, and restores its subscriptions.
 
-Everything here runs on the engine's loop unless a docstring says otherwise.
+Everything runs on the engine's loop unless a docstring states otherwise.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
-from messaging.connection.backoff import delays
+from messaging.connection.backoff import delays, jitter
 from messaging.connection.epoch import Epoch
 from messaging.connection.last_will import LastWill
 from messaging.connection.reading import Reading
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: a connection that lasted this long does not count as another failed attempt, seconds
+#: a connection that lasted this long resets the delays between attempts, seconds
 _STABLE_SECONDS: Final = 5.0
-#: how long closing waits for the listeners of the registry, and for the adapter, seconds
+#: longest wait of closing for the listeners of the registry, and for the adapter, seconds
 _TELL_SECONDS: Final = 5.0
 _ADAPTER_CLOSE_SECONDS: Final = 5.0
 
@@ -50,9 +49,9 @@ class Connection:
     """The link between one messaging instance and its adapter.
 
     Attributes:
-        states: what the connection is like, readable from any thread, and those who want to know.
-        cause: the last trouble, also after it is over.
-        ready: resolves with the first connection, fails if there is to be none.
+        states: the current state, readable from any thread, and its observers.
+        cause: the last problem, kept after it is over.
+        ready: resolves with the first connection; fails if the instance is closed without one.
     """
 
     def __init__(self, engine: Engine, adapter: Adapter, outbox: PublishQueue) -> None:
@@ -62,7 +61,7 @@ class Connection:
         self.settings = settings
         self.states = ConnectionStates(engine)
         self.cause: MessagingError | None = None
-        #: the process was forked, and this is the child's copy of what the parent goes on with
+        #: whether this is the copy of the parent's connection in a forked child
         self.is_abandoned = False
         self._ended = asyncio.Event()
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
@@ -73,15 +72,15 @@ class Connection:
         self.verdicts = Verdicts(engine, adapter, self.states)
         self.reading = Reading(adapter)
         self.last_will = LastWill(engine, adapter, outbox, self._epoch)
-        #: called on the loop after each connection, and once when there will be none any more
+        #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
-        #: loop time of the last one
+        #: loop time of the last connect
         self._connected_at = 0.0
         self._retries = delays(self.settings.reconnect_min, self.settings.reconnect_max)
         self._lost = asyncio.Event()
         self._loss_is_planned = False
-        #: what keeps an existing connection from being as it should be: the broker, and subscriptions under way
+        #: reasons for the state ``degraded``: of the broker, and subscriptions that are not restored yet
         self._impairment: MessagingError | None = None
         self._unrestored: set[asyncio.Task[Any]] = set()
         adapter.impaired = self._impaired
@@ -122,8 +121,8 @@ class Connection:
         while True:
             try:
                 await self._connected(resumed)
-            except Exception:  # a defect here must not be the end of all reconnecting
-                logger.exception("%s is not fully set up after connecting", self.adapter.name)
+            except Exception:  # a defect must not end the reconnecting
+                logger.exception("%s: not fully set up after connecting; continuing", self.label)
                 self.outbox.connected()
                 self.ready.resolve(None)
             await self._lost.wait()
@@ -147,7 +146,7 @@ class Connection:
     async def _reconnect(self) -> bool:
         lost_at = self.engine.loop.time()
         if lost_at - self._connected_at > _STABLE_SECONDS:
-            # a connection that ends as soon as it is made is no reason to hurry
+            # after a shorter connection the delays keep growing
             self._retries = delays(self.settings.reconnect_min, self.settings.reconnect_max)
         pause = self._pause(next(self._retries))
         if self._loss_is_planned:
@@ -162,7 +161,7 @@ class Connection:
             except MessagingError as error:
                 self._trouble("reconnecting", error)
                 pause = self._pause(next(self._retries))
-                # a refusal needs a change at the broker, so an operator has to read of it, once
+                # a refusal needs a change at the broker: it is a warning for the operator, once
                 level = logging.WARNING if self.state == "refused" and not was_refused else logging.INFO
                 logger.log(level, "%s: cannot reconnect: %s; trying again in %.1f s", self.label, error, pause)
             else:
@@ -171,7 +170,7 @@ class Connection:
                 return resumed
 
     def _trouble(self, name: StateName, cause: MessagingError | None) -> None:
-        """There is no connection: because nobody is there, or because the broker does not want one."""
+        """Enter the state ``name``, or ``refused`` if the broker answered and refused the connection."""
         if cause is not None:
             self.cause = cause
         refused = isinstance(cause, BrokerError) and (
@@ -181,10 +180,10 @@ class Connection:
         self.states.change("refused" if refused else name, cause)
 
     def _pause(self, delay: float) -> float:
-        """Return the seconds until the next attempt: many, if only a change at the broker can make it a success."""
+        """Return the delay until the next attempt, a long one if the broker must be changed first; seconds."""
         if isinstance(self.states.value.cause, (AuthenticationError, TakenOverError)):
             longest = self.settings.reconnect_max
-            return max(delay, random.uniform(longest / 2, longest))  # noqa: S311
+            return max(delay, jitter(longest / 2, longest))
         return delay
 
     async def _open(self) -> bool:
@@ -200,7 +199,7 @@ class Connection:
         except MessagingError:
             raise
         except Exception as error:
-            logger.exception("the adapter of %s failed to open", self.adapter.name)
+            logger.exception("%s: the adapter failed to open", self.label)
             raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {type(error).__name__}") from error
 
     async def _connected(self, resumed: bool) -> None:
@@ -208,7 +207,7 @@ class Connection:
         self._connected_at = self.engine.loop.time()
         self._up()
         self.on_connected()
-        # subscriptions first, so that no answer to a message of the outbox is missed; but not without end
+        # subscriptions first, for a bounded time, so that no reply to a message of the outbox is missed
         self._unrestored = await self.subscriptions.restore(resumed)
         if self._unrestored:
             for task in self._unrestored:
@@ -220,7 +219,7 @@ class Connection:
             self.ready.resolve(None)
 
     def _up(self) -> None:
-        """There is a connection: say how well it is."""
+        """Enter the state ``connected`` or ``degraded``."""
         cause = self._impairment
         if cause is None and self._unrestored:
             cause = ConnectFailedError(f"{len(self._unrestored)} subscriptions are not restored yet")
@@ -229,7 +228,7 @@ class Connection:
             self.states.change("connected" if cause is None else "degraded", cause)
 
     def _impaired(self, cause: MessagingError | None) -> None:
-        """See ``Adapter.impaired``."""
+        """Note that the broker is degraded, or with ``None`` that it is not any more; see ``Adapter.impaired``."""
         self._impairment = cause
         if self.states.value.is_up:
             self._up()
@@ -252,9 +251,9 @@ class Connection:
             self._lost.set()
 
     async def close(self, timeout: float) -> None:
-        """End in good order, for at most ``timeout`` seconds, then settle everything.
+        """Close in order, for at most ``timeout`` seconds, then fail the rest.
 
-        First the streams: observers finish the message in progress, and may still publish. Then the outbox.
+        Streams close first: observers finish the message in progress and may still publish. The outbox follows.
         """
         if self.endings.is_closing:
             await self._ended.wait()
@@ -282,16 +281,16 @@ class Connection:
         await self._close_adapter()
         await self._tell_closed()
         self.ready.reject(ClosedError(f"{self.adapter.name!r} was closed before it was connected"))
-        self.ready.exception()  # whoever closed it knows
+        self.ready.exception()  # marks it as retrieved: the application closed the connection itself
 
     async def _tell_closed(self) -> None:
         told = self.on_closed()
         if told is not None:
-            with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not hold up the rest
+            with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not delay closing
                 await asyncio.wait_for(told, _TELL_SECONDS)
 
     def abandon(self, error: MessagingError) -> None:
-        """In a forked child, where no engine runs this: end everything, touch nothing of the parent's."""
+        """End everything in a forked child, which has no engine, without touching the parent's connection."""
         self.states.abandon()
         self.is_abandoned = True
         self.ready.abandon(error)
@@ -299,12 +298,12 @@ class Connection:
         self.outbox.abandon()
 
     async def _close_adapter(self) -> None:
-        self.adapter.impaired = _nothing  # whoever keeps the adapter is not to keep all this
+        self.adapter.impaired = _nothing  # a reference to the adapter must not keep this connection alive
         try:
             await asyncio.wait_for(of_library(self.adapter.close()), _ADAPTER_CLOSE_SECONDS)
         except Exception:
-            logger.exception("the adapter of %s failed to close", self.adapter.name)
+            logger.exception("%s: the adapter failed to close", self.label)
 
 
 def _nothing(*_: object) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default of a callback."""

@@ -1,4 +1,4 @@
-"""The end of subscriptions: consumers are stopped, messages released, the broker is told."""
+"""Ending of subscriptions: the consumer is stopped, messages are released, the adapter unsubscribes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Endings:
 
     Args:
         engine: runs the tasks.
-        adapter: unsubscribes.
+        adapter: ends the subscriptions at the broker.
         epoch, states: of the connection.
         active: the subscriptions that have not ended.
 
@@ -80,7 +80,7 @@ class Endings:
         subscription.heir = None  # which may have one as well, and so on
 
     def _warn_of_end(self, subscription: Subscribed, *, kept: bool) -> None:
-        """Say once that a session from which the last stream is unsubscribed keeps nothing."""
+        """Warn once that a session without streams keeps no messages."""
         if not kept or self._warned_of_end or not subscription.is_stream or subscription.heir is not None:
             return
         if any(each.is_stream for each in self._active):
@@ -93,7 +93,7 @@ class Endings:
         )  # fmt: skip
 
     async def _await_heir(self, subscription: Subscribed) -> None:
-        """Wait for the subscription that was made in place of this one, before its messages are released."""
+        """Wait until the subscription that replaces this one is confirmed, before messages are released."""
         heir = subscription.heir
         if heir is None or subscription.handle is None or not self._epoch.is_usable:
             return
@@ -102,19 +102,19 @@ class Endings:
                 await heir.ready
 
     async def stop_consumer(self, subscription: Subscribed) -> None:
-        """Let the consumer finish the message in progress; one that hangs must not keep the broker waiting."""
+        """Stop the consumer after the message in progress, for at most the close timeout."""
         stopped = subscription.stop()
         if stopped is not None and not stopped.done():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped, self._settings.close_timeout)
 
     async def unsubscribe(self, handle: Any) -> None:
-        """Have the adapter unsubscribe; whatever goes wrong is logged."""
+        """Unsubscribe at the broker; failures are logged."""
         try:
             async with asyncio.timeout(self._settings.close_timeout):
                 await of_library(self._adapter.unsubscribe(handle))
         except (ConnectionLostError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-            logger.info("%s could not tell the broker of an unsubscription: %s", self._adapter.name, reason)
+            logger.info("%s: unsubscribing failed: %s; continuing", self._adapter.name, reason)
         except Exception:
-            logger.exception("the adapter of %s failed to unsubscribe", self._adapter.name)
+            logger.exception("%s: the adapter failed to unsubscribe", self._adapter.name)

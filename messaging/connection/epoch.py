@@ -1,14 +1,14 @@
-"""Which connection is in use: answers and verdicts of an earlier one do not count."""
+"""The number of the current connection: replies and verdicts of an earlier one are void."""
 
 from __future__ import annotations
 
 
 class Epoch:
-    """The connections of one instance, as far as its parts need to know. Written on the engine loop.
+    """Identifies the current connection of an instance. Written on the engine loop.
 
     Attributes:
         number: of the current connection, or of the last one; 0 before the first.
-        is_usable: there is a connection, and it was not lost.
+        is_usable: whether the connection is up.
     """
 
     __slots__ = ("is_usable", "number")

@@ -20,7 +20,7 @@ logger = SafeLog(__name__)
 
 
 class LastWill:
-    """Hands a last will to the adapter, with the next connection if there is none. On the engine loop.
+    """Hands a last will to the adapter, now or with the next connection. On the engine loop.
 
     Args:
         engine: runs the hand-over.
@@ -34,7 +34,7 @@ class LastWill:
         self._adapter = adapter
         self._outbox = outbox
         self._epoch = epoch
-        #: not handed over yet
+        #: the will that is not handed over yet
         self._pending: Outgoing | None = None
 
     def set(self, will: Outgoing) -> None:
@@ -42,7 +42,7 @@ class LastWill:
         self._outbox.put(will, queue=False)
         try:
             self._engine.call(self._register, will)
-        except BaseException:  # an interrupt: no caller has its promise
+        except BaseException:  # an interrupt: the caller gets no promise
             self._engine.call(self._outbox.withdraw, will)
             raise
 

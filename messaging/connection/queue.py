@@ -1,4 +1,4 @@
-"""What a connection needs of the messages that wait to be published on it."""
+"""The interface of the outbox that a connection uses."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The state of an instance's connection, and telling it to whoever wants to know (MSG060).
+"""The state of an instance's connection, and its observers (MSG060).
 
 ================  ==================================================================================================
 state             meaning
 ================  ==================================================================================================
-``connecting``    there was no connection yet
-``connected``     all is well
-``degraded``      connected, but the broker does less than it should: it takes no messages for lack of memory, or has
-                  not restored all subscriptions; ``cause`` says which
-``reconnecting``  the connection is lost, or could not be made; tried again with growing delays
-``refused``       the broker answered, and said no: wrong credentials, a client id that somebody else took over, ...;
-                  tried again, with long delays, since only somebody over there can change that
-``closed``        for good
+``connecting``    no connection has been made yet
+``connected``     the connection is up
+``degraded``      connected, but the broker accepts no messages for lack of memory, or not all subscriptions are
+                  restored; ``cause`` names the reason
+``reconnecting``  the connection was lost, or could not be made; retried with growing delays
+``refused``       the broker refused the connection: wrong credentials, a client id taken over by another client, ...;
+                  retried with long delays, because only a change at the broker helps
+``closed``        the connection is closed for good
 ================  ==================================================================================================
 """
 
@@ -36,7 +36,7 @@ logger = SafeLog(__name__)
 
 StateName = Literal["connecting", "connected", "degraded", "reconnecting", "refused", "closed"]
 
-#: states an observer may lag behind; of those it missed, the oldest are left out
+#: maximum number of states that wait for an observer; the oldest are dropped first
 _BACKLOG: Final = 64
 
 
@@ -45,14 +45,14 @@ class ConnectionState:
     """One state of a connection."""
 
     name: StateName
-    #: why it is not as it should be; ``None`` if all is well, or if nothing went wrong yet
+    #: the problem; ``None`` if the connection is up, or if no problem has occurred yet
     cause: MessagingError | None = None
-    #: when it began, seconds since the epoch
+    #: begin of the state, seconds since the epoch
     since: float = 0.0
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection."""
+        """Return whether the connection is up."""
         return self.name in ("connected", "degraded")
 
     def __str__(self) -> str:
@@ -62,23 +62,23 @@ class ConnectionState:
 class ConnectionStates(Observable[ConnectionState]):
     """The states of one connection, as an Observable. Thread safe; get it as ``Messaging.connection_state``.
 
-    Each observer is told the current state first, then every change in its order, and completion after ``closed``. It
-    is called on a worker thread, one call at a time, soon after the fact: look at :attr:`value` for what is so now.
-    One that lags more than 64 states behind misses the oldest of them; one that raises is told nothing more.
+    Each observer receives the current state first, then every change in order, and completion after ``closed``. It is
+    called on a worker thread, one call at a time, shortly after the change; :attr:`value` is the current state. An
+    observer more than 64 states behind misses the oldest of them. An observer that raises is not called again.
     """
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
         self._value = ConnectionState("connecting", None, time.time())
-        #: whether the state is ``closed``: for hot paths, which :attr:`value` costs too much
+        #: whether the state is ``closed``: for hot paths, because :attr:`value` costs more
         self.is_closed = False
-        #: on the loop only
+        #: used on the loop only
         self._watchers: set[_Watcher] = set()
 
     @property
     def value(self) -> ConnectionState:
-        """The state now."""
+        """Return the current state."""
         return self._value
 
     def subscribe(
@@ -89,17 +89,17 @@ class ConnectionStates(Observable[ConnectionState]):
         *,
         scheduler: rx.SchedulerBase | None = None,  # noqa: ARG002  # observers run on workers; see the class
     ) -> rx.DisposableBase:
-        """Subscribe an observer, or callbacks. ``on_error`` is never called: trouble is a state.
+        """Subscribe an observer, or callbacks. ``on_error`` is never called: a problem is a state.
 
         Returns:
-            A disposable; after disposing it no state is told but the one in progress.
+            A disposable. After its disposal no call begins; one may be in progress.
 
         Raises:
-            ArgumentError: no observer, nor a callable.
+            ArgumentError: an argument is neither an observer nor callable.
         """
         on_next, _, on_completed = callbacks_of(on_next, on_error, on_completed)
         watcher = _Watcher(on_next, on_completed)
-        if self._value.name == "closed":  # for good, and perhaps without a loop to go through
+        if self._value.name == "closed":  # the engine loop may not run any more
             watcher.tell(self._value)
         else:
             self._engine.call(self._add, watcher)
@@ -114,7 +114,7 @@ class ConnectionStates(Observable[ConnectionState]):
         """Enter a state. For the connection only, on the loop."""
         old = self._value
         if old.name == "closed" or (old.name == name and str(old.cause) == str(cause)):
-            return  # another attempt that ends like the last one is no change
+            return  # an attempt that fails like the previous one changes nothing
         self._value = value = ConnectionState(name, cause, time.time())
         self.is_closed = name == "closed"
         self._watchers = {each for each in self._watchers if not each.is_over}
@@ -124,7 +124,7 @@ class ConnectionStates(Observable[ConnectionState]):
             self._watchers.clear()
 
     def abandon(self) -> None:
-        """In a forked child: closed, and nobody is told."""
+        """Enter ``closed`` in a forked child, without a call of the observers."""
         self._watchers.clear()
         self._value = ConnectionState("closed", None, time.time())
         self.is_closed = True
@@ -163,9 +163,9 @@ class _Watcher(rx.DisposableBase):
                     self._on_completed()
         except BaseException:  # it must not reach the worker
             self.is_over = True
-            logger.exception("an observer of connection states raised; it is told nothing more")
+            logger.exception("connection states: an observer raised; it is not called again")
 
     def dispose(self) -> None:
-        """Tell it nothing more. From any thread."""
+        """Begin no further call. Thread safe."""
         self.is_over = True
         self._backlog.clear()

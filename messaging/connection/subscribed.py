@@ -1,4 +1,4 @@
-"""What a connection keeps subscribed at its broker: the core's ``adapter.Sink``."""
+"""Base class of subscriptions at the broker: the core's ``adapter.Sink``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Source: TypeAlias = tuple[str, str | None, str | None]
 
 
 class Subscribed(abc.ABC):
-    """One subscription at the broker. Everything is called on the engine's loop, unless it says otherwise.
+    """One subscription at the broker. Every method is called on the engine's loop unless stated otherwise.
 
     Attributes:
-        is_lasting: whether it stays at a broker that keeps the session when the instance is closed.
-        spec: what is subscribed to.
-        ready: resolves when the broker has confirmed it.
-        handle: the adapter's, while it is subscribed.
-        paused: whether the adapter is asked to send nothing, once it is subscribed.
-        leaving: nothing is taken in any more; then, the end.
-        ended: that.
-        is_kept: whether it also stays there when it is closed alone.
-        heir: a subscription to the same source that its observer made, as ``ops.retry`` does when the stream fails.
+        is_lasting: whether a broker that keeps the session keeps the subscription when the instance is closed.
+        spec: channel and options.
+        ready: resolves when the broker has confirmed the subscription.
+        handle: of the adapter; ``None`` while not subscribed.
+        paused: whether the broker is to send nothing; passed to the adapter when it has subscribed.
+        leaving: whether the subscription accepts no more messages, because it is about to end.
+        ended: whether the subscription has ended.
+        is_kept: whether the broker also keeps the subscription when only its stream is closed.
+        heir: the subscription to the same source that replaces this one; the observer made it when the stream failed,
+            as ``ops.retry`` does.
     """
 
     is_lasting: ClassVar[bool] = True
@@ -49,39 +50,39 @@ class Subscribed(abc.ABC):
 
     @property
     def source(self) -> Source:
-        """What it receives from: equal for subscriptions that can replace each other."""
+        """Return channel, routing key and queue, which are equal for subscriptions that can replace each other."""
         return self.spec.channel, self.spec.channel_extension, self.spec.options.queue
 
     # --- from the adapter
 
     @abc.abstractmethod
     def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Take messages in; see ``adapter.Sink``."""
+        """Accept messages, see ``adapter.Sink``."""
 
     @abc.abstractmethod
     def fail(self, error: MessagingError) -> None:
-        """End with ``error``; see ``adapter.Sink``."""
+        """End with ``error``, see ``adapter.Sink``."""
 
     # --- from the connection
 
     @abc.abstractmethod
     def on_connection_lost(self) -> None:
-        """The connection is gone."""
+        """Drop the messages that the broker will redeliver after the reconnect."""
 
     @abc.abstractmethod
     def reconnected(self, resumed: bool) -> None:
-        """There is another one; before subscribing again, unless the session was ``resumed``."""
+        """Prepare for a new connection, which subscribes again unless the session was ``resumed``."""
 
     @abc.abstractmethod
     def stop(self) -> Promise[None] | None:
-        """Take no more; the promise resolves when what is in progress is done. From any thread."""
+        """Stop the consumer; the promise resolves after the message in progress. Thread safe."""
 
     @abc.abstractmethod
     def flush(self) -> None:
         """Pass the verdicts gathered so far to the adapter."""
 
     async def release(self, timeout: float) -> None:  # noqa: ARG002  # there is nothing to release, unless overridden
-        """Before unsubscribing: release the messages that are unsettled now that the consumer has stopped.
+        """Release the unsettled messages of the stopped consumer, before unsubscribing.
 
         A message that no other consumer will receive is dead-lettered, or counted as dropped. Returns when the dead
         letters have been published, after ``timeout`` seconds at the latest.
@@ -89,7 +90,7 @@ class Subscribed(abc.ABC):
         return
 
     def take_over(self, counts: Mapping[object, int]) -> None:  # noqa: B027  # nothing is counted, unless overridden
-        """Go on counting the deliveries of messages that another consumer of the same channel rejected."""
+        """Continue the delivery counts of messages that another consumer of the same source rejected."""
 
     @abc.abstractmethod
     def complete(self) -> None:

@@ -1,6 +1,6 @@
 """The subscriptions of one connection: subscribing, resubscribing, ending.
 
-Everything runs on the engine loop unless a docstring says otherwise.
+Everything runs on the engine loop unless a docstring states otherwise.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Subscriptions:
             self._active.discard(subscription)
             subscription.fail(error)
         except Exception as error:
-            logger.exception("the adapter of %s failed to subscribe", self._adapter.name)
+            logger.exception("%s: the adapter failed to subscribe", self._adapter.name)
             self._active.discard(subscription)
             failure = SubscriptionRefusedError(f"subscribing to {subscription.spec.channel!r} failed")
             failure.__cause__ = error
@@ -171,7 +171,7 @@ class Subscriptions:
             del self._opening[subscription]
 
     async def _subscribe_once_or_again(self, subscription: Subscribed) -> None:
-        """Subscribe; again, if there was another connection before the adapter had an answer from the last one."""
+        """Subscribe, and repeat it if the connection changed before the broker answered."""
         while subscription in self._active:
             number = self._epoch.number
             try:
@@ -189,7 +189,7 @@ class Subscriptions:
             await self.endings.unsubscribe(handle)
 
     def end(self, subscription: Subscribed) -> None:
-        """:meth:`remove` in a task of its own."""
+        """Start :meth:`remove` in a task of its own."""
         self._engine.spawn(self.remove(subscription))
 
     async def remove(self, subscription: Subscribed) -> None:
@@ -200,12 +200,12 @@ class Subscriptions:
         """
         self._active.discard(subscription)
         subscription.leaving = True
-        if subscription.ended:  # it failed, and takes leave without its consumer
+        if subscription.ended:  # it failed, and its consumer is still to be stopped
             await self.endings.stop_consumer(subscription)
         await asyncio.shield(self.endings.end(subscription))
 
     def hand_on(self, subscription: Subscribed, counts: Mapping[object, int]) -> None:
-        """Have the other subscriptions to the same source, or the next one, go on with these delivery counts."""
+        """Pass delivery counts to the other subscriptions to the same source, or else to the next one."""
         source = subscription.source
         heirs = [each for each in self._active if each is not subscription and each.source == source]
         for heir in heirs:

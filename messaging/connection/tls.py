@@ -1,4 +1,4 @@
-"""TLS of clients: the context that every adapter uses, and what a failed handshake means, in words."""
+"""TLS of clients: the context for every adapter, and explanations of a failed handshake."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from messaging.errors import ConnectFailedError
 if TYPE_CHECKING:
     from messaging.model.settings import TlsSettings
 
-#: what OpenSSL says of bytes that are no TLS
+#: reasons of OpenSSL for bytes that are no TLS
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
-#: how an alert of TLS begins: what a TLS server answers to bytes that are no TLS
+#: first bytes of a TLS alert, with which a TLS server answers bytes that are no TLS
 _ALERT: Final = b"\x15\x03"
 
 
 def client_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Make the context of a client. Reads files, so it is for a thread that may block.
+    """Return the TLS context of a client. Reads files, so the calling thread must be allowed to block.
 
-    The broker's certificate is verified, and its host name with it: the name has to be among the certificate's
-    alternative names, the common name does not count (RFC 6125, 6.4.4; RFC 9525). ``allow_insecure`` turns both off.
+    The broker's certificate and host name are verified: the name must be among the certificate's alternative names,
+    and the common name is ignored (RFC 6125, 6.4.4; RFC 9525). ``allow_insecure`` turns both off.
 
     Raises:
-        ConnectFailedError: a file cannot be read or used; names the option.
+        ConnectFailedError: a file cannot be read or used; the text names the option.
     """
     option = "cafile"
     try:
@@ -46,10 +46,10 @@ def client_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def explain(error: OSError, secure: str, plain: str) -> str | None:
-    """Return why a connection with TLS could not be made, in words; ``None`` if TLS has nothing to do with it.
+    """Return a text that explains a failed TLS connection; ``None`` if TLS is not the cause.
 
     Args:
-        error: what connecting, or the handshake, raised.
+        error: raised by connecting or by the handshake.
         secure, plain: the adapter's URL schemes with and without TLS.
     """
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, BrokenPipeError)):
@@ -64,11 +64,11 @@ def explain(error: OSError, secure: str, plain: str) -> str | None:
     if error.reason in _NOT_TLS:
         return f"it does not speak TLS there: use the broker's TLS port, or {plain}:// instead of {secure}://"
     if "ALERT" in (error.reason or ""):
-        # the broker's opinion of the client's certificate comes after the handshake, in TLS 1.3
+        # in TLS 1.3 the broker refuses the client's certificate after the handshake
         return f"the broker ended TLS: {(error.reason or '').lower().replace('_', ' ')}"
     return f"TLS failed: {error.reason or error}"
 
 
 def wants_tls(answer: bytes, secure: str, plain: str) -> str | None:
-    """Return what to do about an answer to plain text that is an alert of TLS; ``None`` if it is none."""
+    """Return advice for an answer to plain text that is a TLS alert; ``None`` for any other answer."""
     return f"it speaks TLS there: use {secure}:// instead of {plain}://" if answer.startswith(_ALERT) else None

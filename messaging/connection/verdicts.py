@@ -1,4 +1,4 @@
-"""Verdicts on their way from consumers to the adapter."""
+"""Passing of verdicts from consumers to the adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = SafeLog(__name__)
 
 
 class Verdicts:
-    """Flushes the verdicts of subscriptions on the engine loop; one wake-up serves all that ask.
+    """Flushes the verdicts of subscriptions on the engine loop, with one wake-up for all subscriptions.
 
     Args:
         engine: runs :meth:`flush`.
@@ -34,7 +34,7 @@ class Verdicts:
         self._signalled = False
 
     def request_flush(self, subscription: Subscribed) -> None:
-        """Have ``subscription.flush`` called on the loop soon. From any thread."""
+        """Call ``subscription.flush`` on the loop soon. Thread safe."""
         self._pending.append(subscription)
         if not self._signalled:
             try:
@@ -45,7 +45,7 @@ class Verdicts:
                 raise
 
     def flush(self) -> None:
-        """Flush the subscriptions that asked for it. On the engine loop."""
+        """Flush the subscriptions that requested it. On the engine loop."""
         # cleared before the queue is read: a thread that appends after this line signals again
         self._signalled = False
         pending = self._pending
@@ -54,5 +54,5 @@ class Verdicts:
         for _ in range(len(pending)):
             try:
                 pending.popleft().flush()
-            except Exception:  # the other subscriptions are flushed all the same
+            except Exception:  # the other subscriptions must be flushed nevertheless
                 logger.exception("%s: failed to settle messages", self._adapter.name)

@@ -128,8 +128,9 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
         ranges.append((low, high))
         return 0.0
 
-    monkeypatch.setattr("messaging.connection.connection.random.uniform", no_time)
-    broker.lose(TakenOverError("taken over", code=0x8E))
+    for module in ("backoff", "connection"):
+        monkeypatch.setattr(f"messaging.connection.{module}.jitter", no_time)
+    broker.lose(TakenOverError("somebody else is me", code=0x8E))
     states.wait("refused")
     states.wait("connected", 2)
     assert (15, 30) in ranges
@@ -185,7 +186,7 @@ def test_an_observer_that_raises_is_not_called_again_and_others_go_on(
     broker.lose()
     states.wait("connected", 2)
     settle_loop()
-    until(lambda: "an observer of connection states raised" in caplog.text)
+    until(lambda: "connection states: an observer raised" in caplog.text)
     assert len(calls) == 1
 
 
