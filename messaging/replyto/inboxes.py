@@ -213,7 +213,7 @@ class Inbox(Subscribed):
 
     # --- from the connection
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Fail the requests that were sent, if no session keeps their replies."""
         if not self._adapter.keeps_session:
             self._fail_sent()

@@ -314,12 +314,12 @@ class ReplySubscription(Subscription):
 
     # --- ends
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Fail a stream whose replies no session keeps."""
         if self.publication.may_have_arrived and not self._adapter.keeps_session:
             self._fail_lost()
         else:
-            super().lost()
+            super().on_connection_lost()
 
     def reconnected(self, resumed: bool) -> None:
         """Fail a stream if the session that kept its replies is gone."""
