@@ -111,7 +111,7 @@ _OF_STREAMS: Final = frozenset(
 #: contexts the short way keeps, so that publishing the same way again checks nothing twice
 _CONTEXT_CACHE: Final = 1024
 
-#: what was not closed yet
+#: instances that are open
 _open: WeakSet[Messaging] = WeakSet()
 #: by name, what has it
 _names: WeakKeyDictionary[ServiceRegistry, dict[str, object]] = WeakKeyDictionary()
@@ -165,7 +165,7 @@ def find_adapter(scheme: str) -> type[Adapter]:
     """The adapter class that serves ``scheme``, found by its entry point.
 
     Raises:
-        UnknownSchemeError: none does; names those that are installed.
+        UnknownSchemeError: none does; the error names the installed schemes.
         AdapterClashError: a foreign package hides this project's ``adapters``.
         MissingExtraError: a library the adapter needs is missing.
     """
@@ -211,7 +211,8 @@ def _refuse_foreign_package(package: str, error: Exception) -> None:
 class Messaging:
     """A messaging instance: the services of one connection setup (RFC 5.2). Thread safe.
 
-    A context manager, sync and async. Closing it sends what was accepted, ends its streams and settles every promise.
+    A context manager, sync and async. Closing it sends the accepted messages, ends its streams, and settles every
+    promise.
 
     Attributes:
         name: the ``osgi.messaging.name``, unique in ``services``.
@@ -373,7 +374,7 @@ class Messaging:
                 self._connection.engine.call(self._connection.subscriptions.end, subscription)
 
     def _connected(self) -> None:
-        """The broker may do less than the protocol: announce what is left. On the loop."""
+        """Announce the features again: the broker may support fewer than its protocol. On the loop."""
         self.publisher.refresh()
         self.reply_to.refresh()
         self._replies.refresh()
@@ -414,7 +415,7 @@ class Messaging:
         for registration in [*self._replying.values(), *(each for each, _ in self._builders)]:
             registration.unregister()
         for registration in self._registrations:
-            with contextlib.suppress(MessagingError):  # by somebody else, before
+            with contextlib.suppress(MessagingError):  # unregistered before, by other code
                 registration.unregister()
         _release_name(self.services, self.name, self._claim)
 
@@ -724,7 +725,7 @@ class Messaging:
     ) -> MessageStream[Any]:
         """Subscribe to ``channel``; ``context`` as in :meth:`publish`, the rest as ``MessageSubscription.subscribe``.
 
-        Entering the stream's ``with`` block, or ``async with``, waits for the broker's confirmation: what is published
+        Entering the stream's ``with`` block, or ``async with``, waits for the broker's confirmation: messages published
         after that is received.
 
         Example:
@@ -884,8 +885,8 @@ class Messaging:
     def close(self, timeout: float | None = None) -> None:
         """Close in good order and wait for it; idempotent.
 
-        What was accepted for publishing is sent, for at most ``timeout`` seconds (default: the setting
-        ``close_timeout``); what is left then fails with ``ClosedError``. Streams complete. On a thread that runs an
+        Accepted messages are sent, for at most ``timeout`` seconds (default: the setting
+        ``close_timeout``); the others then fail with ``ClosedError``. Streams complete. On a thread that runs an
         event loop, or inside an observer, it does not wait: ``await aclose()`` does.
 
         Raises:
@@ -916,7 +917,7 @@ class Messaging:
         return closing
 
     def _abandon(self) -> None:
-        """In a forked child: there is nothing to close and nobody to do it."""
+        """Mark the instance as closed in a forked child, which has no engine that could close it."""
         self._close_lock = threading.RLock()
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
@@ -969,7 +970,7 @@ def _camel_case(keyword: str) -> str:
 
 
 def _close_all() -> None:
-    """At exit: what was accepted is sent even by a program that forgot to close."""
+    """Send accepted messages at exit, for programs that did not close their instances."""
     closing = []
     for instance in [*_open]:
         with contextlib.suppress(RuntimeError):  # no more threads can be started: go on

@@ -38,7 +38,7 @@ class ReadPacer:
         """How long to wait before reading again, seconds; 0 for not at all.
 
         Args:
-            count: packets in what was read just now.
+            count: packets in the last read.
             now: monotonic seconds.
         """
         if self._paced:

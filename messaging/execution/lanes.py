@@ -309,11 +309,11 @@ class Lane(abc.ABC):
             self.settle()
 
     def count_dropped(self, count: int) -> None:
-        """Add items to :attr:`dropped`, such as those that :meth:`close` returned."""
+        """Add items to :attr:`dropped`, such as the number that :meth:`close` returned."""
         self._room.count_dropped(count)
 
     def close(self) -> int:
-        """Drop the queued items, and those that are put from now on.
+        """Drop the queued items, and every item that is put from now on.
 
         Returns:
             The number of items dropped now. The item that the receiver is processing is not among them.
@@ -384,7 +384,7 @@ class Lane(abc.ABC):
             while type(oldest := items.popleft()) is _Barrier:
                 barriers.append(oldest)
             self._room.count_dropped()
-        # the receiver may still be processing what was put before them
+        # the receiver may still be processing the items before them
         items.extendleft(reversed(barriers))
         if self.is_closed:
             self._drop_all(items)

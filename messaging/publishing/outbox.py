@@ -102,7 +102,7 @@ class Publication(Promise[None]):
         return self.was_sent or (self.done() and self._error is None)
 
     def unfinished(self, why: str) -> MessagingError:
-        """The error of a message that has to be given up: by what is known of it."""
+        """Return the error of a message that fails before it is settled: whether it may arrive depends on its state."""
         if self.was_sent:
             return OutcomeUnknownError(f"{self.what}: {why} before the broker confirmed; it may arrive")
         return ClosedError(f"{self.what}: {why} before it was sent")
@@ -162,7 +162,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class Outbox:
     """What waits to be published: bounded in messages and bytes, from any number of threads to one loop.
 
-    ``_lock`` guards the counters of what was accepted and the order of ``_waiting``; publishers hold it for an
+    ``_lock`` guards the counters of accepted messages and the order of ``_waiting``; publishers hold it for an
     append. The loop takes entries without it (a deque's ends are safe) and publishes what it settled in counters of
     its own. It never waits for the lock: its holder may be a thread interrupted by a signal, whose handler closes the
     instance and waits for the loop.
@@ -181,7 +181,7 @@ class Outbox:
         self._blocked = Waiters()
         self._room_step = max(1, max_messages // 8)
         self._room_step_bytes = max(1, max_bytes // 8)
-        #: nothing more is accepted; what was is still sent
+        #: no more messages are accepted; the accepted ones are still sent
         self._refusing = False
         #: nothing more is sent
         self._closed = False
@@ -217,7 +217,7 @@ class Outbox:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether what was posted is not accepted yet, so that it could be overtaken."""
+        """Whether posted messages are not accepted yet, so that another one could overtake them."""
         return bool(self._posted)
 
     def put(self, entry: Publication, *, queue: bool = True) -> None:
@@ -335,7 +335,7 @@ class Outbox:
         self._again.clear()
 
     def abandon(self) -> None:
-        """Refuse and fail everything, without the lock: in a forked child nobody may be left to release it."""
+        """Refuse and fail everything, without the lock: in a forked child its holder may not exist."""
         self._refusing = self._closed = True
         self._lock = threading.Lock()
         self._blocked = Waiters()
@@ -356,7 +356,7 @@ class Outbox:
             await self._wakeup.wait()
             self._wakeup.clear()
             await self._send_waiting()
-            # cleared before the last look: whoever appends after this line signals again
+            # cleared before the last look: a thread that appends after this line signals again
             self._signalled = False
             if self._waiting and self._connected:
                 self._signalled = True
@@ -450,7 +450,7 @@ class Outbox:
 
     @staticmethod
     def _is_uncounted(entry: Publication) -> bool:
-        """Whether it was given up before it was accepted: what is settled and counted has no payload any more."""
+        """Return whether a message failed before it was accepted: a settled message has no payload any more."""
         return entry.settled and hasattr(entry, "payload") and not entry.options.last_will
 
     def _count_late(self, entry: Publication) -> None:
@@ -525,7 +525,7 @@ class Outbox:
         self._wakeup.set()
 
     def _purge(self) -> None:
-        """Drop what is settled."""
+        """Drop settled messages."""
         if self._lock.acquire(blocking=False):
             waiting = [*self._waiting]
             self._waiting.clear()

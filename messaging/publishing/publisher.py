@@ -178,7 +178,7 @@ class MessagePublisher:
         return checked
 
     def refresh(self) -> None:
-        """Forget what was checked: the adapter announces something else than before. On the loop."""
+        """Forget checked contexts: the adapter announces other features than before. On the loop."""
         self._plans.clear()
         self._size_limit = self._adapter.max_message_size
         self._stamp = object()
@@ -273,7 +273,7 @@ class MessagePublisher:
 def _alike(context: MessageContext, extensions: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """What contexts have in common that one check serves, or ``None`` if there are not many like this one.
 
-    That is those with nothing but a channel, and those that differ in nothing but their message id.
+    Contexts with nothing but a channel are alike, and so are contexts that differ in nothing but their message id.
     """
     if extensions is NO_EXTENSIONS:
         plain = context._values_beside_channel() == _UNSET

@@ -137,7 +137,7 @@ class Push(rx.DisposableBase):
                     self._on_error(error)
                 elif isinstance(error, MessagingError):
                     logger.error("stream of %r ended: %s", channel, error)
-            except BaseException:  # whatever it is, nobody else is to suffer from it
+            except BaseException:  # it must not reach the worker
                 logger.exception("observer of %r raised from on_error or on_completed", channel)
         self._connection.engine.call(self.quiet.resolve, None)
         remove(self._connection, channel, self.subscription).listen(lambda: self.gone.resolve(None))
@@ -353,7 +353,7 @@ class Pull:
 
 
 def _nothing() -> None:
-    """Nobody is asking."""
+    """Do nothing: no caller waits for a message."""
 
 
 def ignore(_: Message) -> None:

@@ -100,7 +100,7 @@ def evaluated(function: Callable[..., Any], name: str, annotation: Any) -> Any:
 
 
 def _closure(function: Any) -> dict[str, Any]:
-    """Return the variables of the enclosing functions; without those that have no value yet."""
+    """Return the variables of the enclosing functions; variables without a value are left out."""
     found = {}
     for name, cell in zip(_names(function), getattr(function, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):  # assigned later, such as the registration of the handler itself

@@ -263,12 +263,12 @@ class Redelivery:
         self.rejections.pop(_key(incoming), None)
 
     def _deliveries(self, incoming: Incoming) -> int:
-        """How often the message was delivered, as far as anybody knows."""
+        """Return how often the message was delivered: the broker's count, or the count kept here."""
         if incoming.delivery_count is not None:
             return incoming.delivery_count
         key = _key(incoming)
         if not self._adapter.can_reject:
-            return self.rejections.pop(key, 0) + 1  # those that follow are made here, and count
+            return self.rejections.pop(key, 0) + 1  # later deliveries are made here, and counted
         count = self.rejections.pop(key, 0) + 1
         self.rejections[key] = count
         if len(self.rejections) > _COUNTED:

@@ -38,7 +38,7 @@ _AFTER_CANCELLED: Final = 0.1
 class HandlerExhaustedError(Exception):
     """Raised by a coroutine handler that takes no more requests, before it has sent a reply.
 
-    The request counts as not begun. It waits, with those that come later, until the handler is unregistered.
+    The request counts as not begun. It waits, with later ones, until the handler is unregistered.
     """
 
 
@@ -56,7 +56,7 @@ class Origin(Protocol):
     """The subscription side of a runner: where its tasks come from.
 
     Attributes:
-        is_stopping: no more tasks are submitted, and those that were begun are being finished.
+        is_stopping: no more tasks are submitted, and begun ones are being finished.
     """
 
     is_stopping: bool
@@ -185,7 +185,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
-        """Take back what was not begun and is ``wanted``. On the engine's loop."""
+        """Take back and return the tasks that were not begun and are ``wanted``. On the engine's loop."""
 
     def pass_on(self, wanted: Callable[[Task], bool]) -> None:
         """Give requests that were not begun and are ``wanted`` to other handlers. On the engine's loop."""
@@ -232,7 +232,7 @@ class ThreadRunner(Runner):
         return found
 
     def _grow(self, seen: Task) -> None:
-        """Another thread, if nobody has come to ``seen`` meanwhile."""
+        """Start another thread if no thread has reached ``seen`` meanwhile."""
         self._growing = None
         with self._lock:
             waiting = len(self._waiting)
@@ -332,12 +332,12 @@ def _settle(handler: Handler, task_: Task, promise: Promise[Any]) -> None:
 class LoopRunner(Runner):
     """Runs a coroutine function on an event loop of the application.
 
-    A loop may end with requests in it, as ``asyncio.run`` does: it cancels the tasks, and what is not settled by then
-    goes to ``orphaned``.
+    A loop may end with requests in it, as ``asyncio.run`` does: it cancels the tasks, and unsettled ones go to
+    ``orphaned``.
 
     Args:
         handler, concurrency: see :class:`Runner`.
-        orphaned: called on the engine's loop with what is left, once the loop is closed.
+        orphaned: called on the engine's loop with the unsettled tasks, once the loop is closed.
     """
 
     def __init__(self, handler: Handler, concurrency: int, orphaned: Callable[[LoopRunner, list[Any]], object]) -> None:
@@ -381,7 +381,7 @@ class LoopRunner(Runner):
             self._waiting.clear()
             self._orphaned(self, [task_ for task_ in left if not task_.is_over])
         elif self._running or self._waiting or not self._was_idle:
-            # twice, since what is between the two is in neither
+            # twice: a task that moves from one to the other is in neither
             self._was_idle = not (self._running or self._waiting)
             self._watcher = engine().loop.call_later(_LOOK, self._look)
 

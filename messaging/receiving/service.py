@@ -119,7 +119,7 @@ class MessageSubscription:
     def _consumed(
         self, context: MessageContext, keep_subscription: bool, acknowledge: Acknowledge
     ) -> tuple[SubscriptionSpec, DirectAcknowledgement | None]:
-        """Check how a subscription is consumed; return what is subscribed to, and how it is acknowledged."""
+        """Check how a subscription is consumed; return its spec, and how it is acknowledged."""
         adapter = self._connection.adapter
         direct = context._acknowledgement
         if acknowledge not in get_args(Acknowledge):
@@ -173,7 +173,7 @@ class MessageSubscription:
             self._handlers[registration] = None
             self._connection.engine.call(self._connection.subscriptions.start, subscription)
             return registration
-        except BaseException:  # an interrupt: nobody has the registration
+        except BaseException:  # an interrupt: no caller has the registration
             registration.close()
             raise
 

@@ -322,7 +322,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
 
 
 def _abandoned(connection: Connection, subscription: Subscription) -> None:
-    """End what nobody can consume any more. An observer goes on by itself: it holds on to its subscription."""
+    """End a subscription that no consumer can reach any more. An observer holds its own, and goes on."""
     if subscription.ended or isinstance(subscription.consumer, Push):
         return
     forgotten = not isinstance(subscription.consumer, Pull) and not subscription.dismissed

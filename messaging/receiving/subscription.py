@@ -12,7 +12,7 @@ called from any thread. Everything a user wrote (direct acknowledgement callback
 consumer.
 
 **Bounds.** What the protocol holds back until it is settled is bounded by its credit. Everything else is bounded by
-``bufferSize`` and the overflow policy, and what is dropped is counted.
+``bufferSize`` and the overflow policy, and dropped messages are counted.
 
 **Batches.** A consumer that is busy is left alone: verdicts are gathered for a millisecond, or until it has nothing
 more to take; and while it has many messages to go nothing more is read from the broker, see
@@ -34,7 +34,7 @@ from messaging.model import AcknowledgeType, Message, ReceivedMessage, maker, st
 from messaging.receiving import redelivery
 from messaging.receiving.counters import StreamCounters
 from messaging.receiving.direct import DirectAcknowledger
-from messaging.receiving.throttle import Crowd
+from messaging.receiving.throttle import ReadThrottle
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Consumer(Protocol):
 
 
 class _Nobody:
-    """Nobody consumes yet: the buffer fills, and the protocol's credit with it."""
+    """Stands for a consumer that has not come yet: the buffer fills, and the protocol's credit with it."""
 
     def wake(self) -> None:
         pass
@@ -107,7 +107,6 @@ class Subscription(Subscribed):
         "_auto",
         "_buffer",
         "_counted",
-        "_crowd",
         "_direct",
         "_expect_stale",
         "_flush_requested",
@@ -121,6 +120,7 @@ class Subscription(Subscribed):
         "_moved",
         "_moving",
         "_prefetch",
+        "_throttle",
         "_withheld",
         "counters",
         "fetched",
@@ -162,7 +162,7 @@ class Subscription(Subscribed):
         self._buffer: deque[Incoming] = deque()
         #: with autoAcknowledge, what arrived while the buffer was full: acknowledged once it moves up. Loop only.
         self._withheld: deque[Incoming] = deque()
-        #: there was a loss: what is in the buffer may be from before, and come again
+        #: a connection was lost: buffered messages may have arrived on it, and may be redelivered
         self._expect_stale = self._delivers_again = False
         #: takes messages off the buffer: in one step with assigning them, so that no interrupt comes in between
         self._moving = map(deque.popleft, repeat(self._buffer))
@@ -175,8 +175,8 @@ class Subscription(Subscribed):
         self._handed_out = 0
         #: what the consumer holds, if it may hold it for long: by identity, popped when it is counted as settled
         self._held: dict[int, Incoming] | None = {} if self._direct is not None else None
-        #: messages with verdicts on their way to the loop: to acknowledge, to have delivered again, and those that
-        #: the broker delivers again by itself. Recorded twice at worst, if an interrupt comes: see :meth:`_collect`.
+        #: messages with verdicts that are not flushed: acknowledged, rejected, and void (the broker redelivers them by
+        #: itself). An interrupt may record a message twice: see :meth:`_collect`.
         self._acknowledged: deque[Incoming] = deque()
         self._rejected: deque[Incoming] = deque()
         self._void: deque[Incoming] = deque()
@@ -186,7 +186,7 @@ class Subscription(Subscribed):
         #: the loop looks for verdicts by itself: it need not be told
         self._gathering = False
         self._gather_timer: asyncio.TimerHandle | None = None
-        self._crowd = Crowd(
+        self._throttle = ReadThrottle(
             connection.engine.loop,
             options.buffer_size,
             lambda: self.counters.delivered,
@@ -226,7 +226,7 @@ class Subscription(Subscribed):
         self.counters.received += len(batch)
         buffer = self._buffer
         if not buffer:
-            self._crowd.nobody()
+            self._throttle.on_empty()
         if self._auto:
             self._admit(batch)
         elif len(buffer) + len(batch) <= self._capacity:
@@ -244,7 +244,7 @@ class Subscription(Subscribed):
             self._gathering = True
             self._gather_soon()
         if self.consumer is not _NOBODY:
-            self._crowd.count(len(buffer))
+            self._throttle.on_buffered(len(buffer))
         self.consumer.wake()
 
     def _gather_soon(self) -> None:
@@ -278,7 +278,7 @@ class Subscription(Subscribed):
             if len(buffer) < self._capacity or self._makes_room(incoming, []):
                 buffer.append(incoming)
         if any(incoming.token is None for incoming in withheld):
-            # no broker holds those back: they must not pile up behind what is
+            # no broker holds those back: they must not pile up behind the others
             self._withheld = deque(incoming for incoming in withheld if incoming.token is not None)
             self.counters.dropped += len(withheld) - len(self._withheld)
         if done:
@@ -297,7 +297,7 @@ class Subscription(Subscribed):
 
         Args:
             incoming: what arrived.
-            dropped: gets the tokens of what is dropped, to be acknowledged.
+            dropped: gets the tokens of dropped messages, to be acknowledged.
 
         Returns:
             Whether ``incoming`` is to be appended.
@@ -306,7 +306,7 @@ class Subscription(Subscribed):
         if policy == "block":
             if incoming.token is not None:
                 return True  # bounded by the protocol's credit
-            # nothing holds back what is not acknowledged: the newest of those counts most, but none goes before others
+            # unacknowledged deliveries cannot be held back: the newest counts most, but the order is kept
             policy = "drop_oldest" if self._buffer and self._may_go(self._buffer[0]) else "drop_latest"
         if policy == "fail":
             self.fail(
@@ -355,7 +355,7 @@ class Subscription(Subscribed):
             return
         self.error = error
         self.ended = True
-        self._crowd.disperse()
+        self._throttle.release()
         if self._gather_timer is not None:
             self._gather_timer.cancel()
             self._gathering = False
@@ -365,7 +365,7 @@ class Subscription(Subscribed):
         self.ready.reject(
             error or ClosedError(f"the stream of {self.spec.channel!r} was closed, or forgotten, before it was ready")
         )
-        self.ready.exception()  # whoever consumes the stream is told; the promise need not be looked at
+        self.ready.exception()  # the consumer of the stream is told; the promise need not be
         self.consumer.wake()
 
     def on_connection_lost(self) -> None:
@@ -375,7 +375,7 @@ class Subscription(Subscribed):
         self._forget_withheld()
 
     def _forget_withheld(self) -> None:
-        """What was not acknowledged on arrival comes again, if the broker has it."""
+        """Drop withheld messages that the broker redelivers."""
         if self._delivers_again and self._withheld:
             self._withheld = deque(incoming for incoming in self._withheld if not self._is_stale(incoming))
 
@@ -400,7 +400,7 @@ class Subscription(Subscribed):
         self.proceed()
 
     def _has_broker_redelivery(self) -> bool:
-        """Whether the queue outlives its connection, and delivers again what was not settled there."""
+        """Return whether the queue outlives its connection and redelivers unsettled messages."""
         return self._adapter.redelivers(self.spec)
 
     def _is_stale(self, incoming: Incoming) -> bool:
@@ -408,7 +408,7 @@ class Subscription(Subscribed):
 
     def _is_forgotten(self, incoming: Incoming) -> bool:
         """Whether a message was delivered by a lost connection, and will be again by this one."""
-        if incoming.token is None or self._auto:  # what was acknowledged on arrival is here or nowhere
+        if incoming.token is None or self._auto:  # acknowledged on arrival: there is no other copy
             return False
         if not self._adapter.is_stale(incoming.token):
             self._expect_stale = False  # all that follow are newer
@@ -437,7 +437,7 @@ class Subscription(Subscribed):
         """
         if self.fetched is not None and not self._is_fetched_void():
             return None if self.paused else self.fetched
-        crowd, moving = self._crowd, self._moving
+        throttle, moving = self._throttle, self._moving
         while True:
             if self._moved is None:
                 if self.paused or self._handed_out - self.settled_count >= self._prefetch:
@@ -448,8 +448,8 @@ class Subscription(Subscribed):
                 except IndexError:
                     break
             incoming: Incoming = self._moved  # type: ignore[assignment]  # the loop above has set it
-            if crowd.is_there and len(self._buffer) <= crowd.few:
-                self._disperse()
+            if throttle.is_throttled and len(self._buffer) <= throttle.low:
+                self._resume_reading()
             if self._withheld and not self._admitting:
                 self._request_more()
             if self._expect_stale and self._is_forgotten(incoming):
@@ -491,13 +491,13 @@ class Subscription(Subscribed):
             return True
         return False
 
-    def _disperse(self) -> None:
-        crowd = self._crowd
+    def _resume_reading(self) -> None:
+        throttle = self._throttle
         try:
-            crowd.is_there = False
-            self._connection.engine.call(crowd.disperse)
+            throttle.is_throttled = False
+            self._connection.engine.call(throttle.release)
         except BaseException:  # an interrupt: the next call sees to it
-            crowd.is_there = True
+            throttle.is_throttled = True
             raise
 
     def _request_more(self) -> None:
@@ -693,7 +693,7 @@ class Subscription(Subscribed):
 
     def flush(self) -> None:
         """Pass the verdicts gathered so far to the adapter."""
-        # cleared before the queues are read: whoever appends after this line requests again
+        # cleared before the queues are read: a thread that appends after this line requests again
         self._flush_requested = False
         if self._acknowledged:
             accepted = self._collect(self._acknowledged)
@@ -790,7 +790,7 @@ class Subscription(Subscribed):
         self._redelivery.rejections.update(counts)
 
     def _given_back(self) -> None:
-        # only now may the next one be taken: what was put back goes first
+        # only now may the next one be taken: the message that was put back goes first
         self.settled_count += 1
         self.proceed()
 

@@ -1,38 +1,37 @@
-"""When to read from a broker again while a consumer has much to do.
+"""When to suspend reading from the broker because a consumer is behind.
 
-Two threads that both have work take the interpreter from each other all the time. So while a consumer has
-many messages to go nothing more is read, as long as it takes them at a good rate.
+Two threads that both have work take the interpreter from each other all the time. So while the buffer of a consumer is
+at least half full, nothing more is read from the broker, as long as the consumer takes messages at a good rate.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    import asyncio
-
-#: a buffer with so many messages, or half full, is crowded; with a quarter of that it is not any more
-CROWD: Final = 512
-#: how long a consumer is given to catch up, seconds: longer only if it takes so many in that time
-CROWD_SECONDS: Final = 0.05
+#: a buffer with so many messages, or half full, suspends reading; a quarter of that resumes it
+FULL: Final = 512
+#: how long a consumer is given to catch up, seconds; again only if it takes ``FULL`` messages in that time
+CATCH_UP_SECONDS: Final = 0.05
 
 
-class Crowd:
-    """Gives one consumer time to catch up. On the engine's loop, but for what says otherwise.
+class ReadThrottle:
+    """Suspends reading while one consumer is behind. On the engine's loop, unless an attribute says otherwise.
 
     Args:
         loop: the engine's.
-        capacity: messages that its buffer holds.
-        taken: how many it has taken so far; from any thread.
-        suspend, resume: have nothing more read, and have it read again. ``resume`` is idempotent.
+        capacity: bound of the consumer's buffer, messages.
+        taken: returns how many messages the consumer has taken so far; from any thread.
+        suspend, resume: suspend and resume reading. ``resume`` is idempotent.
 
     Attributes:
-        is_there: nothing more is read; any thread may look, and withdraw it when :attr:`few` messages are left.
-        few: see there.
+        is_throttled: reading is suspended. Any thread may read it, and clear it when at most :attr:`low` messages are
+            buffered.
+        low: see there.
     """
 
-    __slots__ = ("_catches_up", "_loop", "_many", "_resume", "_suspend", "_taken", "_timer", "few", "is_there")
+    __slots__ = ("_catches_up", "_high", "_loop", "_resume", "_suspend", "_taken", "_timer", "is_throttled", "low")
 
     def __init__(
         self,
@@ -46,39 +45,39 @@ class Crowd:
         self._taken = taken
         self._suspend = suspend
         self._resume = resume
-        self._many = min(max(1, capacity // 2), CROWD)
-        self.few = self._many // 4
-        self.is_there = False
-        #: whether it did when it was given time
+        self._high = min(max(1, capacity // 2), FULL)
+        self.low = self._high // 4
+        self.is_throttled = False
+        #: the consumer caught up when it was last given time
         self._catches_up = True
         self._timer: asyncio.TimerHandle | None = None
 
-    def nobody(self) -> None:
-        """The buffer was empty: it catches up."""
+    def on_empty(self) -> None:
+        """Note that the buffer was empty: the consumer catches up."""
         self._catches_up = True
 
-    def count(self, waiting: int) -> None:
-        """So many messages wait."""
-        if waiting >= self._many and self._catches_up and not self.is_there:
-            self._wait()
-            self.is_there = True
+    def on_buffered(self, count: int) -> None:
+        """Suspend reading if ``count`` buffered messages are many, and the consumer catches up."""
+        if count >= self._high and self._catches_up and not self.is_throttled:
+            self._give_time()
+            self.is_throttled = True
             self._suspend()
 
-    def disperse(self) -> None:
-        """There is none any more, or it is not waited for. Idempotent."""
-        self.is_there = False
+    def release(self) -> None:
+        """Resume reading. Idempotent."""
+        self.is_throttled = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._resume()
 
-    def _wait(self) -> None:
-        self._timer = self._loop.call_later(CROWD_SECONDS, self._look, self._taken())
+    def _give_time(self) -> None:
+        self._timer = self._loop.call_later(CATCH_UP_SECONDS, self._judge, self._taken())
 
-    def _look(self, taken: int) -> None:
-        """The consumer has had its time; it gets more if it makes progress."""
-        if self.is_there and self._taken() - taken >= CROWD:
-            self._wait()
+    def _judge(self, taken: int) -> None:
+        """Give the consumer more time if it made progress; otherwise resume reading."""
+        if self.is_throttled and self._taken() - taken >= FULL:
+            self._give_time()
             return
-        self._catches_up = not self.is_there
-        self.disperse()
+        self._catches_up = not self.is_throttled
+        self.release()

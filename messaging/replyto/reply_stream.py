@@ -377,7 +377,7 @@ class ReplySubscription(Subscription):
         self._withheld.clear()
         self._marker_tokens.clear()
         self._acknowledge_unwanted()
-        self._crowd.disperse()
+        self._throttle.release()
         if self.paused:
             self.paused = False
             self._adapter.resume(self.handle)

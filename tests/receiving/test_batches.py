@@ -105,7 +105,7 @@ def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBr
 def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
+    monkeypatch.setattr("messaging.receiving.throttle.CATCH_UP_SECONDS", PATIENCE)
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)
@@ -152,7 +152,7 @@ def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_
 def test_reading_goes_on_when_a_stream_that_is_behind_ends(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.receiving.throttle.CROWD_SECONDS", PATIENCE)
+    monkeypatch.setattr("messaging.receiving.throttle.CATCH_UP_SECONDS", PATIENCE)
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)
