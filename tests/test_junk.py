@@ -107,7 +107,6 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "Request": {"unsent"},
     "ReplyToPublisher": {"prepare_many", "refresh"},
     "ReplyToWhiteboard": {"routes", "close", "open", "ready", "refresh"},
-    "TypedEventBus": {"deliver_checked", "deliver_relayed", "deliver_untyped_checked"},
     "TypedEventMonitor": {"close", "dispatcher", "pool", "taps"},
     "Settings": {"settings_customise_sources"},
     "_Watcher": {"tell"},

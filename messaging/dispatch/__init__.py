@@ -14,7 +14,6 @@ below. Applications do not import from it: the event services export what applic
 ==================  ================================================================================================
 """
 
-from messaging.dispatch.awaiting import is_awaitable as is_awaitable
 from messaging.dispatch.awaiting import name_of as name_of
 from messaging.dispatch.awaiting import run_elsewhere as run_elsewhere
 from messaging.dispatch.dispatcher import Dispatcher as Dispatcher

@@ -28,11 +28,6 @@ def name_of(function: Any) -> str:
     return name if isinstance(name, str) else type(function).__qualname__
 
 
-def is_awaitable(result: Any) -> bool:
-    """Return whether the result of a function has to be awaited."""
-    return inspect.isawaitable(result)
-
-
 def run_elsewhere(awaitable: Any, loop: asyncio.AbstractEventLoop, timeout: float = 0) -> Any:
     """Await ``awaitable`` on another thread's event loop, and wait for its result.
 

@@ -6,9 +6,10 @@ import abc
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from messaging.dispatch.awaiting import is_awaitable, name_of, run_elsewhere
+from messaging.dispatch.awaiting import name_of, run_elsewhere
 from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, is_coroutine, running_loop
 from messaging.text import SafeLog
 
@@ -228,7 +229,7 @@ class LaneHandler(DispatchHandler[E]):
         """Deliver ``event``; never raises. On a delivery thread."""
         try:
             result = self.call(event)
-            if result is not None and is_awaitable(result):
+            if result is not None and isawaitable(result):
                 # of a function that acts like a coroutine function without being one
                 run_elsewhere(result, self._loop or handlers_loop())
         except BaseException as error:  # noqa: BLE001  # no exception of one handler may keep events from the others

@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import threading
 import time
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from messaging.dispatch import DispatchHandler, TopicPermission, is_awaitable, run_elsewhere, too_long
+from messaging.dispatch import DispatchHandler, TopicPermission, run_elsewhere, too_long
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.eventadmin.context import DeliveryContext, leave, leave_anywhere
 from messaging.eventadmin.event import Event
@@ -140,7 +141,7 @@ class AdminHandler(DispatchHandler[Event]):
             source = self.function
             function = source.current or source.fetch()
             result = None if function is None else function(event)
-            if result is not None and is_awaitable(result):
+            if result is not None and isawaitable(result):
                 self._wait_for(result, limit, waiting_loop)
         except BaseException as error:  # no other exception of one handler may keep events from the others
             if is_interrupt(error):
