@@ -74,7 +74,7 @@ class Origin(Protocol):
         ...
 
 
-class Task(Protocol):
+class Work(Protocol):
     """One message or request in the hands of a runner."""
 
     origin: Any
@@ -177,26 +177,26 @@ class Runner(abc.ABC):
         self.concurrency = concurrency
         #: its handler is gone, or has another runner: nothing is begun any more
         self.is_retired = False
-        self._waiting: deque[Task] = deque()
+        self._waiting: deque[Work] = deque()
 
     @abc.abstractmethod
-    def submit(self, task_: Task) -> None:
+    def submit(self, work: Work) -> None:
         """Have a request handled. On the engine's loop."""
 
     @abc.abstractmethod
     def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
         """Take back and return the tasks that were not begun and are ``wanted``. On the engine's loop."""
 
-    def pass_on(self, wanted: Callable[[Task], bool]) -> None:
+    def pass_on(self, wanted: Callable[[Work], bool]) -> None:
         """Give requests that were not begun and are ``wanted`` to other handlers. On the engine's loop."""
-        for task_ in self.withdraw(wanted):
-            task_.origin.dispatch(task_)
+        for work in self.withdraw(wanted):
+            work.origin.dispatch(work)
 
     @staticmethod
-    def _is_void(task_: Task) -> bool:
+    def _is_void(work: Work) -> bool:
         """Whether there is nothing to do: it will come again. Then it is settled."""
-        if task_.origin.is_void(task_.request):
-            task_.finish(Verdict.REFUSE)
+        if work.origin.is_void(work.request):
+            work.finish(Verdict.REFUSE)
             return True
         return False
 
@@ -210,28 +210,28 @@ class ThreadRunner(Runner):
         self._active = 0
         self._growing: asyncio.TimerHandle | None = None
 
-    def submit(self, task_: Task) -> None:
+    def submit(self, work: Work) -> None:
         """See ``Runner.submit``."""
         with self._lock:
-            self._waiting.append(task_)
+            self._waiting.append(work)
             is_first = not self._active
             self._active += is_first
         if is_first:
             # once the loop has given out all that arrived: the worker would only take the interpreter from it
             engine().loop.call_soon(workers().submit, self._work)
         elif self._growing is None and self._active < self.concurrency:
-            self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, task_)
+            self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, work)
 
     def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
         """See ``Runner.withdraw``."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
-            found: list[Task] = []
-            for task_ in waiting:
-                (found if wanted(task_) else self._waiting).append(task_)
+            found: list[Work] = []
+            for work in waiting:
+                (found if wanted(work) else self._waiting).append(work)
         return found
 
-    def _grow(self, seen: Task) -> None:
+    def _grow(self, seen: Work) -> None:
         """Start another thread if no thread has reached ``seen`` meanwhile."""
         self._growing = None
         with self._lock:
@@ -250,8 +250,8 @@ class ThreadRunner(Runner):
                 if not self._waiting:
                     self._active -= 1
                     return
-                task_ = self._waiting.popleft()
-            if not self._is_void(task_) and not self._run(task_):
+                work = self._waiting.popleft()
+            if not self._is_void(work) and not self._run(work):
                 return
 
     def _next(self) -> None:
@@ -262,28 +262,28 @@ class ThreadRunner(Runner):
                 return
         workers().submit(self._work)
 
-    def _run(self, task_: Task) -> bool:
+    def _run(self, work: Work) -> bool:
         """Handle a request; ``False`` if that goes on, and its place is taken until it is over."""
         handler = self.handler
         try:
-            found = handler.start(task_)
+            found = handler.start(work)
             if isinstance(found, Promise):
-                task_.after = self._next
-                found.add_done_callback(lambda promise: _settle(handler, task_, promise))
+                work.after = self._next
+                found.add_done_callback(lambda promise: _settle(handler, work, promise))
                 return False
             if handler.needs_loop(found):
                 # a function that does what a coroutine function would have done
-                task_.after = self._next
-                _go_on_elsewhere(handler, task_, found)
+                work.after = self._next
+                _go_on_elsewhere(handler, work, found)
                 return False
             if handler.outlives_call(found):
-                task_.after = self._next
-                handler.send(task_, found)
+                work.after = self._next
+                handler.send(work, found)
                 return False
-            handler.send(task_, found)
+            handler.send(work, found)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
-            task_.failed(error)
-            return task_.after is None
+            work.failed(error)
+            return work.after is None
         return True
 
 
@@ -291,39 +291,39 @@ class ThreadRunner(Runner):
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _go_on_elsewhere(handler: Handler, task_: Task, found: Any) -> None:
+def _go_on_elsewhere(handler: Handler, work: Work, found: Any) -> None:
     """Await what a function returned, on the loop of its handler."""
     loop = handler.loop or handlers_loop()
-    engine().call(_look_elsewhere, task_, loop)
-    loop.call_soon_threadsafe(_spawn, handler, task_, found)
+    engine().call(_look_elsewhere, work, loop)
+    loop.call_soon_threadsafe(_spawn, handler, work, found)
 
 
-def _spawn(handler: Handler, task_: Task, found: Any) -> None:
+def _spawn(handler: Handler, work: Work, found: Any) -> None:
     def ended(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
         if task.cancelled() or task.exception() is not None:
-            workers().submit(task_.requeue)
+            workers().submit(work.requeue)
 
-    task = asyncio.get_running_loop().create_task(_go_on(handler, task_, found))
+    task = asyncio.get_running_loop().create_task(_go_on(handler, work, found))
     _tasks.add(task)
     task.add_done_callback(ended)
 
 
-def _look_elsewhere(task_: Task, loop: asyncio.AbstractEventLoop) -> None:
+def _look_elsewhere(work: Work, loop: asyncio.AbstractEventLoop) -> None:
     """See to it that a request does not end with the loop it is on."""
-    if task_.is_over:
+    if work.is_over:
         return
     if loop.is_closed():
-        workers().submit(task_.requeue)
+        workers().submit(work.requeue)
     else:
-        engine().loop.call_later(_LOOK, _look_elsewhere, task_, loop)
+        engine().loop.call_later(_LOOK, _look_elsewhere, work, loop)
 
 
-def _settle(handler: Handler, task_: Task, promise: Promise[Any]) -> None:
+def _settle(handler: Handler, work: Work, promise: Promise[Any]) -> None:
     try:
-        handler.send(task_, promise.result())
+        handler.send(work, promise.result())
     except BaseException as error:  # noqa: BLE001
-        task_.failed(error)
+        work.failed(error)
 
 
 # --- coroutines
@@ -347,16 +347,16 @@ class LoopRunner(Runner):
         self._box: Mailbox = mailbox(self._loop)
         self._orphaned = orphaned
         #: on the handler's loop
-        self._running: dict[asyncio.Task[None], Task] = {}
+        self._running: dict[asyncio.Task[None], Work] = {}
         #: its handler takes no more; on the handler's loop
         self._is_exhausted = False
         self._watcher: asyncio.TimerHandle | None = None
         self._was_idle = False
 
-    def submit(self, task_: Task) -> None:
+    def submit(self, work: Work) -> None:
         """See ``Runner.submit``."""
         self._was_idle = False
-        self._waiting.append(task_)
+        self._waiting.append(work)
         self._box.post(self._begin)
         if self._watcher is None:
             self._watcher = engine().loop.call_later(_LOOK, self._look)
@@ -364,13 +364,13 @@ class LoopRunner(Runner):
     def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
         """See ``Runner.withdraw``."""
         found = []
-        for task_ in [*self._waiting]:
-            if wanted(task_):
+        for work in [*self._waiting]:
+            if wanted(work):
                 try:
-                    self._waiting.remove(task_)
+                    self._waiting.remove(work)
                 except ValueError:  # the handler's loop was faster
                     continue
-                found.append(task_)
+                found.append(work)
         return found
 
     def _look(self) -> None:
@@ -379,7 +379,7 @@ class LoopRunner(Runner):
             left = [*self._running.values(), *self._waiting]
             self._running.clear()
             self._waiting.clear()
-            self._orphaned(self, [task_ for task_ in left if not task_.is_over])
+            self._orphaned(self, [work for work in left if not work.is_over])
         elif self._running or self._waiting or not self._was_idle:
             # twice: a task that moves from one to the other is in neither
             self._was_idle = not (self._running or self._waiting)
@@ -388,48 +388,48 @@ class LoopRunner(Runner):
     def _begin(self) -> None:
         while self._waiting and len(self._running) < self.concurrency and not self._is_exhausted:
             try:
-                task_ = self._waiting.popleft()
+                work = self._waiting.popleft()
             except IndexError:  # withdrawn
                 return
-            if self._is_void(task_):
+            if self._is_void(work):
                 continue
-            task = self._loop.create_task(_run(self.handler, task_))
-            self._running[task] = task_
+            task = self._loop.create_task(_run(self.handler, work))
+            self._running[task] = work
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        task_ = self._running.pop(task, None)
+        work = self._running.pop(task, None)
         if not task.cancelled():
             if task.exception() is None:
                 self._begin()
-            elif task_ is not None:
+            elif work is not None:
                 self._is_exhausted = True
-                self._return(task_)
-        elif task_ is not None and (task_.was_cancelled or task_.is_stopped or task_.has_begun):
-            workers().submit(task_.requeue)
+                self._return(work)
+        elif work is not None and (work.was_cancelled or work.is_stopped or work.has_begun):
+            workers().submit(work.requeue)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
-        elif task_ is not None:
-            task_.was_cancelled = True
-            self._return(task_)
+        elif work is not None:
+            work.was_cancelled = True
+            self._return(work)
             self._loop.call_later(_AFTER_CANCELLED, self._begin)
 
-    def _return(self, task_: Task) -> None:
+    def _return(self, work: Work) -> None:
         """Let a request wait that was not begun after all."""
-        self._waiting.appendleft(task_)
+        self._waiting.appendleft(work)
         # the others may have been withdrawn by then
         engine().call(self.pass_on, lambda each: self.is_retired or each.origin.is_stopping)
 
 
-async def _run(handler: Handler, task_: Task) -> None:
+async def _run(handler: Handler, work: Work) -> None:
     try:
-        found = handler.start(task_)
+        found = handler.start(work)
     except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
-        await handler.fail_async(task_, error)
+        await handler.fail_async(work, error)
     else:
-        await _go_on(handler, task_, found)
+        await _go_on(handler, work, found)
 
 
-async def _go_on(handler: Handler, task_: Task, found: Any) -> None:
+async def _go_on(handler: Handler, work: Work, found: Any) -> None:
     """Await the result of a handler, and send it.
 
     Raises:
@@ -438,13 +438,13 @@ async def _go_on(handler: Handler, task_: Task, found: Any) -> None:
     try:
         while is_awaitable(found):
             found = await found
-        await handler.send_async(task_, found)
+        await handler.send_async(work, found)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise  # its loop ends, say: see LoopRunner
-        await handler.fail_async(task_, error)  # of something that the handler awaited
+        await handler.fail_async(work, error)  # of something that the handler awaited
     except HandlerExhaustedError:
         raise
     except BaseException as error:  # noqa: BLE001
-        await handler.fail_async(task_, error)
+        await handler.fail_async(work, error)
