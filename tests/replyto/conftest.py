@@ -10,6 +10,8 @@ import pytest
 from messaging import Messaging
 from messaging.replyto.request_route import RequestRoute
 from tests.conformance.backends import Backend, MemoryBackend
+from tests.conformance.conftest import m as m
+from tests.conformance.conftest import responder as responder
 from tests.conformance.helpers import eventually
 
 
@@ -24,18 +26,6 @@ def backend(caplog: pytest.LogCaptureFixture) -> Iterator[Backend]:
     died = [record for record in caplog.records if record.getMessage() in ("worker job failed",)]
     died += [record for record in caplog.records if record.getMessage().startswith("engine task")]
     assert not died
-
-
-@pytest.fixture
-def m(backend: Backend) -> Messaging:
-    """An instance."""
-    return backend.connect()
-
-
-@pytest.fixture
-def responder(backend: Backend) -> Messaging:
-    """Another instance."""
-    return backend.connect()
 
 
 def routes(m: Messaging) -> list[RequestRoute]:
