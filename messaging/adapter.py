@@ -32,7 +32,7 @@ from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, channels, he
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
+    from messaging.model import BrokerUrl, Incoming, Outgoing, PublishPlan, SubscribeOptions
     from messaging.model.settings import Settings
 
 ENTRY_POINT_GROUP: Final = "messaging.adapters"
@@ -233,8 +233,8 @@ class Adapter(abc.ABC):
         """Return the largest payload in bytes that can be published; ``None``: unlimited (MSG205)."""
         return None
 
-    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
-        """Refuse a context that this protocol cannot carry although it has the features, before anything is sent.
+    def check_publish(self, plan: PublishPlan) -> None:
+        """Refuse messages that this protocol cannot carry although it has the features, before anything is sent.
 
         Called on the *caller's* thread, once per distinct context: must be thread safe and do no I/O.
 

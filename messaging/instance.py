@@ -376,7 +376,6 @@ class Messaging:
     def _connected(self) -> None:
         """Announce the features again: the broker may support fewer than its protocol. On the loop."""
         self.publisher.refresh()
-        self.reply_to.refresh()
         self._replies.refresh()
         if self._adapter.announced != self._features:
             self._features = self._adapter.announced
@@ -462,8 +461,8 @@ class Messaging:
             return Message(content, known)
         if isinstance(content, (bytes, bytearray, memoryview)):
             return Message(bytes(content), known)
-        payload, content_type = encode(content, known._content_type, known._content_encoding)
-        if known._content_type is None and Features.MESSAGE_PROPERTIES in self.features:
+        payload, content_type = encode(content, known.content_type, known.content_encoding)
+        if known.content_type is None and Features.MESSAGE_PROPERTIES in self.features:
             # not asked for, so not an error where it cannot travel
             known = MessageContextBuilder().with_context(known).content_type(content_type).build_context()
         return Message(payload, known)

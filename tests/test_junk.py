@@ -91,6 +91,7 @@ GIVEN: Final = {"handler"}
 
 #: methods that serve other modules of this project, and are given what those have made
 INTERNAL: Final[dict[str, set[str]]] = {
+    "AcknowledgeMessageContext": {"settle"},
     "ConnectionStates": {"change", "abandon"},
     "EventAdmin": {"check"},
     "EventService": {"lifecycle"},
@@ -98,14 +99,16 @@ INTERNAL: Final[dict[str, set[str]]] = {
         "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
     },
     "ListenerRegistration": {"deliver"},
-    "MessagePublisher": {"check", "check_like", "check_payload", "outbox", "override", "publish_checked", "refresh"},
+    "MessagePublisher": {
+        "check_payload", "compile", "outbox", "override", "publish_checked", "readdress", "refresh", "stamp",
+    },
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_requests"},
     "Promise": {"abandon", "listen", "reject", "resolve"},
     "Publication": {"confirm", "fail", "sent", "unfinished"},
     "Push": {"start", "stop", "wake"},
     "Request": {"unsent"},
-    "ReplyToPublisher": {"prepare_many", "refresh"},
+    "ReplyToPublisher": {"prepare_many"},
     "ReplyToWhiteboard": {"routes", "close", "open", "ready", "refresh"},
     "TypedEventMonitor": {"close", "dispatcher", "pool", "taps"},
     "Settings": {"settings_customise_sources"},

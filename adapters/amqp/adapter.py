@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, MessageContext, PublishOptions
+    from messaging.model import BrokerUrl, PublishPlan
     from messaging.model.settings import Settings
 
 #: largest message that RabbitMQ takes by default, bytes
@@ -116,10 +116,10 @@ class AmqpAdapter(Adapter):
 
     # --- checks and capabilities
 
-    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
+    def check_publish(self, plan: PublishPlan) -> None:
         """Refuse values that are too long for AMQP, ``CC``, and extensions that contradict each other."""
-        channel = context.channel or ""
-        _check_names(channel, context.channel_extension, names.routing_key(channel))
+        options, channel = plan.options, plan.channel
+        _check_names(channel, plan.channel_extension, names.routing_key(channel))
         if options.time_to_live is not None and options.time_to_live > properties.MAX_TIME_TO_LIVE:
             raise InvalidExtensionError(
                 Features.EXTENSION_TIME_TO_LIVE,
@@ -136,8 +136,8 @@ class AmqpAdapter(Adapter):
                     Features.EXTENSION_HEADERS,
                     f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
                 )
-        properties.Template(context, options)
-        declarations.destination(context, options, self.settings.exchange)
+        properties.Template(plan)
+        declarations.destination(plan, self.settings.exchange)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """Refuse names that are too long for AMQP, and extensions that contradict each other."""

@@ -19,7 +19,7 @@ from messaging.model import EMPTY, Features, channels
 
 if TYPE_CHECKING:
     from messaging.adapter import SubscriptionSpec
-    from messaging.model import MessageContext, PublishOptions
+    from messaging.model import PublishPlan
 
 Declare = Literal["create", "passive", "none"]
 
@@ -176,14 +176,14 @@ class Source:
     delay: DelaySpec | None = None
 
 
-def destination(context: MessageContext, options: PublishOptions, exchange: str) -> Destination:
-    """Compile a context for publishing; ``exchange`` is the exchange of channels without extension.
+def destination(plan: PublishPlan, exchange: str) -> Destination:
+    """Return the destination of a publish plan; ``exchange`` is the exchange of channels without extension.
 
     Raises:
         InvalidExtensionError: extensions contradict each other.
     """
-    custom = options.custom
-    channel, extension = context.channel or "", context.channel_extension
+    options, custom = plan.options, plan.options.custom
+    channel, extension = plan.channel, plan.channel_extension
     if extension is None and channel.startswith(f"{names.DIRECT_CHANNEL}/"):
         # the address is no queue, so a mandatory message would be returned
         return Destination(ExchangeSpec(""), names.reply_key(channel))

@@ -1,8 +1,8 @@
-"""The parts of a publish that the messages of one context share, compiled once per context."""
+"""The form of a publish: the parts that the messages of one publish plan share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from adapters.amqp import frames, names
 from adapters.amqp.declarations import destination
@@ -14,17 +14,14 @@ from messaging.model import envelope
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from messaging.model import Outgoing
-
-#: contexts whose plans are kept
-_MAX_PLANS: Final = 256
+    from messaging.model import Outgoing, PublishPlan
 
 
-class PublishPlan:
+class PublishForm:
     """The parts that the messages of one context share.
 
     Args:
-        message: the first of the messages.
+        plan: of the messages.
         exchange: the exchange of channels without extension.
 
     Raises:
@@ -32,18 +29,16 @@ class PublishPlan:
     """
 
     __slots__ = (
-        "_channel", "_method", "_template", "confirms", "context", "destination", "exchange", "goal", "has_id",
+        "_channel", "_method", "_template", "confirms", "destination", "exchange", "goal", "has_id",
         "is_enveloped", "mandatory", "options", "shared_id",
     )  # fmt: skip
 
-    def __init__(self, message: Outgoing, exchange: str) -> None:
-        #: referenced, so that its id stays unique
-        self.context = context = message.context
-        self.options = message.options
-        self.is_enveloped = message.options.custom.get(ENVELOPE, False)
+    def __init__(self, plan: PublishPlan, exchange: str) -> None:
+        self.options = options = plan.options
+        self.is_enveloped = options.custom.get(ENVELOPE, False)
         # requests with direct reply-to have to be published on the channel that receives the replies
-        self.confirms = message.options.qos != "0" or context.reply_to_channel == names.DIRECT_CHANNEL
-        self.destination = destination(context, message.options, exchange)
+        self.confirms = options.qos != "0" or plan.reply_to_channel == names.DIRECT_CHANNEL
+        self.destination = destination(plan, exchange)
         #: messages with the same goal keep their order
         self.goal = self.destination.exchange.name, self.destination.routing_key
         self.mandatory = self.destination.mandatory
@@ -53,7 +48,7 @@ class PublishPlan:
         self.shared_id = self.options.message_id if self.mandatory and self.confirms else None
         #: the exchange to check for or declare first; "" for none
         self.exchange = self.destination.exchange.name if self.destination.exchange.declare != "none" else ""
-        self._template = Template(context, message.options)
+        self._template = Template(plan)
         #: the method frame, and the number of the channel that it is for
         self._method = b""
         self._channel = 0
@@ -62,7 +57,7 @@ class PublishPlan:
         """Return the frames of a message, in pieces to be joined.
 
         Args:
-            message: a message of the context.
+            message: a message of the plan.
             channel: the channel's number.
             now: seconds since the epoch.
             frame_max: the largest frame that the broker takes, bytes.
@@ -81,8 +76,8 @@ class PublishPlan:
         return (self._method, *frames.content(channel, properties, payload, frame_max))
 
 
-class PublishPlans:
-    """The plans of recent contexts.
+class PublishForms:
+    """Makes the form of each publish plan, and keeps it in the plan's slot.
 
     Args:
         exchange: the exchange of channels without extension.
@@ -90,19 +85,14 @@ class PublishPlans:
 
     def __init__(self, exchange: str) -> None:
         self._exchange = exchange
-        self._plans: dict[int, PublishPlan] = {}
 
-    def of(self, message: Outgoing) -> PublishPlan | None:
-        """Return the plan of ``message``, or ``None`` if it cannot be encoded: it is failed then."""
-        context = message.context
-        plan = self._plans.get(id(context))
-        if plan is None or plan.context is not context or plan.options is not message.options:
+    def of(self, message: Outgoing) -> PublishForm | None:
+        """Return the form of ``message``, or ``None`` if it cannot be encoded: it is failed then."""
+        plan = message.plan
+        form: PublishForm | None = plan.slot
+        if form is None:
             try:
-                plan = PublishPlan(message, self._exchange)
+                form = plan.slot = PublishForm(plan, self._exchange)
             except ArgumentError as error:
                 message.fail(error)
-                return None
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[id(context)] = plan
-        return plan
+        return form

@@ -37,12 +37,13 @@ from adapters.amqp.extensions import APP_ID, STREAM_OFFSET, TYPE, USER_ID
 from adapters.amqp.frames import short_string
 from adapters.amqp.tables import read_short, read_table, write_table
 from messaging.errors import ArgumentError, InvalidHeaderError
-from messaging.model import NO_EXTENSIONS, Features, MessageContext, frozen
+from messaging.model import NO_EXTENSIONS, Features, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from messaging.model import PublishOptions
+    from messaging.model import PublishPlan
+
 
 logger = logging.getLogger(__name__)
 
@@ -95,15 +96,16 @@ class Template:
 
     __slots__ = ("_end", "_flags", "_head", "_tail")
 
-    def __init__(self, context: MessageContext, options: PublishOptions) -> None:
+    def __init__(self, plan: PublishPlan) -> None:
+        options = plan.options
         flags = _DELIVERY_MODE | _TIMESTAMP
         parts: list[bytes] = []
         # in the order of the flags, which is the order on the wire
-        if context.content_type is not None:
+        if plan.content_type is not None:
             flags |= _CONTENT_TYPE
-            written = compression.content_type(context.content_type, context.content_encoding)
+            written = compression.content_type(plan.content_type, plan.content_encoding)
             parts.append(_short(written, "content type"))
-        encoding, headers = compression.written(context.content_encoding, options.headers)
+        encoding, headers = compression.written(plan.content_encoding, options.headers)
         if encoding is not None:
             flags |= _CONTENT_ENCODING
             parts.append(_short(encoding, "content encoding"))
@@ -116,11 +118,11 @@ class Template:
             parts.append(bytes([options.priority]))
         self._head = b"".join(parts)
         parts.clear()
-        if context.correlation_id is not None:
-            _short(context.correlation_id, "correlation id")
-        if context.reply_to_channel is not None:
+        if plan.correlation_id is not None:
+            _short(plan.correlation_id, "correlation id")
+        if plan.reply_to_channel is not None:
             flags |= _REPLY_TO
-            parts.append(_short(names.reply_key(context.reply_to_channel), "reply channel"))
+            parts.append(_short(names.reply_key(plan.reply_to_channel), "reply channel"))
         if options.time_to_live is not None:
             flags |= _EXPIRATION
             parts.append(_short(str(max(1, round(options.time_to_live * 1000))), "timeToLive"))

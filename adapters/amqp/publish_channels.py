@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
 
     from adapters.amqp.connection import Wire
-    from adapters.amqp.plans import PublishPlan
+    from adapters.amqp.plans import PublishForm
     from messaging.adapter import Sink
     from messaging.model import Outgoing
 
@@ -95,7 +95,7 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
         if message is None:
             logger.debug("amqp: an unknown message was returned from %r: %d %s", key, code, text)
         else:
-            what = f"publish to {message.context.channel!r}: {code} {text}: no queue takes {key!r}"
+            what = f"publish to {message.plan.channel!r}: {code} {text}: no queue takes {key!r}"
             message.fail(UnroutableError(what, code=code, detail=text))
 
 
@@ -120,7 +120,7 @@ class PublishChannels:
         #: messages that were published on closed channels
         self._base = 0
 
-    async def prepare(self, message: Outgoing, plan: PublishPlan) -> None:
+    async def prepare(self, message: Outgoing, plan: PublishForm) -> None:
         """Open the channel and declare the exchange of ``message``. If the broker refuses, the message fails."""
         try:
             if plan.confirms not in self.open:
@@ -129,7 +129,7 @@ class PublishChannels:
                 await topology.ensure_exchange(self._wire, plan.destination.exchange)
                 self.exchanges.add(plan.exchange)
         except aiormq.AMQPChannelError as error:
-            message.fail(refusal(PublishRefusedError, f"publish to {message.context.channel!r}", error))
+            message.fail(refusal(PublishRefusedError, f"publish to {message.plan.channel!r}", error))
 
     async def channel(self, *, confirms: bool) -> PublishChannel:
         """Return the channel with or without confirms. Raises as ``Wire.channel``."""

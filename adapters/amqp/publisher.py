@@ -31,7 +31,7 @@ from adapters.amqp import overflow
 from adapters.amqp.connection import refusal
 from adapters.amqp.extensions import QUEUE_OVERFLOW
 from adapters.amqp.overflow import RefusingQueues
-from adapters.amqp.plans import PublishPlans
+from adapters.amqp.plans import PublishForms
 from adapters.amqp.publish_channels import PublishChannels
 from adapters.amqp.retries import Retries
 from messaging.errors import (
@@ -77,7 +77,7 @@ class Publisher:
         self._full = False
         self._blocked = False
         self.channels = PublishChannels(self, wire)
-        self._plans = PublishPlans(exchange)
+        self._plans = PublishForms(exchange)
         self._changed = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
         #: unconfirmed messages of closed channels, one of which was rejected
@@ -303,6 +303,6 @@ class Publisher:
                 if self._unconfirmed and self._unconfirmed[0] is message:
                     self._unconfirmed.popleft()
                     code, text = channel.refusal
-                    what = f"publish to {message.context.channel!r}: {code} {text}"
+                    what = f"publish to {message.plan.channel!r}: {code} {text}"
                     message.fail(PublishRefusedError(what, code=code, detail=text))
                 return

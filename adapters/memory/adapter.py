@@ -21,7 +21,7 @@ from messaging.model import Features, headers
 from messaging.model.settings import Settings
 
 if TYPE_CHECKING:
-    from messaging.model import BrokerUrl, MessageContext, Outgoing
+    from messaging.model import BrokerUrl, Outgoing, PublishPlan
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
     {
@@ -146,14 +146,14 @@ class MemoryAdapter(Adapter):
         client = self._connected()
         broker = client.broker
         touched: set[Queue] = set()
-        routed: MessageContext | None = None
+        routed: PublishPlan | None = None
         queues: tuple[Queue, ...] = ()
         for outgoing in batch:
-            context = outgoing.context
-            if context is not routed:
-                queues = broker.route(context)
+            plan = outgoing.plan
+            if plan is not routed:
+                queues = broker.route(plan)
                 touched.update(queues)
-                routed = context
+                routed = plan
             for queue in queues:
                 if queue.is_full():
                     queues = await self._wait_for_room(outgoing, client, touched)
@@ -163,16 +163,13 @@ class MemoryAdapter(Adapter):
             if client.gone:
                 outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
                 continue
-            if not queues and outgoing.options.mandatory:
-                outgoing.fail(
-                    UnroutableError(f"channel {context.channel!r} has no subscribers at memory://{broker.name}")
-                )
+            if not queues and plan.options.mandatory:
+                outgoing.fail(UnroutableError(f"channel {plan.channel!r} has no subscribers at memory://{broker.name}"))
                 continue
-            if not queues and not outgoing.options.autocreate:
+            if not queues and not plan.options.autocreate:
                 outgoing.fail(
                     PublishRefusedError(
-                        f"nothing is bound to channel {context.channel!r} at memory://{broker.name}, "
-                        f"and autocreate is off"
+                        f"nothing is bound to channel {plan.channel!r} at memory://{broker.name}, and autocreate is off"
                     )
                 )
                 continue
@@ -187,7 +184,7 @@ class MemoryAdapter(Adapter):
         while True:
             for queue in touched:
                 queue.dispatch()
-            queues = client.broker.route(outgoing.context)
+            queues = client.broker.route(outgoing.plan)
             touched.update(queues)
             full = next((queue for queue in queues if queue.is_full()), None)
             if full is None or outgoing.settled or client.gone:

@@ -23,7 +23,7 @@ from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink, SubscriptionSpec
-    from messaging.model import MessageContext, Outgoing, PublishOptions
+    from messaging.model import Outgoing, PublishPlan
 
 #: maximum number of cached routes
 _ROUTE_CACHE: Final = 4096
@@ -32,20 +32,20 @@ _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-#: A message in a queue: payload, context, correlation id, options, whether it is a retained copy, how often it was
-#: delivered, when it expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and
-#: queue.
-Entry = tuple[bytes, "MessageContext", str | None, "PublishOptions", bool, int, float | None]
+#: A message in a queue: payload, plan, correlation id, whether it is a retained copy, how often it was delivered, when
+#: it expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and queue.
+Entry = tuple[bytes, "PublishPlan", str | None, bool, int, float | None]
 
 
 def _is_expired(entry: Entry) -> bool:
-    expires = entry[6]
+    expires = entry[5]
     return expires is not None and time.monotonic() >= expires
 
 
 def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     """Return the extensions of a received message."""
-    _, _, _, options, retained, deliveries, expires = entry
+    _, plan, _, retained, deliveries, expires = entry
+    options = plan.options
     told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
     if retained:
         told[Features.EXTENSION_RETAIN] = True
@@ -84,7 +84,8 @@ class Consumer:
 
     def take(self, entry: Entry) -> None:
         """Add a delivery to the batch, which :meth:`flush` hands over."""
-        payload, context, correlation_id, options, retained, deliveries, expires = entry
+        payload, plan, correlation_id, retained, deliveries, expires = entry
+        options = plan.options
         qos = options.qos
         if qos > self.max_qos:
             qos = self.max_qos
@@ -99,12 +100,12 @@ class Consumer:
         self.batch.append(
             Incoming(
                 payload,
-                context._channel or "",
-                context._channel_extension,
-                context._content_type,
-                context._content_encoding,
+                plan.channel,
+                plan.channel_extension,
+                plan.content_type,
+                plan.content_encoding,
                 correlation_id,
-                context._reply_to_channel,
+                plan.reply_to_channel,
                 _PLAIN[qos] if plain else _told(entry, qos),
                 token,
                 deliveries + 1,
@@ -139,7 +140,7 @@ class Queue:
         self.name = name
         self.max_length = max_length
         self.consumers: deque[Consumer] = deque()
-        self.patterns: dict[tuple[str, str | None], Callable[[MessageContext], bool]] = {}
+        self.patterns: dict[tuple[str, str | None], Callable[[PublishPlan], bool]] = {}
         self._ready: dict[int, deque[Entry]] = {0: deque()}
         self._length = 0
         self._dispatching = self._dispatch_again = False
@@ -154,9 +155,9 @@ class Queue:
         """Route messages of this pattern to the queue."""
         self.patterns[channel, extension] = _binding(channel, extension)
 
-    def matches(self, context: MessageContext) -> bool:
+    def matches(self, plan: PublishPlan) -> bool:
         """Return whether a message is routed to the queue."""
-        return any(matches(context) for matches in self.patterns.values())
+        return any(matches(plan) for matches in self.patterns.values())
 
     # --- filling
 
@@ -190,15 +191,15 @@ class Queue:
 
     def push_again(self, entry: Entry) -> None:
         """Return an unsettled message to the front of the queue."""
-        payload, context, correlation_id, options, retained, deliveries, expires = entry
-        self._line(entry).appendleft((payload, context, correlation_id, options, retained, deliveries + 1, expires))
+        payload, plan, correlation_id, retained, deliveries, expires = entry
+        self._line(entry).appendleft((payload, plan, correlation_id, retained, deliveries + 1, expires))
 
     def _line(self, entry: Entry) -> deque[Entry]:
         """Return the line of ``entry`` by its priority, and count the message."""
         self._length += 1
-        if entry[6] is not None:
+        if entry[5] is not None:
             self._mortal = True
-        priority = entry[3].priority or 0
+        priority = entry[1].options.priority or 0
         line = self._ready.get(priority)
         if line is None:
             line = deque()
@@ -212,7 +213,7 @@ class Queue:
         for priority, ready in self._ready.items():
             self._ready[priority] = deque(entry for entry in ready if not _is_expired(entry))
         self._length = sum(map(len, self._ready.values()))
-        self._mortal = any(entry[6] is not None for ready in self._ready.values() for entry in ready)
+        self._mortal = any(entry[5] is not None for ready in self._ready.values() for entry in ready)
 
     def purge(self) -> None:
         """Drop all messages, and resume the waiting publishers."""
@@ -259,7 +260,7 @@ class Queue:
         before = len(ready)
         while ready and len(unsettled) < prefetch and not consumer.paused:
             entry = ready.popleft()
-            if entry[6] is None or not _is_expired(entry):
+            if entry[5] is None or not _is_expired(entry):
                 take(entry)
         self._length -= before - len(ready)
 
@@ -347,8 +348,8 @@ class Broker:
             if _is_expired(entry):
                 del self._retained[key]
             elif queue.matches(entry[1]):
-                payload, context, correlation_id, options, _, _, expires = entry
-                yield (payload, context, correlation_id, options, True, 0, expires)
+                payload, plan, correlation_id, _, _, expires = entry
+                yield (payload, plan, correlation_id, True, 0, expires)
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """Detach a consumer; what it did not settle goes back to the queue's front."""
@@ -369,14 +370,14 @@ class Broker:
 
     # --- publishing
 
-    def route(self, context: MessageContext) -> tuple[Queue, ...]:
+    def route(self, plan: PublishPlan) -> tuple[Queue, ...]:
         """Return the queues of a message."""
-        key = (context._channel, context._channel_extension)
+        key = (plan.channel, plan.channel_extension)
         found = self._routes.get(key)
         if found is None:
             if len(self._routes) >= _ROUTE_CACHE:
                 self._routes.clear()
-            found = tuple(queue for queue in (*self._private, *self.queues.values()) if queue.matches(context))
+            found = tuple(queue for queue in (*self._private, *self.queues.values()) if queue.matches(plan))
             self._routes[key] = found
         return found
 
@@ -390,10 +391,10 @@ class Broker:
 
     def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
         """Add a message to ``queues``, which the caller must dispatch."""
-        options = message.options
+        options = message.plan.options
         ttl = options.time_to_live
         expires = None if ttl is None else time.monotonic() + ttl
-        entry = (message.payload, message.context, message.correlation_id, options, False, 0, expires)
+        entry = (message.payload, message.plan, message.correlation_id, False, 0, expires)
         if options.retain:
             self.retain(entry)
         for queue in queues:
@@ -432,23 +433,21 @@ class Client:
         self._detach()
         if will is not None:
             # without a wait for room: the client is gone
-            queues = broker.route(will.context)
+            queues = broker.route(will.plan)
             broker.publish(will, queues)
             for queue in queues:
                 queue.dispatch()
         self._lost()
 
 
-def _binding(channel: str, extension: str | None) -> Callable[[MessageContext], bool]:
+def _binding(channel: str, extension: str | None) -> Callable[[PublishPlan], bool]:
     """Return a predicate for messages. A channel with a routing key differs from the one without."""
     in_channel = channels.matcher(channel)
     if extension is None:
-        return lambda context: context._channel_extension is None and in_channel(context._channel or "")
+        return lambda plan: plan.channel_extension is None and in_channel(plan.channel)
     in_extension = routing_matcher(extension)
-    return lambda context: (
-        context._channel_extension is not None
-        and in_extension(context._channel_extension)
-        and in_channel(context._channel or "")
+    return lambda plan: (
+        plan.channel_extension is not None and in_extension(plan.channel_extension) and in_channel(plan.channel)
     )
 
 

@@ -17,7 +17,7 @@ from messaging.model import REPEATED_TEXT, Features, boolean, channels, integer,
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Connack
     from messaging.adapter import SubscriptionSpec
-    from messaging.model import BrokerUrl, MessageContext, PublishOptions
+    from messaging.model import BrokerUrl, PublishPlan
     from messaging.model.settings import Settings
 
 #: bytes of a PUBLISH packet beside its payload, at least: type, length, topic of one character
@@ -160,9 +160,10 @@ class Capabilities(Adapter):
         limit = self._max_packet - _LEAST_HEADER
         return min(limit, self.settings.max_message_size or limit)
 
-    def check_publish(self, context: MessageContext, options: PublishOptions) -> None:
+    def check_publish(self, plan: PublishPlan) -> None:
         """Refuse channels that clients must not publish to, and properties that receivers would misread."""
-        mapping.check_channel(context.channel or "")
+        options = plan.options
+        mapping.check_channel(plan.channel)
         if self.settings.v5:
             mapping.check_headers(options.headers)
         if WILL_DELAY in options.custom:

@@ -44,9 +44,9 @@ class LastWill:
         if len(payload) > _MAX_PAYLOAD:
             outgoing.fail(PayloadTooLargeError(len(payload), _MAX_PAYLOAD, "a last will in MQTT"))
             return False
-        options = outgoing.options
+        options = outgoing.plan.options
         delay = math.ceil(options.custom.get(WILL_DELAY, 0))
-        channel = outgoing.context.channel or ""
+        channel = outgoing.plan.channel or ""
         self.will = Will(channel, payload, int(options.qos), options.retain, properties, delay)
         self._outgoing = outgoing
         return True

@@ -47,7 +47,7 @@ from messaging.model import Features, envelope, gathered
 
 if TYPE_CHECKING:
     from adapters.mqtt.packets import Publish
-    from messaging.model import MessageContext, Outgoing, PublishOptions
+    from messaging.model import Outgoing, PublishPlan
 
 CONTENT_ENCODING: Final = "content-encoding"
 MESSAGE_ID: Final = "message-id"
@@ -144,22 +144,20 @@ def correlation_text(data: bytes) -> str:
 
 
 class _Compiled:
-    """The common part of all messages of one context."""
+    """The common part of all messages of one publish plan, in its slot."""
 
     __slots__ = (
-        "bare_properties", "bare_topic", "context", "generation", "has_id", "head", "properties", "rest", "topic",
+        "__weakref__", "aliases", "bare_properties", "bare_topic", "has_id", "head", "properties", "rest", "topic",
     )  # fmt: skip
 
-    def __init__(self, context: MessageContext, options: PublishOptions) -> None:
-        #: kept, so that no other context can get its id
-        self.context = context
-        self.head = packets.PUBLISH | (1 if options.retain else 0)
+    def __init__(self, plan: PublishPlan) -> None:
+        self.head = packets.PUBLISH | (1 if plan.options.retain else 0)
         #: the message id is among the properties already
-        self.has_id = options.message_id is not None
-        self.bare_topic = packets.text(context.channel or "")
-        self.bare_properties = packets.properties_bytes(_properties(context, options, None))
-        #: generation of the aliases that the parts below were made for
-        self.generation = -1
+        self.has_id = plan.options.message_id is not None
+        self.bare_topic = packets.text(plan.channel)
+        self.bare_properties = packets.properties_bytes(_properties(plan, None))
+        #: the aliases that the parts below were made for
+        self.aliases: _Aliases | None = None
         self.travel_as(self.bare_topic, self.bare_properties)
 
     def travel_as(self, topic: bytes, properties: bytes) -> None:
@@ -173,8 +171,7 @@ class _Compiled:
 class _Aliases:
     """The topic aliases of one connection."""
 
-    def __init__(self, maximum: int, generation: int) -> None:
-        self.generation = generation
+    def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._numbers: dict[bytes, int] = {}
         #: topics that were published to once, and have no alias yet
@@ -206,14 +203,13 @@ class Mqtt5Codec:
     """Contexts as properties of MQTT 5."""
 
     def __init__(self) -> None:
-        self._compiled: dict[int, _Compiled] = {}
         self._alias_maximum = 0
-        self._aliases = _Aliases(0, 0)
+        self._aliases = _Aliases(0)
 
     def connected(self, topic_alias_maximum: int) -> None:
         """See :class:`Codec`."""
         self._alias_maximum = topic_alias_maximum
-        self._aliases = _Aliases(topic_alias_maximum, self._aliases.generation + 1)
+        self._aliases = _Aliases(topic_alias_maximum)
 
     def unsent(self) -> None:
         """See :class:`Codec`. The frame may have introduced an alias: all are introduced again, which is allowed."""
@@ -221,15 +217,13 @@ class Mqtt5Codec:
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`Codec`."""
-        context = outgoing.context
-        compiled = self._compiled.get(id(context))
+        plan = outgoing.plan
+        compiled: _Compiled | None = plan.slot
         if compiled is None:
-            if len(self._compiled) >= _COMPILED:
-                self._compiled.clear()
-            compiled = self._compiled[id(context)] = _Compiled(context, outgoing.options)
+            compiled = plan.slot = _Compiled(plan)
         aliases = self._aliases
-        if compiled.generation != aliases.generation and aliases.apply(compiled):
-            compiled.generation = aliases.generation
+        if compiled.aliases is not aliases and aliases.apply(compiled):
+            compiled.aliases = aliases
         correlation_id = outgoing.correlation_id
         if not (qos or correlation_id is not None):
             return _publish(compiled.head, compiled.rest, payload)
@@ -252,8 +246,8 @@ class Mqtt5Codec:
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
         """See :class:`Codec`."""
-        properties = _properties(outgoing.context, outgoing.options, outgoing.correlation_id)
-        if outgoing.options.qos != "0" and outgoing.options.message_id is None:
+        properties = _properties(outgoing.plan, outgoing.correlation_id)
+        if outgoing.plan.options.qos != "0" and outgoing.plan.options.message_id is None:
             properties.user.append((MESSAGE_ID, outgoing.message_id))
         return outgoing.payload, properties
 
@@ -303,10 +297,10 @@ class Mqtt3Codec:
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`Codec`."""
-        rest = _topic(outgoing.context.channel or "")
+        rest = _topic(outgoing.plan.channel)
         if qos:
             rest += packet_id.to_bytes(2, "big")
-        head = packets.PUBLISH | qos << 1 | (1 if outgoing.options.retain else 0)
+        head = packets.PUBLISH | qos << 1 | (1 if outgoing.plan.options.retain else 0)
         return _publish(head, rest, self._payload(outgoing, payload))
 
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
@@ -340,16 +334,17 @@ def _publish(head: int, rest: bytes, payload: bytes) -> bytes:
     return b"%c%b%b%b" % (head, packets.varint(remaining), rest, payload)
 
 
-def _properties(context: MessageContext, options: PublishOptions, correlation_id: str | None) -> Properties:
+def _properties(plan: PublishPlan, correlation_id: str | None) -> Properties:
+    options = plan.options
     properties = Properties()
-    properties.content_type = context.content_type
-    properties.response_topic = context.reply_to_channel
+    properties.content_type = plan.content_type
+    properties.response_topic = plan.reply_to_channel
     if correlation_id is not None:
         properties.correlation = correlation_bytes(correlation_id)
     if options.time_to_live is not None:
         properties.expiry = min(math.ceil(options.time_to_live), _MAX_EXPIRY)
-    if context.content_encoding is not None:
-        properties.user.append((CONTENT_ENCODING, context.content_encoding))
+    if plan.content_encoding is not None:
+        properties.user.append((CONTENT_ENCODING, plan.content_encoding))
     for name, value in options.headers.items():
         properties.user += [(name, each) for each in value] if type(value) is tuple else [(name, value)]
     if options.message_id is not None:

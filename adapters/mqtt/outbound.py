@@ -175,7 +175,7 @@ class Outbound:
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """See ``Adapter.publish``."""
         for outgoing in batch:
-            qos = int(outgoing.options.qos)
+            qos = int(outgoing.plan.options.qos)
             while True:
                 if self._writer is not None and self._writer.unsent > HIGH_WATER:
                     self._writer.flush()  # which may end the connection
@@ -228,7 +228,7 @@ class Outbound:
         connack = self._connack
         if qos > connack.maximum_qos:
             raise PublishRefusedError(f"{self._target} takes no QoS {qos}; at most {connack.maximum_qos}")
-        if outgoing.options.retain and not connack.retain:
+        if outgoing.plan.options.retain and not connack.retain:
             raise PublishRefusedError(f"{self._target} retains no messages")
         packet_id = self._next_id() if qos else 0
         frame = self._codec.frame(outgoing, outgoing.payload, qos, packet_id)
@@ -299,7 +299,7 @@ class Outbound:
 
     def _refusal(self, handshake: Handshake, reason: int, body: bytes) -> PublishRefusedError | None:
         """Return the error of a message whose answer refuses it, or is malformed; the connection goes on."""
-        channel = handshake.outgoing.context.channel
+        channel = handshake.outgoing.plan.channel
         try:
             detail = self._target.showable(packets.reason_string(body))
         except packets.ProtocolError as error:
@@ -307,7 +307,7 @@ class Outbound:
             if reason < packets.FAILURE:
                 return PublishRefusedError(f"{self._target} answered the message on {channel!r} with {detail}")
         if reason < packets.FAILURE:
-            if reason != packets.NO_MATCHING_SUBSCRIBERS or not handshake.outgoing.options.mandatory:
+            if reason != packets.NO_MATCHING_SUBSCRIBERS or not handshake.outgoing.plan.options.mandatory:
                 return None
             text = f"channel {channel!r} has no subscribers at {self._target}"
             return UnroutableError(text, code=reason, detail=detail)

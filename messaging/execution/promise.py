@@ -39,14 +39,14 @@ class Promise(Generic[T]):
             name on demand.
     """
 
-    __slots__ = ("__weakref__", "_error", "_listeners", "_looked_at", "_value", "_what")
+    __slots__ = ("__weakref__", "_error", "_listeners", "_value", "_what", "looked_at")
 
     def __init__(self, what: str | Callable[[], str] = "operation") -> None:
         self._what = what
         self._value: Any = PENDING
         self._error: MessagingError | None = None
         self._listeners: list[Callable[[], object]] | None = None
-        self._looked_at = False
+        self.looked_at = False
 
     # --- waiting
 
@@ -70,7 +70,7 @@ class Promise(Generic[T]):
             timeout = seconds(timeout)
         if self._value is PENDING:
             self._wait(timeout)
-        self._looked_at = True
+        self.looked_at = True
         if self._error is not None:
             # the error may be raised many times, and must not collect a longer traceback each time
             raise self._error.with_traceback(None)
@@ -83,7 +83,7 @@ class Promise(Generic[T]):
             timeout = seconds(timeout)
         if self._value is PENDING:
             self._wait(timeout)
-        self._looked_at = True
+        self.looked_at = True
         return self._error
 
     def _wait(self, timeout: float | None) -> None:
@@ -124,7 +124,7 @@ class Promise(Generic[T]):
         Callbacks of all promises share a bounded number of threads (``threads.CALLBACK_THREADS``): a callback that
         blocks delays others.
         """
-        self._looked_at = True
+        self.looked_at = True
 
         def run() -> None:
             try:
@@ -167,7 +167,7 @@ class Promise(Generic[T]):
         """Fail without a call of the listeners, which belong to the parent of a forked process."""
         if self._value is PENDING:
             self._listeners = None
-            self._looked_at = True
+            self.looked_at = True
             self._error = error
             self._value = None
 
@@ -206,7 +206,7 @@ class Promise(Generic[T]):
 
     def __del__(self) -> None:
         # an interrupt may have ended __init__ early
-        if getattr(self, "_error", None) is not None and not self._looked_at:
+        if getattr(self, "_error", None) is not None and not self.looked_at:
             logger.error(
                 "%s failed and its result was never retrieved: %s: %s",
                 self.what,

@@ -29,7 +29,7 @@ from messaging.model.context import DirectAcknowledgement as DirectAcknowledgeme
 from messaging.model.context import MessageContext as MessageContext
 from messaging.model.context import check_printable as check_printable
 from messaging.model.context import check_text as check_text
-from messaging.model.context import kind_like as kind_like
+from messaging.model.context import plan_key as plan_key
 from messaging.model.extensions import CHECKS as CHECKS
 from messaging.model.extensions import EMPTY as EMPTY
 from messaging.model.extensions import MAX_MESSAGE_ID as MAX_MESSAGE_ID
@@ -66,8 +66,11 @@ from messaging.model.message import AcknowledgeFilter as AcknowledgeFilter
 from messaging.model.message import Message as Message
 from messaging.model.message import ReceivedMessage as ReceivedMessage
 from messaging.model.message import V as V
+from messaging.model.message import context_of as context_of
 from messaging.model.message import maker as maker
+from messaging.model.message import parts as parts
 from messaging.model.outgoing import Outgoing as Outgoing
+from messaging.model.plan import PublishPlan as PublishPlan
 from messaging.model.url import BrokerUrl as BrokerUrl
 from messaging.model.url import concealed as concealed
 from messaging.model.url import is_secret_option as is_secret_option

@@ -47,16 +47,16 @@ class Settler(Protocol):
 class AcknowledgeMessageContext(MessageContext):
     """The context of a received message, with its acknowledgement (RFC 5.8.5). Thread safe."""
 
-    __slots__ = ("_settler", "_state")
+    __slots__ = ("settler", "state")
 
-    _is_received = True
+    is_received = True
 
-    _state: AcknowledgeType
+    state: AcknowledgeType
     #: accepts the verdict; ``None`` when the message is settled
-    _settler: Settler | None
+    settler: Settler | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = AcknowledgeType.UNSUPPORTED if self._state is AcknowledgeType.RECEIVED else self._state
+        state = AcknowledgeType.UNSUPPORTED if self.state is AcknowledgeType.RECEIVED else self.state
         _, (_, values) = super().__reduce__()
         return _rebuilt_received_context, (values, state)
 
@@ -69,28 +69,29 @@ class AcknowledgeMessageContext(MessageContext):
     @property
     def acknowledge_state(self) -> AcknowledgeType:
         """Return the current state. Another thread may change it."""
-        return self._state
+        return self.state
 
     @property
     def acknowledge_handler(self) -> AcknowledgeHandler:
         """Return a handler that acknowledges or rejects the message. All handlers of a message share its state."""
         return AcknowledgeHandler(self)
 
-    def _settle(self, acknowledged: bool) -> bool:
-        settler = self._settler if self._state is AcknowledgeType.RECEIVED else None
+    def settle(self, acknowledged: bool) -> bool:
+        """Acknowledge or reject; return whether this call settled the message."""
+        settler = self.settler if self.state is AcknowledgeType.RECEIVED else None
         if settler is not None:
             return settler.settle(self, acknowledged)
         with state_lock:
-            if self._state is not AcknowledgeType.RECEIVED:
+            if self.state is not AcknowledgeType.RECEIVED:
                 return False
-            self._state = AcknowledgeType.ACKNOWLEDGED if acknowledged else AcknowledgeType.REJECTED
+            self.state = AcknowledgeType.ACKNOWLEDGED if acknowledged else AcknowledgeType.REJECTED
         return True
 
 
 def _rebuilt_received_context(values: dict[str, Any], state: AcknowledgeType) -> AcknowledgeMessageContext:
     """Return the copy of a received context. An adapter's own class is left behind: it may hold its connection."""
     context = rebuilt_context(AcknowledgeMessageContext, values)
-    context._state, context._settler = state, None
+    context.state, context.settler = state, None
     return context
 
 
@@ -110,7 +111,7 @@ class AcknowledgeHandler:
             protocol has no acknowledgement, or if its connection was lost: the broker then delivers it again where
             the protocol can.
         """
-        return self._context._settle(True)
+        return self._context.settle(True)
 
     def reject(self) -> bool:
         """Reject the message, which is then delivered again or dead-lettered.
@@ -118,8 +119,8 @@ class AcknowledgeHandler:
         Returns:
             As :meth:`acknowledge`.
         """
-        return self._context._settle(False)
+        return self._context.settle(False)
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<AcknowledgeHandler {self._context._state.value}>"
+        return f"<AcknowledgeHandler {self._context.state.value}>"

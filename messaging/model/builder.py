@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from messaging.errors import ArgumentError, InvalidContentError
-from messaging.model.context import NO_EXTENSIONS, DirectAcknowledgement, MessageContext, frozen, kind_like
+from messaging.model.context import NO_EXTENSIONS, DirectAcknowledgement, MessageContext, frozen
 from messaging.model.message import Message
 from messaging.services import LdapFilter
 from messaging.text import exact
@@ -58,7 +58,7 @@ class MessageContextBuilder(MessageContextProvider):
         self._content: bytes | None = None
         #: an object that is encoded when the message is built, by the content type set until then
         self._object: Any = _NOTHING
-        self._acknowledgement: DirectAcknowledgement | None = None
+        self.direct_acknowledgement: DirectAcknowledgement | None = None
 
     def with_context(self, context: MessageContext | MessageContextProvider) -> Self:
         """Use the values of ``context``, which may be a foreign implementation of a context.
@@ -164,22 +164,21 @@ class MessageContextBuilder(MessageContextProvider):
     def _build(self, values: Mapping[str, str | None]) -> MessageContext:
         given = self._context
         extensions = self._extensions
-        acknowledgement = self._acknowledgement
-        kind = MessageContext
+        acknowledgement = self.direct_acknowledgement
         if given is not None:
-            kind = kind_like(given)
             kept = {name: value for name in _CONTEXT_VALUES if (value := getattr(given, name)) is not None}
             if "channel" in kept:
                 # a routing key belongs to its channel: that of the builder does not apply to the context's channel
                 kept.setdefault("channel_extension", None)
             values = {**values, **kept}
             extensions = {**extensions, **given.extensions}
-            acknowledgement = given._acknowledgement or acknowledgement
-        context = kind(
-            **values,
-            extensions=MappingProxyType(dict(extensions)) if extensions else NO_EXTENSIONS,
-        )
-        context._acknowledgement = acknowledgement
+            acknowledgement = given.direct_acknowledgement or acknowledgement
+        merged = MappingProxyType(dict(extensions)) if extensions else NO_EXTENSIONS
+        if given is not None:
+            context = given.replace(**{**dict.fromkeys(_CONTEXT_VALUES), **values, "extensions": merged})
+        else:
+            context = MessageContext(**values, extensions=merged)
+        context.direct_acknowledgement = acknowledgement
         return context
 
 
@@ -223,7 +222,7 @@ class AcknowledgeMessageContextBuilder:
     def message_context_builder(self) -> MessageContextBuilder:
         """Return a new context builder whose contexts carry this configuration."""
         builder = MessageContextBuilder()
-        builder._acknowledgement = DirectAcknowledgement(self._filter, self._handle, self._post)
+        builder.direct_acknowledgement = DirectAcknowledgement(self._filter, self._handle, self._post)
         return builder
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from messaging.errors import ArgumentError
 from messaging.model import channels
+from messaging.model.features import Features
 from messaging.text import printable, tolerant
 
 C = TypeVar("C", bound="MessageContext")
@@ -19,6 +20,10 @@ C = TypeVar("C", bound="MessageContext")
 #: maximum nesting of containers in an extension value
 _MAX_DEPTH: Final = 32
 _BESIDE_CHANNEL: Final = ("content_type", "content_encoding", "correlation_id", "reply_to_channel")
+
+_UNSET: Final = (None, None, None, None)
+_MAPPINGS: Final = (MappingProxyType, dict)
+_MESSAGE_ID: Final = Features.EXTENSION_MESSAGE_ID
 
 NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -32,19 +37,19 @@ class MessageContext:
     """
 
     __slots__ = (
-        "_acknowledgement",
         "_channel",
         "_channel_extension",
         "_content_encoding",
         "_content_type",
         "_correlation_id",
         "_extensions",
-        "_plan",
         "_reply_to_channel",
+        "direct_acknowledgement",
+        "plan",
     )
 
     #: whether its extensions include values that a protocol reported, not only requests of an application
-    _is_received: ClassVar[bool] = False
+    is_received: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -64,10 +69,10 @@ class MessageContext:
         self._correlation_id = correlation_id
         self._reply_to_channel = reply_to_channel
         self._extensions = extensions
-        #: direct acknowledgement, set by the builder
-        self._acknowledgement: DirectAcknowledgement | None = None
-        #: cache of the publisher: the publish plan compiled from this context
-        self._plan: Any = None
+        #: set by the builder
+        self.direct_acknowledgement: DirectAcknowledgement | None = None
+        #: the ``PublishPlan`` that a publisher compiled of this context
+        self.plan: Any = None
 
     @property
     def channel(self) -> str | None:
@@ -104,28 +109,48 @@ class MessageContext:
         """Return the read-only mapping of extensions (:class:`~messaging.model.features.Features`), never ``None``."""
         return self._extensions
 
+    def replace(self, **changes: Any) -> MessageContext:
+        """Return a copy with some values changed.
+
+        Args:
+            **changes: new values by the names of the constructor's parameters. The copy shares the extensions unless
+                they are among the changes; they must be immutable.
+        """
+        return (ForwardedContext if self.is_received else MessageContext)(**{**self._constructed_of(), **changes})
+
+    def at(self, channel: str | None, channel_extension: str | None = None) -> MessageContext:
+        """Return a copy with another channel: the fast form of :meth:`replace`."""
+        return (ForwardedContext if self.is_received else MessageContext)(
+            channel,
+            channel_extension,
+            self._content_type,
+            self._content_encoding,
+            self._correlation_id,
+            self._reply_to_channel,
+            self._extensions,
+        )
+
+    def _constructed_of(self) -> dict[str, Any]:
+        return {
+            "channel": self._channel,
+            "channel_extension": self._channel_extension,
+            **dict(zip(_BESIDE_CHANNEL, self.values_beside_channel(), strict=True)),
+            "extensions": self._extensions,
+        }
+
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt_context, (type(self), self._state_to_copy())
 
     def _state_to_copy(self) -> dict[str, Any]:
-        return {
-            "channel": self._channel,
-            "channel_extension": self._channel_extension,
-            **dict(zip(_BESIDE_CHANNEL, self._values_beside_channel(), strict=True)),
-            "extensions": thawed(self._extensions),
-            "acknowledgement": self._acknowledgement,
-        }
+        changed = {"extensions": thawed(self._extensions), "acknowledgement": self.direct_acknowledgement}
+        return {**self._constructed_of(), **changed}
 
-    def _values_beside_channel(self) -> tuple[str | None, ...]:
+    def values_beside_channel(self) -> tuple[str | None, ...]:
+        """Return content type, content encoding, correlation id and reply channel."""
         return (self._content_type, self._content_encoding, self._correlation_id, self._reply_to_channel)
 
     def _values(self) -> tuple[Any, ...]:
-        return (
-            self._channel,
-            self._channel_extension,
-            *self._values_beside_channel(),
-            dict(self._extensions),
-        )
+        return (self._channel, self._channel_extension, *self.values_beside_channel(), dict(self._extensions))
 
     # without a hash: extensions may hold unhashable values
     def __eq__(self, other: object) -> bool:
@@ -158,7 +183,7 @@ def rebuilt_context(kind: type[C], state: dict[str, Any]) -> C:
     """Return the unpickled or copied context of a state, see ``MessageContext._state_to_copy``."""
     acknowledgement = state.pop("acknowledgement")
     context = kind(**{**state, "extensions": frozen(state["extensions"])})
-    context._acknowledgement = acknowledgement
+    context.direct_acknowledgement = acknowledgement
     return context
 
 
@@ -167,12 +192,34 @@ class ForwardedContext(MessageContext):
 
     __slots__ = ()
 
-    _is_received = True
+    is_received = True
 
 
-def kind_like(context: MessageContext) -> type[MessageContext]:
-    """Return the class for a context that copies the extensions of ``context``."""
-    return ForwardedContext if context._is_received else MessageContext
+def plan_key(context: MessageContext, extensions: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return what contexts have in common that share a publish plan; ``None`` if there are not many like this one.
+
+    Contexts with nothing but a channel are alike, and so are contexts that differ in nothing but their message id.
+
+    Args:
+        context: the context.
+        extensions: its extensions, or those to publish with.
+    """
+    if extensions is NO_EXTENSIONS:
+        plain = context._channel.__class__ is str and context.values_beside_channel() == _UNSET
+        return (context._channel, context._channel_extension) if plain else None
+    if context._correlation_id is not None or extensions.__class__ not in _MAPPINGS:
+        return None
+    if context._channel.__class__ is not str:
+        return None
+    if extensions.get(_MESSAGE_ID) is None:
+        return None
+    others = [(name, value) for name, value in extensions.items() if name != _MESSAGE_ID]
+    if not all(isinstance(value, (str, int, float)) for _, value in others):
+        return None  # such as headers
+    return (
+        context._channel, context._channel_extension, context._content_type, context._content_encoding,
+        context._reply_to_channel, *others, *[type(value) for _, value in others],
+    )  # fmt: skip
 
 
 def frozen(value: Any, depth: int = 0) -> Any:

@@ -79,16 +79,16 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
         payload: its payload, which a settled message has released.
         expires: whether its time to live starts now.
     """
-    context, options = outgoing.context, outgoing.options
+    plan, options = outgoing.plan, outgoing.plan.options
     header: dict[str, Any] = {}
-    if context._content_type is not None:
-        header["contentType"] = context._content_type
-    if context._content_encoding is not None:
-        header["contentEncoding"] = context._content_encoding
+    if plan.content_type is not None:
+        header["contentType"] = plan.content_type
+    if plan.content_encoding is not None:
+        header["contentEncoding"] = plan.content_encoding
     if outgoing.correlation_id is not None:
         header["correlationId"] = outgoing.correlation_id
-    if context._reply_to_channel is not None:
-        header["replyTo"] = context._reply_to_channel
+    if plan.reply_to_channel is not None:
+        header["replyTo"] = plan.reply_to_channel
     if options.headers:
         header |= _of_headers(options.headers)
     if options.time_to_live and expires:

@@ -373,8 +373,8 @@ def requested(context: MessageContext, adapter: Announced) -> Mapping[str, Any]:
     A received message keeps its message id, and its headers as :func:`carried_headers` returns them. It gets a new
     message id if the instance lacks that feature, or if applications may not set such an id.
     """
-    extensions = context._extensions
-    if not context._is_received:
+    extensions = context.extensions
+    if not context.is_received:
         return extensions
     told = extensions.get(Features.EXTENSION_HEADERS)
     if isinstance(told, Mapping) and (carried := carried_headers(told, adapter)) is not told:

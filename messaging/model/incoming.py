@@ -52,7 +52,11 @@ class Incoming(AcknowledgeMessageContext):
         self._correlation_id = correlation_id
         self._reply_to_channel = reply_to_channel
         self._extensions = extensions
-        self._acknowledgement = None
-        self._plan = None
+        self.direct_acknowledgement = None
+        self.plan = None
         self.token = token
         self.delivery_count = delivery_count
+
+    def keep(self, extensions: Mapping[str, Any]) -> None:
+        """Replace the extensions, before the application sees the message."""
+        self._extensions = extensions

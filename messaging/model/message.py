@@ -41,7 +41,7 @@ class Message(Generic[V_co]):
     #: the model of the last decoding and its result; unset before the first one
     _value: tuple[Any, Any]
     #: content type for a context without one: a setting of the instance that received the message
-    _default_content_type: str | None = None
+    default_content_type: str | None = None
 
     def __init__(self, payload: bytes, context: MessageContext, model: Any = None) -> None:
         self._payload = payload
@@ -88,25 +88,25 @@ class Message(Generic[V_co]):
             self._payload,
             self._context,
             wanted,
-            default_content_type=self._default_content_type,
+            default_content_type=self.default_content_type,
         )
         self._value = (wanted, value)
         return value
 
     def acknowledge(self) -> bool:
         """Acknowledge the message, see ``AcknowledgeHandler.acknowledge``; ``False`` if it was not received."""
-        settle = getattr(self._context, "_settle", None)
+        settle = getattr(self._context, "settle", None)
         return settle is not None and settle(True)
 
     def reject(self) -> bool:
         """Reject the message, see ``AcknowledgeHandler.reject``; ``False`` if it was not received."""
-        settle = getattr(self._context, "_settle", None)
+        settle = getattr(self._context, "settle", None)
         return settle is not None and settle(False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # without the decoded value, which may be of any type: the copy decodes again on demand
-        default = self._default_content_type
-        state = () if default is None else ((None, {"_default_content_type": default}),)
+        default = self.default_content_type
+        state = () if default is None else ((None, {"default_content_type": default}),)
         return type(self), (self._payload, self._context, self._model), *state
 
     # without a hash: the context has none
@@ -135,9 +135,9 @@ class ReceivedMessage(Message[V_co]):
 class _ReceivedWithDefault(ReceivedMessage[V_co]):
     """A message received by an instance with the setting ``default_content_type``."""
 
-    __slots__ = ("_default_content_type",)
+    __slots__ = ("default_content_type",)
 
-    _default_content_type: str
+    default_content_type: str
 
 
 def maker(default_content_type: str | None) -> Callable[[bytes, MessageContext, Any], ReceivedMessage[Any]]:
@@ -151,10 +151,20 @@ def maker(default_content_type: str | None) -> Callable[[bytes, MessageContext, 
 
     def make(payload: bytes, context: MessageContext, model: Any) -> ReceivedMessage[Any]:
         message: _ReceivedWithDefault[Any] = _ReceivedWithDefault(payload, context, model)
-        message._default_content_type = default_content_type
+        message.default_content_type = default_content_type
         return message
 
     return make
+
+
+def parts(message: Message) -> tuple[bytes, MessageContext]:
+    """Return payload and context of a message, for paths where two properties cost too much."""
+    return message._payload, message._context
+
+
+def context_of(message: Message) -> Any:
+    """Return the context of a message, of a received one its ``Incoming``, where a property costs too much."""
+    return message._context
 
 
 class AcknowledgeFilter(Protocol):

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.model.context import MessageContext
-    from messaging.model.extensions import PublishOptions
+    from messaging.model.plan import PublishPlan
 
 
 class Outgoing(Protocol):
@@ -20,12 +19,10 @@ class Outgoing(Protocol):
 
     #: released when the message is settled, so that a kept promise does not keep it; a will keeps its payload
     payload: bytes
-    #: channel, content type, ... to send; ``context.channel`` passed ``check_name``. Messages with the same context
-    #: share all its values except the correlation id, for which the context's own is not used.
-    context: MessageContext
+    #: channel, content type, options, ... to send, which messages share
+    plan: PublishPlan
+    #: of this message; the plan's own is not used
     correlation_id: str | None
-    #: the checked extensions, defaults filled in
-    options: PublishOptions
     #: whether the message was confirmed or failed
     settled: bool
 
@@ -33,8 +30,8 @@ class Outgoing(Protocol):
     def message_id(self) -> str:
         """Return the message id: stable across retries, unique across instances and processes, made on first use.
 
-        It is ``options.message_id`` if the application set one: two messages in flight may then have the same id, and
-        the id must be sent with QoS 0, too.
+        It is ``plan.options.message_id`` if the application set one: two messages in flight may then have the same id,
+        and the id must be sent with QoS 0, too.
         """
         ...
 

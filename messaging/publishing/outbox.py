@@ -30,7 +30,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.execution import Engine
-    from messaging.model import MessageContext, PublishOptions
+    from messaging.model import PublishPlan
 
 logger = SafeLog(__name__)
 
@@ -50,31 +50,27 @@ class Publication(Promise[None]):
     """
 
     __slots__ = (
-        "context",
         "correlation_id",
         "deadline",
         "is_waiting",
-        "options",
         "outbox",
         "payload",
+        "plan",
         "sequence",
         "settled",
         "was_sent",
     )
 
-    def __init__(
-        self, outbox: Outbox, payload: bytes, context: MessageContext, options: PublishOptions, deadline: float
-    ) -> None:
+    def __init__(self, outbox: Outbox, payload: bytes, plan: PublishPlan, deadline: float) -> None:
         # the state of the promise: spelled out, because a call of its __init__ would cost as much as all of this
         self._value = PENDING
         self._error = None
         self._listeners = None
-        self._looked_at = False
+        self.looked_at = False
         self.outbox = outbox
         self.payload = payload
-        self.context = context
-        self.correlation_id = context._correlation_id
-        self.options = options
+        self.plan = plan
+        self.correlation_id = plan.correlation_id
         #: monotonic seconds
         self.deadline = deadline
         #: position in the outbox, set by it; orders what has to be sent again
@@ -89,12 +85,12 @@ class Publication(Promise[None]):
     @property
     def what(self) -> str:
         """See ``Promise``."""
-        return f"publish to {self.context._channel!r}"
+        return f"publish to {self.plan.channel!r}"
 
     @property
     def message_id(self) -> str:
         """Stable across retries; the application's own, or unique across instances and processes."""
-        return self.options.message_id or f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
+        return self.plan.options.message_id or f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
 
     @property
     def may_have_arrived(self) -> bool:
@@ -137,7 +133,7 @@ class Publication(Promise[None]):
 class IdentifiedPublication(Publication):
     """A message with an id of the application's own that is not in its options, so that many can have the same ones.
 
-    It travels wherever that of every confirmed message does, and there only: ``options.message_id`` is for the rest.
+    It travels where the id of every confirmed message does; ``plan.options.message_id`` travels everywhere.
     """
 
     __slots__ = ("own_id",)
@@ -254,7 +250,7 @@ class Outbox:
         except BaseException:
             if entry.sequence:  # an interrupt, after it was accepted
                 self._signalled = False
-                entry._looked_at = True
+                entry.looked_at = True
                 self._engine.call(self.withdraw, entry)
             raise
 
@@ -416,7 +412,7 @@ class Outbox:
         """Make room for others; called by ``entry``, once."""
         self._settled_messages += 1
         self._settled_bytes += len(entry.payload)
-        if not entry.options.last_will:  # which the adapter hands to the broker with every connection
+        if not entry.plan.options.last_will:  # which the adapter hands to the broker with every connection
             del entry.payload
         if self._in_flight:
             self._in_flight.pop(entry.sequence, None)
@@ -451,7 +447,7 @@ class Outbox:
     @staticmethod
     def _is_uncounted(entry: Publication) -> bool:
         """Return whether a message failed before it was accepted: a settled message has no payload any more."""
-        return entry.settled and hasattr(entry, "payload") and not entry.options.last_will
+        return entry.settled and hasattr(entry, "payload") and not entry.plan.options.last_will
 
     def _count_late(self, entry: Publication) -> None:
         if self._is_uncounted(entry):
@@ -501,7 +497,7 @@ class Outbox:
             return False
         if entry.is_waiting:
             return True  # given back before
-        if entry.options.last_will:
+        if entry.plan.options.last_will:
             return True  # the connection hands it over again: it must never be sent as a message
         self._in_flight.pop(entry.sequence, None)
         entry.is_waiting = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import (
@@ -19,33 +18,29 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.model import (
-    NO_EXTENSIONS,
     Features,
-    MessageContext,
-    PublishOptions,
+    PublishPlan,
     as_context,
     as_message,
     channels,
     check_printable,
     check_text,
     identified,
-    kind_like,
+    parts,
+    plan_key,
     publish_options,
     requested,
 )
 from messaging.publishing.outbox import IdentifiedPublication, Outbox, Publication
-from messaging.text import exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.model import Message, MessageContextProvider
+    from messaging.model import Message, MessageContext, MessageContextProvider
 
-_UNSET: Final = (None, None, None, None)
-_MAPPINGS: Final = (MappingProxyType, dict)
-#: checked contexts kept by channel; more distinct channels than this are checked again
+#: plans kept; beyond that, contexts are compiled again
 _PLAN_CACHE: Final = 4096
 
 
@@ -58,9 +53,9 @@ class MessagePublisher:
         #: the messages that wait to be published
         self.outbox = outbox
         self._timeout = adapter.settings.timeout
-        self._plans: dict[tuple[Any, ...], PublishOptions] = {}
-        #: what marks a context as checked by this publisher, for what the adapter announces now
-        self._stamp = object()
+        self._plans: dict[tuple[Any, ...], PublishPlan] = {}
+        #: marks the plans of this publisher, for the features that the adapter announces now
+        self.stamp = object()
         self._size_limit = adapter.max_message_size
         self._will_lock = threading.Lock()  # guards _will_taken
         self._will_taken = False
@@ -96,69 +91,75 @@ class MessagePublisher:
             ClosedError: the instance is closed.
         """
         try:
-            context = message._context  # type: ignore[union-attr]  # of a provider it is built below
-            payload = message._payload  # type: ignore[union-attr]
+            payload, context = parts(message)  # type: ignore[arg-type]  # of a provider they are built below
         except AttributeError:
-            message = as_message(message, "publish")
-            context, payload = message._context, message._payload
+            payload, context = parts(as_message(message, "publish"))
         if channel_or_context is not None:
             context = self.override(context, channel_or_context)
         try:
-            plan = context._plan
+            plan = context.plan
         except AttributeError:  # another implementation of the interface, to be read through its getters
             context = as_context(context)
             plan = None
-        options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
+        if plan is None or plan.stamp is not self.stamp:
+            plan = self._compile(context)
         payload = self.check_payload(payload)
-        timeout = options.timeout
+        timeout = plan.options.timeout
         if timeout is None:
             timeout = self._timeout
         else:
             self.outbox.deadlines.watch(timeout)
-        publication = Publication(self.outbox, payload, context, options, time.monotonic() + timeout)
-        if options.last_will:
+        publication = Publication(self.outbox, payload, plan, time.monotonic() + timeout)
+        if plan.options.last_will:
             self._set_will(publication)
         else:
             self.outbox.put(publication)
         return publication
 
-    def check(self, context: MessageContext) -> PublishOptions:
-        """What a context asks for, checked. From any thread; raises as :meth:`publish`."""
-        plan = context._plan
-        options: PublishOptions = plan[1] if plan is not None and plan[0] is self._stamp else self._compile(context)
-        return options
+    def compile(self, context: MessageContext) -> PublishPlan:
+        """Return the plan of a context, which is checked if it has none yet.
 
-    def check_like(self, context: MessageContext, options: PublishOptions) -> None:
-        """:meth:`check` a context that differs from one that came to ``options`` in nothing but the channel."""
-        context._channel = channels.check_name(context._channel or "")
-        self._adapter.check_publish(context, options)
-        context._plan = (self._stamp, options)
+        From any thread; raises as :meth:`publish`.
+        """
+        plan: PublishPlan | None = context.plan
+        return plan if plan is not None and plan.stamp is self.stamp else self._compile(context)
+
+    def readdress(self, plan: PublishPlan, channel: str) -> PublishPlan:
+        """Return a copy of a plan for another channel, which is all that is checked. From any thread."""
+        other = plan.replace(channel=channels.check_name(channel))
+        self._adapter.check_publish(other)
+        return other
 
     def publish_checked(
         self,
         payload: bytes,
-        context: MessageContext,
-        options: PublishOptions,
+        plan: PublishPlan,
         correlation_id: str | None,
         *,
         message_id: str | None = None,
         on_loop: bool = False,
     ) -> Publication:
-        """Publish with a context that :meth:`check` has seen, and beside it a correlation id and a message id.
+        """Publish with a plan of :meth:`compile`.
 
-        ``message_id`` is for the instance with feature ``messageId`` and a confirmed message that needs no envelope,
-        and takes the place of the id that it would have anyway; any other needs the extension.
+        Args:
+            payload: of the message.
+            plan: of its context.
+            correlation_id: of the message; the plan's own is not used.
+            message_id: takes the place of the id that a confirmed message has anyway. Only for instances with feature
+                ``messageId``, and messages that need no envelope; others need the extension.
+            on_loop: for the engine's loop, which must not wait: the promise fails with ``OutboxFullError`` or
+                ``ClosedError``.
 
-        Raises ``PayloadTooLargeError``, ``OutboxFullError``, ``ClosedError`` as :meth:`publish`. ``on_loop`` is for the
-        engine's loop, which must not wait: the promise fails with the latter two.
+        Raises:
+            PayloadTooLargeError, OutboxFullError, ClosedError: as :meth:`publish`.
         """
         payload = self.check_payload(payload)
-        timeout = self._timeout if options.timeout is None else options.timeout
+        timeout = self._timeout if plan.options.timeout is None else plan.options.timeout
         deadline = time.monotonic() + timeout
         if message_id is None:
-            publication = Publication(self.outbox, payload, context, options, deadline)
+            publication = Publication(self.outbox, payload, plan, deadline)
         else:
-            publication = own = IdentifiedPublication(self.outbox, payload, context, options, deadline)
+            publication = own = IdentifiedPublication(self.outbox, payload, plan, deadline)
             own.own_id = message_id
         publication.correlation_id = correlation_id
         if on_loop:
@@ -168,7 +169,7 @@ class MessagePublisher:
         return publication
 
     def check_payload(self, payload: Any) -> bytes:
-        """A payload as bytes; raises ``InvalidContentError`` and ``PayloadTooLargeError``. From any thread."""
+        """Return a payload as bytes; raise ``InvalidContentError`` or ``PayloadTooLargeError``. From any thread."""
         if type(payload) is not bytes:
             payload = _as_bytes(payload)
         limit = self._size_limit
@@ -178,71 +179,64 @@ class MessagePublisher:
         return checked
 
     def refresh(self) -> None:
-        """Forget checked contexts: the adapter announces other features than before. On the loop."""
+        """Forget all plans: the adapter announces other features than before. On the loop."""
         self._plans.clear()
         self._size_limit = self._adapter.max_message_size
-        self._stamp = object()
+        self.stamp = object()
 
     @staticmethod
     def override(context: MessageContext, override: str | MessageContext | MessageContextProvider) -> MessageContext:
         """Return the context of a message that is published with a second argument; see :meth:`publish`."""
-        channel: str | None
-        extension: str | None
         if isinstance(override, str):
-            channel, extension = override, None
-            values = context
-        else:
-            values = as_context(override)
-            if values._channel is not None:
-                return values
-            channel, extension = context._channel, context._channel_extension
-        return kind_like(values)(
-            channel,
-            extension,
-            values._content_type,
-            values._content_encoding,
-            values._correlation_id,
-            values._reply_to_channel,
-            values._extensions,
-        )
+            return context.at(override)
+        values = as_context(override)
+        return values if values.channel is not None else values.at(context.channel, context.channel_extension)
 
-    def _compile(self, context: MessageContext) -> PublishOptions:
-        """Check ``context`` and remember the result in it. Thread safe: at worst it is done twice."""
-        channel = context._channel
+    def _compile(self, context: MessageContext) -> PublishPlan:
+        """Check ``context`` and keep the plan in it. Thread safe: at worst it is done twice."""
+        stamp = self.stamp
+        extensions = requested(context, self._adapter) if context.is_received else context.extensions
+        key = plan_key(context, extensions)
+        try:
+            plan = self._plans.get(key) if key is not None else None
+        except TypeError:  # a value is of the wrong type
+            key = plan = None
+        if plan is None:
+            plan = self._checked(context, extensions, stamp)
+            if key is not None and stamp is self.stamp:
+                if len(self._plans) >= _PLAN_CACHE:
+                    self._plans.clear()
+                self._plans[key] = plan
+        elif plan.options.message_id is not None:
+            options = identified(plan.options, extensions[Features.EXTENSION_MESSAGE_ID])
+            plan = plan.replace(options=options)
+        context.plan = plan
+        return plan
+
+    def _checked(self, context: MessageContext, extensions: Mapping[str, Any], stamp: object) -> PublishPlan:
+        channel = context.channel
         if channel is None:
             raise InvalidChannelError(
                 "no channel: neither the message's context nor the call names one; "
                 "use builder.channel(...) or publish(message, 'a/b')"
             )
-        if channel.__class__ is not str:
-            if not isinstance(channel, str):
-                raise InvalidChannelError(f"channel must be a str, not {type(channel).__name__}")
-            channel = context._channel = exact(channel)
-        stamp = self._stamp
-        extensions = requested(context, self._adapter) if context._is_received else context._extensions
-        key = _alike(context, extensions)
-        try:
-            options = self._plans.get(key) if key is not None else None
-        except TypeError:  # a value is of the wrong type
-            key = options = None
-        if options is not None:
-            if options.message_id is not None:
-                options = identified(options, extensions[Features.EXTENSION_MESSAGE_ID])
-        else:
-            channels.check_name(channel)
-            options = publish_options(extensions, self._adapter)
-            self._check_values(context)
-            self._adapter.check_publish(context, options)
-            if key is not None and stamp is self._stamp:
-                if len(self._plans) >= _PLAN_CACHE:
-                    self._plans.clear()
-                self._plans[key] = options
-        context._plan = (stamp, options)
-        return options
+        channel = channels.check_name(channel)
+        options = publish_options(extensions, self._adapter)
+        self._check_values(context)
+        reply_to = context.reply_to_channel
+        plan = PublishPlan(
+            stamp,
+            options,
+            channel,
+            *(context.channel_extension, context.content_type, context.content_encoding, context.correlation_id),
+            None if reply_to is None else channels.check_name(reply_to),
+        )
+        self._adapter.check_publish(plan)
+        return plan
 
     def _check_values(self, context: MessageContext) -> None:
         features = self._adapter.features
-        if context._channel_extension is not None and Features.ROUTING_KEY not in features:
+        if context.channel_extension is not None and Features.ROUTING_KEY not in features:
             raise self._adapter.lacks(
                 Features.ROUTING_KEY, "channel(name, extension) needs a protocol with routing keys"
             )
@@ -253,8 +247,6 @@ class MessagePublisher:
             (check_printable if name in _PRINTABLE else check_text)(name, value)
             if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
                 raise self._adapter.lacks(Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber")
-        if context._reply_to_channel is not None:
-            context._reply_to_channel = channels.check_name(context._reply_to_channel)
 
     def _set_will(self, will: Publication) -> None:
         with self._will_lock:
@@ -268,27 +260,6 @@ class MessagePublisher:
         except BaseException:  # an interrupt, too
             self._will_taken = False
             raise
-
-
-def _alike(context: MessageContext, extensions: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What contexts have in common that one check serves, or ``None`` if there are not many like this one.
-
-    Contexts with nothing but a channel are alike, and so are contexts that differ in nothing but their message id.
-    """
-    if extensions is NO_EXTENSIONS:
-        plain = context._values_beside_channel() == _UNSET
-        return (context._channel, context._channel_extension) if plain else None
-    if context._correlation_id is not None or extensions.__class__ not in _MAPPINGS:
-        return None
-    if extensions.get(Features.EXTENSION_MESSAGE_ID) is None:
-        return None
-    others = [(name, value) for name, value in extensions.items() if name != Features.EXTENSION_MESSAGE_ID]
-    if not all(isinstance(value, (str, int, float)) for _, value in others):
-        return None  # such as headers
-    return (
-        context._channel, context._channel_extension, context._content_type, context._content_encoding,
-        context._reply_to_channel, *others, *[type(value) for _, value in others],
-    )  # fmt: skip
 
 
 def _as_bytes(payload: object) -> bytes:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from messaging.model import AcknowledgeConsumer, AcknowledgeFilter, AcknowledgeHandler, AcknowledgeType
+from messaging.model import AcknowledgeConsumer, AcknowledgeFilter, AcknowledgeHandler, AcknowledgeType, context_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class DirectAcknowledger:
                 self._running, is_post_due = None, self._is_post_due
             if is_post_due:
                 self._call_post(message)
-        return enters and incoming._state is not AcknowledgeType.REJECTED
+        return enters and incoming.state is not AcknowledgeType.REJECTED
 
     def _decide(self, message: Message, incoming: Incoming) -> bool:
         """Call filter and handler; whether the filter lets the message enter the stream."""
@@ -62,11 +62,11 @@ class DirectAcknowledger:
                 has_filter = accept is not None
                 if accept is not None:
                     enters = bool(accept(message))
-                    incoming._settle(enters)
+                    incoming.settle(enters)
             except Exception:
-                logger.exception("acknowledge filter of %r raised; the message is rejected", incoming._channel)
+                logger.exception("acknowledge filter of %r raised; the message is rejected", incoming.channel)
                 enters = False
-                incoming._settle(False)
+                incoming.settle(False)
         # a callable handler yields to a filter, one given by target does not: RFC 5.8.4 says both
         if callbacks.handle is not None and (not has_filter or isinstance(callbacks.handle, str)):
             try:
@@ -75,8 +75,8 @@ class DirectAcknowledger:
                     arguments = (message, AcknowledgeHandler(incoming)) if _takes_two(handle) else (message,)
                     handle(*arguments)
             except Exception:
-                logger.exception("acknowledge handler of %r raised; the message is rejected", incoming._channel)
-                incoming._settle(False)
+                logger.exception("acknowledge handler of %r raised; the message is rejected", incoming.channel)
+                incoming.settle(False)
         return enters
 
     def settled(self, message: Message) -> None:
@@ -84,7 +84,7 @@ class DirectAcknowledger:
         if self._callbacks.post is None:
             return
         with self._lock:
-            if message._context is self._running:
+            if context_of(message) is self._running:
                 self._is_post_due = True
                 return
         self._call_post(message)

@@ -28,7 +28,7 @@ class MessageParameter(NamedTuple):
             CodecError: the payload does not fit the model.
         """
         if self.model is not None:
-            message = maker(message._default_content_type)(message._payload, message._context, self.model)
+            message = maker(message.default_content_type)(message.payload, message.context, self.model)
             message.value()
         return message
 

@@ -154,7 +154,7 @@ class Redelivery:
             logger.warning(
                 "%s: a message of %r is lost: it was rejected by a stream that ended, and no other consumer receives "
                 "it; set deadLetterChannel to keep such messages, or consume with m.on()",
-                self._adapter.name, incoming._channel,
+                self._adapter.name, incoming.channel,
             )  # fmt: skip
 
     def hand_on(self, buffered: Iterable[Incoming]) -> None:
@@ -210,13 +210,13 @@ class Redelivery:
         if channel is None:
             logger.warning(
                 "message on %r is discarded (%s, %d deliveries); set deadLetterChannel to keep such messages",
-                incoming._channel, reason, deliveries,
+                incoming.channel, reason, deliveries,
             )  # fmt: skip
             done()
             return
         contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter)
         pause = _FIRST_RETRY
-        burial: Promise[None] = Promise(f"burying a message of {incoming._channel!r}")
+        burial: Promise[None] = Promise(f"burying a message of {incoming.channel!r}")
         self._burials.add(burial)
 
         def over() -> None:
@@ -249,7 +249,7 @@ class Redelivery:
 
         def failed(error: MessagingError) -> None:
             nonlocal pause
-            logger.error("dead letter of %r did not reach %r: %s", incoming._channel, channel, error)
+            logger.error("dead letter of %r did not reach %r: %s", incoming.channel, channel, error)
             over()
             # not acknowledged, so not lost: the broker still has it when this stream has ended
             if not self._has_ended() and not isinstance(error, ClosedError):
@@ -278,20 +278,20 @@ class Redelivery:
 
 def _key(incoming: Incoming) -> object:
     # applications that give ids of their own need not know of each other
-    return incoming._channel, incoming._extensions.get("messageId") or hash(incoming.payload)
+    return incoming.channel, incoming.extensions.get("messageId") or hash(incoming.payload)
 
 
 def again(incoming: Incoming, deliveries: int) -> Incoming:
     """Another delivery of the same message: with a state of its own, and the same token."""
     return Incoming(
         incoming.payload,
-        incoming._channel or "",
-        incoming._channel_extension,
-        incoming._content_type,
-        incoming._content_encoding,
-        incoming._correlation_id,
-        incoming._reply_to_channel,
-        MappingProxyType({**incoming._extensions, "redelivered": True}),
+        incoming.channel or "",
+        incoming.channel_extension,
+        incoming.content_type,
+        incoming.content_encoding,
+        incoming.correlation_id,
+        incoming.reply_to_channel,
+        MappingProxyType({**incoming.extensions, "redelivered": True}),
         incoming.token,
         deliveries,
     )
@@ -304,21 +304,21 @@ def dead_letter_contexts(
 
     First with all values and headers of the message, then with our headers and the content type, then with nothing.
     """
-    ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming._channel or "", DELIVERIES_HEADER: str(deliveries)}
-    theirs = carried_headers(incoming._extensions.get(Features.EXTENSION_HEADERS, {}), adapter)
+    ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming.channel or "", DELIVERIES_HEADER: str(deliveries)}
+    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), adapter)
     carried = Features.MESSAGE_PROPERTIES in adapter.features
     full = MessageContext(
         channel,
-        content_type=incoming._content_type if carried else None,
-        content_encoding=incoming._content_encoding if carried else None,
-        correlation_id=incoming._correlation_id if carried else None,
-        reply_to_channel=incoming._reply_to_channel if carried else None,
+        content_type=incoming.content_type if carried else None,
+        content_encoding=incoming.content_encoding if carried else None,
+        correlation_id=incoming.correlation_id if carried else None,
+        reply_to_channel=incoming.reply_to_channel if carried else None,
         extensions=_dead_letter_extensions({**theirs, **ours}, adapter),
     )
     less = MessageContext(
         channel,
-        content_type=incoming._content_type if carried else None,
-        content_encoding=incoming._content_encoding if carried else None,
+        content_type=incoming.content_type if carried else None,
+        content_encoding=incoming.content_encoding if carried else None,
         extensions=_dead_letter_extensions(ours, adapter),
     )
     return [full, less, MessageContext(channel, extensions=_dead_letter_extensions({}, adapter))]

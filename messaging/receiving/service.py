@@ -121,7 +121,7 @@ class MessageSubscription:
     ) -> tuple[SubscriptionSpec, DirectAcknowledgement | None]:
         """Check how a subscription is consumed; return its spec, and how it is acknowledged."""
         adapter = self._connection.adapter
-        direct = context._acknowledgement
+        direct = context.direct_acknowledgement
         if acknowledge not in get_args(Acknowledge):
             raise ArgumentError(f"acknowledge must be 'automatic' or 'manual', not {acknowledge!r}")
         if not isinstance(keep_subscription, bool):
@@ -133,10 +133,10 @@ class MessageSubscription:
         if (
             keep_subscription
             and adapter.acknowledging_qos is not None
-            and Features.EXTENSION_QOS not in context._extensions
+            and Features.EXTENSION_QOS not in context.extensions
         ):
-            extensions = MappingProxyType({**context._extensions, Features.EXTENSION_QOS: adapter.acknowledging_qos})
-            context = MessageContext(context._channel, context._channel_extension, extensions=extensions)
+            extensions = MappingProxyType({**context.extensions, Features.EXTENSION_QOS: adapter.acknowledging_qos})
+            context = MessageContext(context.channel, context.channel_extension, extensions=extensions)
         spec = self._check(context, acknowledging=direct is not None)
         if keep_subscription and spec.options.qos == "0":
             raise ArgumentError("keep_subscription=True needs acknowledgement: leave qos out, or set it to 1 or more")
@@ -220,24 +220,24 @@ class MessageSubscription:
 
     def _check(self, context: MessageContext, *, acknowledging: bool = False) -> SubscriptionSpec:
         adapter = self._connection.adapter
-        if context._channel is None:
+        if context.channel is None:
             raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
-        context._channel = channels.check_pattern(context._channel)
-        if channels.has_wildcard(context._channel) and Features.WILDCARDS not in adapter.features:
+        channel, extension = channels.check_pattern(context.channel), context.channel_extension
+        if channels.has_wildcard(channel) and Features.WILDCARDS not in adapter.features:
             raise adapter.lacks(Features.WILDCARDS)
-        if context._channel_extension is not None:
+        if extension is not None:
             if Features.ROUTING_KEY not in adapter.features:
                 raise adapter.lacks(Features.ROUTING_KEY)
-            check_text("channel_extension", context._channel_extension)
+            check_text("channel_extension", extension)
         if acknowledging and Features.ACKNOWLEDGE not in adapter.features:
             raise adapter.lacks(Features.ACKNOWLEDGE)
         options = subscribe_options(requested(context, adapter), adapter, acknowledging=acknowledging)
-        spec = SubscriptionSpec(context._channel, context._channel_extension, options)
+        spec = SubscriptionSpec(channel, extension, options)
         dead = options.dead_letter_channel
-        if dead is not None and context._channel_extension is None and channels.matches(context._channel, dead):
+        if dead is not None and extension is None and channels.matches(channel, dead):
             raise InvalidExtensionError(
                 Features.EXTENSION_DEAD_LETTER_CHANNEL,
-                f"{dead!r} is matched by {context._channel!r} itself: its messages would go round in circles",
+                f"{dead!r} is matched by {channel!r} itself: its messages would go round in circles",
             )
         adapter.check_subscribe(spec)
         return spec

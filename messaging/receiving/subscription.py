@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from messaging.connection import Subscribed
 from messaging.errors import ClosedError, CodecError, MessagingError, StreamOverflowError
-from messaging.model import AcknowledgeType, Message, ReceivedMessage, maker, state_lock
+from messaging.model import AcknowledgeType, Message, ReceivedMessage, context_of, maker, state_lock
 from messaging.receiving import redelivery
 from messaging.receiving.counters import StreamCounters
 from messaging.receiving.direct import DirectAcknowledger
@@ -457,22 +457,22 @@ class Subscription(Subscribed):
                 continue
             # each assignment is one step, as far as interrupts go: it does not look for signals
             if self._is_plain and incoming.token is not None:
-                incoming._settler = self
-                incoming._state = _RECEIVED
+                incoming.settler = self
+                incoming.state = _RECEIVED
                 message, counters = self._make(incoming.payload, incoming, None), self.counters
                 self.fetched, self._moved, self._handed_out, counters.delivered = (
                     message, None, self._handed_out + 1, counters.delivered + 1
                 )  # fmt: skip
                 return message
             if incoming.token is None:
-                incoming._state = _UNSUPPORTED
+                incoming.state = _UNSUPPORTED
             elif self._auto:
-                incoming._state = _ACKNOWLEDGED
+                incoming.state = _ACKNOWLEDGED
             elif incoming is not self._counted:
                 if self._held is not None:
                     self._held[id(incoming)] = incoming
-                incoming._settler = self
-                incoming._state = _RECEIVED
+                incoming.settler = self
+                incoming.state = _RECEIVED
                 self._counted, self._handed_out = incoming, self._handed_out + 1
             message, counters = self._make(incoming.payload, incoming, self._model), self.counters
             if not self._is_checked or self._enters(message, incoming):
@@ -539,7 +539,7 @@ class Subscription(Subscribed):
             # one that was settled already: the callbacks had it before an interrupt
             if self._direct is None or self._is_decided(incoming) or self._direct.run(message, incoming):
                 return True
-            if self._auto or incoming._state is _UNSUPPORTED:
+            if self._auto or incoming.state is _UNSUPPORTED:
                 self._connection.engine.call(self._kept_out, incoming)
             self._moved = None
             return False
@@ -551,12 +551,12 @@ class Subscription(Subscribed):
         """Reject the message in which :meth:`fetch` was interrupted, for there will be no next call."""
         incoming = self._moved
         if incoming is not None:
-            if incoming._settle(False) and incoming is not self._counted:
+            if incoming.settle(False) and incoming is not self._counted:
                 self._handed_out += 1  # the verdict returns its credit
             self._moved = None
 
     def _is_decided(self, incoming: Incoming) -> bool:
-        return incoming is self._counted and incoming._state is not _RECEIVED
+        return incoming is self._counted and incoming.state is not _RECEIVED
 
     def _kept_out(self, incoming: Incoming) -> None:
         """A message was refused that cannot be rejected: no longer, or not by its protocol. On the loop."""
@@ -571,11 +571,11 @@ class Subscription(Subscribed):
             self.counters.invalid += 1
             if self._on_invalid == "raise":
                 self.leave()
-                incoming._settle(False)
+                incoming.settle(False)
                 raise
-            logger.warning("message on %r is invalid: %s", incoming._channel, error)
+            logger.warning("message on %r is invalid: %s", incoming.channel, error)
             if self._on_invalid == "skip":
-                incoming._settle(True)
+                incoming.settle(True)
             else:
                 self._connection.engine.call(self._bury_invalid, incoming)
             return False
@@ -592,14 +592,14 @@ class Subscription(Subscribed):
             verdicts, state = self._rejected, AcknowledgeType.REJECTED
         try:
             with state_lock:
-                if incoming._state is not _RECEIVED:
+                if incoming.state is not _RECEIVED:
                     return False
-                incoming._state = state
+                incoming.state = state
                 verdicts.append(incoming)
             if not (self._flush_requested or self._gathering):
                 self._request_flush()
         except BaseException:  # an interrupt: the verdict is recorded, twice at worst
-            if incoming._state is state:
+            if incoming.state is state:
                 verdicts.append(incoming)
             self._request_flush()
             raise
@@ -617,35 +617,35 @@ class Subscription(Subscribed):
 
     def is_void(self, message: Message) -> bool:
         """Whether a message that was taken came by a lost connection, and will come again by this one."""
-        token = message._context.token  # type: ignore[attr-defined]  # an Incoming: take() made it so
+        token = context_of(message).token
         return token is not None and self._delivers_again and not self._auto and self._adapter.is_stale(token)
 
     def accept(self, message: Message) -> None:
         """Acknowledge a message its consumer is done with, unless it was settled: the short way of ``settle``."""
-        incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
+        incoming: Incoming = context_of(message)
         try:
             with state_lock:
-                if incoming._state is not _RECEIVED:
+                if incoming.state is not _RECEIVED:
                     return
-                incoming._state = _ACKNOWLEDGED
+                incoming.state = _ACKNOWLEDGED
                 self._acknowledged.append(incoming)
             if not (self._flush_requested or self._gathering):
                 self._request_flush()
         except BaseException:  # an interrupt, as in settle()
-            if incoming._state is _ACKNOWLEDGED and not self._auto:
+            if incoming.state is _ACKNOWLEDGED and not self._auto:
                 self._acknowledged.append(incoming)
             self._request_flush()
             raise
 
     def refuse(self, message: Message) -> None:
         """Reject a message its consumer failed on, unless it was settled."""
-        incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
-        if not incoming._settle(False) and (self._auto or incoming._state is _UNSUPPORTED):
+        incoming: Incoming = context_of(message)
+        if not incoming.settle(False) and (self._auto or incoming.state is _UNSUPPORTED):
             self._connection.engine.call(self._kept_out, incoming)
 
     def untake(self, message: Message) -> None:
         """Give back a message that was taken, and not begun when its consumer stopped. From any thread."""
-        incoming: Incoming = message._context  # type: ignore[assignment]  # take() made it so
+        incoming: Incoming = context_of(message)
         if self._is_unsettled(incoming):
             self._untaken.append(incoming)
 
@@ -653,10 +653,10 @@ class Subscription(Subscribed):
     def _is_unsettled(incoming: Incoming) -> bool:
         """Whether a message has no verdict; if so it takes none from now on."""
         with state_lock:
-            if incoming._state is not _RECEIVED:
+            if incoming.state is not _RECEIVED:
                 return False
-            incoming._state = AcknowledgeType.UNKNOWN
-            incoming._settler = None
+            incoming.state = AcknowledgeType.UNKNOWN
+            incoming.settler = None
             return True
 
     def _untake_interrupted(self) -> None:
@@ -727,8 +727,8 @@ class Subscription(Subscribed):
         found = []
         for _ in range(len(verdicts)):
             incoming = verdicts.popleft()
-            if incoming._settler is not None:
-                incoming._settler = None
+            if incoming.settler is not None:
+                incoming.settler = None
                 found.append(incoming)
         return found
 
@@ -809,16 +809,16 @@ class Subscription(Subscribed):
         """Dead-letter or skip a message that its consumer found invalid. On the loop."""
         self.counters.invalid += 1
         if dead_letter:
-            self._bury_invalid(message._context)  # type: ignore[arg-type]  # an Incoming: take() made it so
+            self._bury_invalid(context_of(message))
         else:
             self.accept(message)
 
     def _bury_invalid(self, incoming: Incoming) -> None:
         """Bury a message that was handed out and not settled yet."""
         with state_lock:
-            if incoming._state is _RECEIVED:
-                incoming._state = _ACKNOWLEDGED
-                incoming._settler = None
+            if incoming.state is _RECEIVED:
+                incoming.state = _ACKNOWLEDGED
+                incoming.settler = None
                 # unless its connection was lost, and its credit given back
                 if self._held is None or self._held.pop(id(incoming), None) is not None:
                     self.settled_count += 1

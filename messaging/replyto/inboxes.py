@@ -81,7 +81,7 @@ class RequestPublication(Publication):
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
         """See ``Promise``."""
-        self._looked_at = True
+        self.looked_at = True
         first = super().reject(error, cause)
         self.requester.unsent(error)
         return first
@@ -109,7 +109,7 @@ class Request(Promise[V]):
     @property
     def what(self) -> str:
         """See ``Promise``."""
-        return f"request to {self.publication.context.channel!r}"
+        return f"request to {self.publication.plan.channel!r}"
 
     def result(self, timeout: float | None = None) -> V:
         """Wait as ``Promise.result``, and return the reply, or its value if the request was made with a model.
@@ -123,7 +123,7 @@ class Request(Promise[V]):
 
     def cancel(self) -> None:
         """Fail the request with ``RequestCancelledError``, unless it is settled."""
-        self._looked_at = True
+        self.looked_at = True
         self.requests.connection.engine.call(
             self.requests.fail, self, RequestCancelledError(f"{self.what} was cancelled")
         )
@@ -179,19 +179,19 @@ class Inbox(Subscribed):
         tokens = []
         for incoming in batch:
             if incoming.token is None:
-                incoming._state = _UNSUPPORTED
+                incoming.state = _UNSUPPORTED
             else:
                 tokens.append(incoming.token)
-                incoming._state = _ACKNOWLEDGED
-            incoming._settler = None
+                incoming.state = _ACKNOWLEDGED
+            incoming.settler = None
             self._match(incoming)
         if tokens:
             self._adapter.acknowledge(tokens)
 
     def _match(self, incoming: Incoming) -> None:
-        correlation_id = incoming._correlation_id
+        correlation_id = incoming.correlation_id
         if self.individual:
-            named = (incoming._channel or "")[self._level :]
+            named = (incoming.channel or "")[self._level :]
             if correlation_id is None:
                 correlation_id = named  # the responder has no correlation id to set: the channel names the request
             elif correlation_id != named:
@@ -245,7 +245,7 @@ class Inbox(Subscribed):
     def complete(self) -> None:
         """Fail the requests that wait here: the instance was closed, or none is left."""
         for request in [*self.pending.values()]:
-            request._looked_at = True  # the application has closed the instance itself
+            request.looked_at = True  # the application has closed the instance itself
         self._end(ClosedError(f"the instance {self._adapter.name!r} is closed"))
 
     def _end(self, error: MessagingError) -> None:
@@ -331,7 +331,7 @@ class Inboxes:
         """Enter a request that names its reply channel, and publish it."""
         if request not in self.owner.open:
             return
-        channel = request.publication.context._reply_to_channel or ""
+        channel = request.publication.plan.reply_to_channel or ""
         inbox = self.given.get(channel)
         if inbox is None:
             inbox = self.given[channel] = Inbox(self, self._spec(channel), channel)

@@ -69,7 +69,7 @@ class ReplyToManyPublisher:
             ArgumentError, UnsupportedFeatureError, ClosedError: as ``publish_with_reply``.
         """
         requests = self._requests
-        payload, context, options, correlation_id = self._single.prepare_many(
+        payload, context, correlation_id = self._single.prepare_many(
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
         )
         connection, adapter = self._connection, self._connection.adapter
@@ -78,7 +78,8 @@ class ReplyToManyPublisher:
         if adapter.acknowledging_qos is not None:
             wanted[Features.EXTENSION_QOS] = adapter.acknowledging_qos
         spec = SubscriptionSpec(context.reply_to_channel or "", None, subscribe_options(wanted, adapter))
-        patience = options.timeout if options.timeout is not None else adapter.settings.timeout
+        plan = self._publisher.compile(context)
+        patience = plan.options.timeout if plan.options.timeout is not None else adapter.settings.timeout
         subscription = ReplySubscription(
             connection,
             self._services,
@@ -89,7 +90,7 @@ class ReplyToManyPublisher:
             correlation_id=correlation_id,
             patience=patience,
         )
-        publication = RequestPublication(self._publisher.outbox, payload, context, options, time.monotonic() + patience)
+        publication = RequestPublication(self._publisher.outbox, payload, plan, time.monotonic() + patience)
         publication.correlation_id = correlation_id
         publication.requester = subscription
         subscription.publication = publication

@@ -70,16 +70,16 @@ def read(incoming: Incoming) -> Marker | None:
 
     Call it before any other code has seen the message: its extensions are replaced.
     """
-    headers: Mapping[str, Any] | None = incoming._extensions.get(_HEADERS)
+    headers: Mapping[str, Any] | None = incoming.extensions.get(_HEADERS)
     if headers is None or (kind := headers.get(REPLY)) is None:
         return None
-    extensions: dict[str, Any] = dict(incoming._extensions)
+    extensions: dict[str, Any] = dict(incoming.extensions)
     others = {name: value for name, value in headers.items() if name not in _OWN}
     if others:
         extensions[Features.EXTENSION_HEADERS] = MappingProxyType(others)
     else:
         del extensions[Features.EXTENSION_HEADERS]
-    incoming._extensions = MappingProxyType(extensions)
+    incoming.keep(MappingProxyType(extensions))
     number = as_text(headers.get(NUMBER, ""))
     return Marker(
         as_text(kind),

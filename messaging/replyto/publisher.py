@@ -6,32 +6,25 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError
-from messaging.model import Features, MessageContext, as_context, as_message, channels, kind_like
+from messaging.model import Features, as_context, as_message, channels, parts
 from messaging.replyto.markers import MANY, Marker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.connection import Connection
-    from messaging.model import Message, MessageContextProvider, PublishOptions
+    from messaging.model import Message, MessageContext, MessageContextProvider, PublishPlan
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import Request
     from messaging.replyto.requests import Requests
 
-#: contexts whose checked form is kept
-_PLANS: Final = 1024
 #: bytes of a generated correlation id: unguessable and unique
 _CORRELATION_BYTES: Final = 16
 
 
 class _RequestPlan(NamedTuple):
-    """The checked form of a request's context, for all requests with this context."""
+    """What all requests with one context have in common; hung on the publish plan of the context."""
 
-    #: the contexts it was made of, kept so that their ids stay theirs
-    sources: tuple[MessageContext, MessageContext | None]
-    #: checked; its reply channel is replaced if each request has one of its own
-    context: MessageContext
-    options: PublishOptions
+    #: its reply channel is replaced if each request has one of its own
+    message: PublishPlan
     #: named by the request; ``None`` if one is generated
     correlation_id: str | None
     #: whether the request names its reply channel
@@ -49,7 +42,6 @@ class ReplyToPublisher:
         self._publisher = publisher
         self._requests = requests
         self._inboxes = requests.inboxes
-        self._plans: dict[tuple[int, int], _RequestPlan] = {}
 
     def publish_with_reply(
         self,
@@ -89,19 +81,18 @@ class ReplyToPublisher:
         """
         source, payload = self._open(request_message, "publish_with_reply")
         if reply_to_context is not None:
-            reply_to_context = as_context(reply_to_context)  # a provider builds its context now
-        plan = self._plans.get((id(source), id(reply_to_context)))
-        if plan is None or plan.sources[0] is not source or plan.sources[1] is not reply_to_context:
-            plan = self._plan(source, reply_to_context)
+            source = self._publisher.override(source, reply_to_context)
+        compiled = source.plan
+        known = compiled.request if compiled is not None and compiled.stamp is self._publisher.stamp else None
+        plan: _RequestPlan = known or self._plan(source)
         correlation_id = plan.correlation_id or _new_id()
-        context = plan.context
+        message = plan.message
+        timeout = message.options.timeout
         if plan.individual is not None:
-            context = _copy(context, f"{plan.individual}/{correlation_id}", context._extensions)
-        timeout = plan.options.timeout
+            message = message.replace(reply_to_channel=f"{plan.individual}/{correlation_id}")
         return self._requests.request(
             payload,
-            context,
-            plan.options,
+            message,
             correlation_id,
             given=plan.is_given,
             timeout=timeout if timeout is not None else self._adapter.settings.timeout,
@@ -113,7 +104,7 @@ class ReplyToPublisher:
         request_message: Message | MessageContextProvider,
         reply_to_context: MessageContext | MessageContextProvider | None,
         reply_to: str,
-    ) -> tuple[bytes, MessageContext, PublishOptions, str]:
+    ) -> tuple[bytes, MessageContext, str]:
         """Check a request with many replies.
 
         Args:
@@ -121,53 +112,42 @@ class ReplyToPublisher:
             reply_to: the reply channel, unless the request names one.
 
         Returns:
-            Payload, context, options and correlation id of the request.
+            Payload, context and correlation id of the request.
         """
         source, payload = self._open(request_message, "publish_with_reply_many")
-        merged = self._merge(source, None if reply_to_context is None else as_context(reply_to_context))
+        merged = source if reply_to_context is None else self._publisher.override(source, reply_to_context)
+        self._check(merged)
         if merged.reply_to_channel is not None and self._inboxes.is_own(merged.reply_to_channel):
             raise ArgumentError(f"reply channel {merged.reply_to_channel!r}: many replies need one of their own")
         headers = {**merged.extensions.get(Features.EXTENSION_HEADERS, {}), **Marker(MANY).headers()}
         context = self._addressed(merged, merged.reply_to_channel or reply_to, headers)
-        return payload, context, self._publisher.check(context), merged.correlation_id or _new_id()
-
-    def refresh(self) -> None:
-        """Forget the checked contexts: the features that the adapter announces have changed."""
-        self._plans.clear()
+        return payload, context, merged.correlation_id or _new_id()
 
     def _open(self, request_message: Message | MessageContextProvider, call: str) -> tuple[MessageContext, bytes]:
         """Return the context of a request, and its payload, checked."""
         try:
-            source, payload = request_message._context, request_message._payload  # type: ignore[union-attr]
+            payload, source = parts(request_message)  # type: ignore[arg-type]  # a provider builds its message
         except AttributeError:
-            message = as_message(request_message, call)
-            source, payload = message.context, message.payload
-        return source, self._publisher.check_payload(payload)
+            payload, source = parts(as_message(request_message, call))
+        return as_context(source), self._publisher.check_payload(payload)
 
-    def _plan(self, source: MessageContext, override: MessageContext | None) -> _RequestPlan:
-        merged = self._merge(source, override)
+    def _plan(self, source: MessageContext) -> _RequestPlan:
+        compiled = self._check(source)
         individual = None
-        reply_to = merged.reply_to_channel
+        reply_to = source.reply_to_channel
         is_given = reply_to is not None and not self._inboxes.is_own(reply_to)
         if reply_to is None or not is_given:
             inbox = self._inboxes.own_inbox()
             individual = inbox.reply_to if inbox.individual else None
             reply_to = inbox.reply_to
-        if individual is not None and merged.correlation_id is not None:
-            _check_level(merged.correlation_id)
-        context = self._addressed(merged, reply_to, None)
-        options = self._publisher.check(context)
-        plan = _RequestPlan((source, override), context, options, merged.correlation_id, is_given, individual)
-        if len(self._plans) >= _PLANS:
-            self._plans.clear()
-        self._plans[id(source), id(override)] = plan
+        if individual is not None and source.correlation_id is not None:
+            _check_level(source.correlation_id)
+        message = self._publisher.compile(self._addressed(source, reply_to, None))
+        plan = compiled.request = _RequestPlan(message, source.correlation_id, is_given, individual)
         return plan
 
-    def _merge(self, source: MessageContext, override: MessageContext | None) -> MessageContext:
-        """Merge and check the context of a request: it has, or can be given, a correlation id and a reply channel."""
-        context = as_context(source)
-        if override is not None:
-            context = self._publisher.override(context, override)
+    def _check(self, context: MessageContext) -> PublishPlan:
+        """Check the context of a request: it has, or can be given, a correlation id and a reply channel."""
         features, name = self._adapter.announced, self._adapter.name
         if Features.REPLY_TO not in features:
             raise self._adapter.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
@@ -181,9 +161,10 @@ class ReplyToPublisher:
                 f"the request has no reply channel, and {name!r} makes none: "
                 f"use builder.reply_to(...), or the setting generate_reply_channel"
             )
-        if self._publisher.check(context).last_will:
+        plan = self._publisher.compile(context)
+        if plan.options.last_will:
             raise ArgumentError("a last will is no request: when it is sent, its requester is gone")
-        return context
+        return plan
 
     def _addressed(self, context: MessageContext, reply_to: str, headers: dict[str, str] | None) -> MessageContext:
         """Return ``context`` with a reply channel, and mandatory where the protocol tells unroutable messages."""
@@ -193,10 +174,10 @@ class ReplyToPublisher:
         if (
             Features.EXTENSION_MANDATORY in self._adapter.features
             and Features.EXTENSION_MANDATORY not in extensions
-            and self._publisher.check(context).qos != "0"
+            and self._publisher.compile(context).options.qos != "0"
         ):
             extensions = {**extensions, Features.EXTENSION_MANDATORY: True}
-        return _copy(context, reply_to, extensions)
+        return context.replace(reply_to_channel=reply_to, extensions=extensions)
 
 
 def _check_level(correlation_id: str) -> None:
@@ -209,16 +190,3 @@ def _check_level(correlation_id: str) -> None:
 
 def _new_id() -> str:
     return secrets.token_hex(_CORRELATION_BYTES)
-
-
-def _copy(context: MessageContext, reply_to: str, extensions: Mapping[str, Any]) -> MessageContext:
-    """Return ``context`` with another reply channel and other extensions."""
-    return kind_like(context)(
-        context.channel,
-        context.channel_extension,
-        context.content_type,
-        context.content_encoding,
-        context.correlation_id,
-        reply_to,
-        extensions,
-    )

@@ -12,7 +12,7 @@ from messaging.model import Features, MessageContext, channels
 if TYPE_CHECKING:
     from messaging.adapter import Adapter, ReplyRoute, SubscriptionSpec
     from messaging.connection import Connection
-    from messaging.model import PublishOptions
+    from messaging.model import PublishPlan
     from messaging.publishing import MessagePublisher, Publication
     from messaging.replyto.inboxes import Inbox, Inboxes
     from messaging.replyto.markers import Marker
@@ -36,15 +36,16 @@ class Replies:
         #: subscriptions to requests: no reply goes to their channels
         self._served: tuple[SubscriptionSpec, ...] = ()
         self._routes: dict[str, tuple[ReplyRoute, ...]] = {}
-        self._contexts: dict[tuple[Any, ...], tuple[MessageContext, PublishOptions]] = {}
-        self._options: dict[tuple[Any, ...], PublishOptions] = {}
+        self._plans: dict[tuple[Any, ...], PublishPlan] = {}
+        #: plans by all that matters but the channel
+        self._alike: dict[tuple[Any, ...], PublishPlan] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Forget the checked contexts: the features that the adapter announces have changed."""
         self.best_qos = self.adapter.acknowledging_qos or self.adapter.default_qos
-        self._contexts.clear()
-        self._options.clear()
+        self._plans.clear()
+        self._alike.clear()
         self._routes.clear()
 
     @staticmethod
@@ -115,13 +116,11 @@ class Replies:
 
     # --- publishing
 
-    def publish(
-        self, payload: bytes, made: tuple[MessageContext, PublishOptions], correlation_id: str | None, *, on_loop: bool
-    ) -> Publication:
+    def publish(self, payload: bytes, plan: PublishPlan, correlation_id: str | None, *, on_loop: bool) -> Publication:
         """Put a reply into the outbox; raises as ``MessagePublisher.publish_checked``."""
-        return self._publisher.publish_checked(payload, *made, correlation_id, on_loop=on_loop)
+        return self._publisher.publish_checked(payload, plan, correlation_id, on_loop=on_loop)
 
-    def context(
+    def plan(
         self,
         route: ReplyRoute,
         qos: str,
@@ -130,17 +129,22 @@ class Replies:
         extensions: Mapping[str, Any] = NO_EXTENSIONS,
         marker: Marker | None = None,
         control: str | None = None,
-    ) -> tuple[MessageContext, PublishOptions]:
-        """Return the checked context of a reply; raises as ``MessagePublisher.publish``.
+    ) -> PublishPlan:
+        """Return the plan of a reply; raises as ``MessagePublisher.publish``.
 
         ``control`` is the reply channel of the reply itself.
         """
-        is_plain = not extensions and marker is None
+        is_plain = not extensions and marker is None and control is None
         if is_plain:
             key = (route, qos, content_type, content_encoding)
-            found = self._contexts.get(key)
+            found = self._plans.get(key)
             if found is not None:
                 return found
+            # where each request has a reply channel of its own, only the name of the channel has to be checked
+            alike = (route.channel_extension, route.mandatory, qos, content_type, content_encoding)
+            other = self._alike.get(alike)
+            if other is not None:
+                return self._keep(key, self._publisher.readdress(other, route.channel))
         wanted: dict[str, Any] = {**extensions}
         wanted.setdefault(Features.EXTENSION_QOS, qos)
         if route.mandatory and wanted[Features.EXTENSION_QOS] != "0":
@@ -156,20 +160,17 @@ class Replies:
             control,
             MappingProxyType(wanted),
         )
-        if not is_plain:
-            return context, self._publisher.check(context)
-        # where each request has a reply channel of its own, only the name of the channel has to be checked
-        alike = (route.channel_extension, route.mandatory, qos, content_type, content_encoding)
-        options = self._options.get(alike)
-        if options is None:
-            options = self._options[alike] = self._publisher.check(context)
-        else:
-            self._publisher.check_like(context, options)
-        if len(self._contexts) >= _CONTEXTS:
-            self._contexts.clear()
-            self._options.clear()
-        made = self._contexts[key] = context, options
-        return made
+        plan = self._publisher.compile(context)
+        if is_plain:
+            self._alike[alike] = self._keep(key, plan)
+        return plan
+
+    def _keep(self, key: tuple[Any, ...], plan: PublishPlan) -> PublishPlan:
+        if len(self._plans) >= _CONTEXTS:
+            self._plans.clear()
+            self._alike.clear()
+        self._plans[key] = plan
+        return plan
 
 
 class ReplyStream(Protocol):

@@ -81,7 +81,7 @@ class ReplySequence:
 
     def is_item(self, incoming: Incoming) -> bool:
         """Return whether a message is the next reply; otherwise, take what its marker says."""
-        if incoming._correlation_id != self.correlation_id:
+        if incoming.correlation_id != self.correlation_id:
             logger.debug("a reply on %r belongs to another request", incoming.channel)
             return False
         marker = markers.read(incoming)
@@ -115,7 +115,7 @@ class ReplySequence:
 
     def drain(self, incoming: Incoming) -> None:
         """Take what the marker of an unwanted message says: the channel of a cancellation, or the end."""
-        marker = markers.read(incoming) if incoming._correlation_id == self.correlation_id else None
+        marker = markers.read(incoming) if incoming.correlation_id == self.correlation_id else None
         if marker is not None and marker.kind == markers.START:
             self._read_start(incoming)
         elif marker is not None and marker.kind in (markers.END, markers.FAULT):
@@ -168,12 +168,12 @@ class OpenReplyStreams:
         extensions = {**sequence.extensions, Features.EXTENSION_HEADERS: headers}
         context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
         try:
-            options = self._publisher.check(context)
-            promise = self._publisher.publish_checked(b"", context, options, sequence.correlation_id, on_loop=True)
+            plan = self._publisher.compile(context)
+            promise = self._publisher.publish_checked(b"", plan, sequence.correlation_id, on_loop=True)
         except MessagingError as error:
             logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
         else:
-            promise._looked_at = True
+            promise.looked_at = True
 
 
 class ReplySubscription(Subscription):
@@ -301,7 +301,7 @@ class ReplySubscription(Subscription):
         left = self._heard_at + self.patience - now
         if left > 0:
             return left
-        channel = self.publication.context.channel
+        channel = self.publication.plan.channel
         if self.counters.received and not self.sequence.is_marked:
             self.sequence.finish(None)  # a responder without markers: its last reply has arrived
             self._conclude()
@@ -329,7 +329,7 @@ class ReplySubscription(Subscription):
             super().reconnected(resumed)
 
     def _fail_lost(self) -> None:
-        channel = self.publication.context.channel
+        channel = self.publication.plan.channel
         if not self.ended and not self.sequence.is_final:
             why = "the connection was lost before all replies had come"
             self._streams.connection.engine.loop.call_soon(

@@ -154,5 +154,5 @@ class ExpectedCopies:
 
 def identity_of(request: Message) -> int:
     """Return a hash of the content that all copies of a request share: 64 bits that a client cannot predict."""
-    context = request._context
-    return hash((context._channel, context._reply_to_channel, context._correlation_id, request._payload))
+    context = request.context
+    return hash((context.channel, context.reply_to_channel, context.correlation_id, request.payload))

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.execution import Promise, workers
-from messaging.model import Features, channels
+from messaging.model import Features, channels, context_of
 from messaging.receiving import Subscription, Verdict
 from messaging.replyto import markers
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
@@ -122,7 +122,7 @@ class RequestRoute:
                 return
             if rivals and not self._is_served_here(message):
                 continue
-            marker = markers.read(message._context)  # type: ignore[arg-type]  # it was received
+            marker = markers.read(context_of(message))
             kind = ServedRequest if marker is None or marker.kind != _MANY else ServedStreamRequest
             served = kind(self._replies, message, self)
             in_hand.add(served)
@@ -184,7 +184,7 @@ class RequestRoute:
 
     def _leave(self, served: ServedRequest) -> None:
         """Release a request that was not begun: to the broker, if it redelivers it to another responder."""
-        token: Any = served.request._context.token  # type: ignore[attr-defined]  # it was received
+        token: Any = context_of(served.request).token
         if token is not None and self._replies.adapter.redelivers(self.subscription.spec):
             served.finish(Verdict.LEAVE)
         else:
@@ -350,7 +350,7 @@ class Overlap:
     def expect_copies(self, served: ServedRequest) -> None:
         """Have the rivals that a request reaches expect a copy of it."""
         request = served.request
-        channel, shared = request._context._channel or "", SharedVerdict(self._route)
+        channel, shared = request.context.channel or "", SharedVerdict(self._route)
         for other in self.rivals:
             if other.overlap.matches(channel) and not self._shares_copies(other):
                 served.shared_verdict = shared
@@ -373,12 +373,12 @@ class Overlap:
             home: the route that takes the requests of this channel now: another one than this route, if the broker has
                 ended its subscription since.
         """
-        context = request._context
-        named = context._reply_to_channel
+        context = request.context
+        named = context.reply_to_channel
         rivals = self.rivals if home is None else home.overlap.rivals
         if not rivals:
             return None if home is None else home.preferred(named)
-        channel = context._channel or ""
+        channel = context.channel or ""
         queue = self._route.queue
         reached = [other for other in rivals if other.overlap.matches(channel) and other.may_serve(queue)]
         # a queue may have requests on channels that none of its routes here names: they belong to the route they reach

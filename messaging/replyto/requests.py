@@ -37,7 +37,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.model import Incoming, Message, MessageContext, PublishOptions
+    from messaging.model import Incoming, Message, PublishPlan
     from messaging.publishing import MessagePublisher
 
 logger = SafeLog(__name__)
@@ -93,8 +93,7 @@ class Requests:
     def request(
         self,
         payload: bytes,
-        context: MessageContext,
-        options: PublishOptions,
+        plan: PublishPlan,
         correlation_id: str,
         *,
         given: bool,
@@ -105,8 +104,7 @@ class Requests:
 
         Args:
             payload: of its message.
-            context: of its message, checked, with the reply channel.
-            options: the result of the check.
+            plan: of its context, with the reply channel.
             correlation_id: of the message.
             given: whether the request names its reply channel, instead of using the instance's own inbox.
             timeout: seconds until the request fails, everything included.
@@ -119,7 +117,7 @@ class Requests:
         connection = self.connection
         self.refuse_closed()
         request: Request[Any] = Request(self, correlation_id, time.monotonic() + timeout, model)
-        publication = RequestPublication(self._outbox, payload, context, options, request.deadline)
+        publication = RequestPublication(self._outbox, payload, plan, request.deadline)
         publication.correlation_id = correlation_id
         publication.requester = request
         request.publication = publication
@@ -133,7 +131,7 @@ class Requests:
                 self.open.add(request)
             self._deadlines.watch(timeout)
             if given:
-                self.reserve(context._reply_to_channel or "", correlation_id, request)
+                self.reserve(plan.reply_to_channel or "", correlation_id, request)
                 connection.engine.call(self.inboxes.start_given, request)
             else:
                 while not self._start(request, self.inboxes.own_inbox()):
@@ -141,7 +139,7 @@ class Requests:
         except BaseException:
             if self._claim(request):  # otherwise it was settled meanwhile, and removed
                 self._remove(request)
-            request._looked_at = True
+            request.looked_at = True
             if given:  # an interrupt may have come after it was entered
                 connection.engine.call(self.inboxes.end_unused, request)
             raise
@@ -192,7 +190,7 @@ class Requests:
             if inbox.pending.get(request.correlation_id) is request:
                 del inbox.pending[request.correlation_id]
         if self._reserved:  # last: the next request with this id finds its place in the inbox free
-            self.release(request.publication.context._reply_to_channel or "", request.correlation_id, request)
+            self.release(request.publication.plan.reply_to_channel or "", request.correlation_id, request)
 
     def _start(self, request: Request[Any], inbox: Inbox) -> bool:
         """Enter a request and publish it, or have it published once its inbox is subscribed to. On the caller.

@@ -22,7 +22,7 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.execution import workers
-from messaging.model import AcknowledgeType, Features, Incoming, carried_headers
+from messaging.model import AcknowledgeType, Features, Incoming, carried_headers, context_of
 from messaging.receiving import Origin, Verdict
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
@@ -93,10 +93,10 @@ class ServedRequest:
         self.origin = origin
         #: for the copies of the request on other subscriptions; ``None`` if there are none
         self.shared_verdict: SharedVerdict | None = None
-        incoming: Incoming = request._context  # type: ignore[assignment]  # it was received
-        self.correlation_id = incoming._correlation_id
+        incoming: Incoming = context_of(request)
+        self.correlation_id = incoming.correlation_id
         #: the channel of the replies; ``None`` if the request names none, or one that is not allowed
-        self.reply_to = incoming._reply_to_channel
+        self.reply_to = incoming.reply_to_channel
         #: whether it is settled; written on the loop
         self.is_over = False
         #: whether all replies are known, and only have to be sent
@@ -114,10 +114,10 @@ class ServedRequest:
         #: called on the loop when it is settled, if its handler went on after its function returned
         self.after: Callable[[], object] | None = None
         self._reason: str | None = None
-        extensions = incoming._extensions
+        extensions = incoming.extensions
         qos = extensions.get(_QOS)
         if not isinstance(qos, str):
-            qos = "0" if incoming._state is AcknowledgeType.UNSUPPORTED else replies.adapter.default_qos
+            qos = "0" if incoming.state is AcknowledgeType.UNSUPPORTED else replies.adapter.default_qos
         self._qos = qos
         returned = replies.adapter.reply_extensions
         if returned and not returned.isdisjoint(extensions):
@@ -289,11 +289,11 @@ class ServedRequest:
         # each of many replies is confirmed, whatever the quality of service of the request: none may be missing
         qos = self._qos if marker is None and not self.wants_many else replies.best_qos
         if isinstance(message, Content):
-            made = replies.context(route, qos, message.content_type, None, self._extensions, marker, control)
-            return replies.publish(message.payload, made, self.correlation_id, on_loop=on_loop)
-        own = message._context
-        extensions: Mapping[str, Any] = own._extensions
-        correlation_id = own._correlation_id
+            plan = replies.plan(route, qos, message.content_type, None, self._extensions, marker, control)
+            return replies.publish(message.payload, plan, self.correlation_id, on_loop=on_loop)
+        own = message.context
+        extensions: Mapping[str, Any] = own.extensions
+        correlation_id = own.correlation_id
         if isinstance(own, Incoming):
             # a received message that is passed on: its channels and its correlation id belong to another request
             correlation_id = None
@@ -301,23 +301,23 @@ class ServedRequest:
             extensions = (
                 {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter)} if headers else NO_EXTENSIONS
             )
-        elif own._channel is not None and own._channel != self.reply_to:
-            replies.refuse_served(own._channel, own._channel_extension)
-            route = route._replace(channel=own._channel, channel_extension=own._channel_extension)
+        elif own.channel is not None and own.channel != self.reply_to:
+            replies.refuse_served(own.channel, own.channel_extension)
+            route = route._replace(channel=own.channel, channel_extension=own.channel_extension)
         if marker is not None and not _NOT_OF_ITEMS.isdisjoint(extensions):
             extensions = {key: value for key, value in extensions.items() if key not in _NOT_OF_ITEMS}
         if self._extensions:
             extensions = {**self._extensions, **extensions}
-        made = replies.context(
+        plan = replies.plan(
             route,
             qos,
-            own._content_type,
-            own._content_encoding,
+            own.content_type,
+            own.content_encoding,
             extensions,
             marker,
-            None if isinstance(own, Incoming) else own._reply_to_channel,
+            None if isinstance(own, Incoming) else own.reply_to_channel,
         )
-        return replies.publish(message._payload, made, correlation_id or self.correlation_id, on_loop=on_loop)
+        return replies.publish(message.payload, plan, correlation_id or self.correlation_id, on_loop=on_loop)
 
     def _sent(
         self,
@@ -412,7 +412,7 @@ class ServedStreamRequest(ServedRequest):
         except MessagingError as error:
             logger.debug("%s: the start of replies on %r cannot be told: %s", self._name, self.reply_to, error)
         else:
-            publication._looked_at = True
+            publication.looked_at = True
 
     def item(self, message: Message | Content) -> Publication | None:
         """See ``ServedRequest.item``."""
@@ -422,7 +422,7 @@ class ServedStreamRequest(ServedRequest):
         publication = self._send(message, Marker(markers.ITEM, self._count))
         self._count += 1
         self.has_begun = True
-        publication._looked_at = True  # the sender of the stream retrieves enough of the outcomes
+        publication.looked_at = True  # the sender of the stream retrieves enough of the outcomes
         return None if self.is_stopped else publication
 
     def end(self) -> None:

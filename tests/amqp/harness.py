@@ -17,6 +17,7 @@ from messaging.errors import ConnectFailedError
 from messaging.model import Incoming, MessageContext, parse_url
 from messaging.model.extensions import publish_options, subscribe_options
 from messaging.model.settings import load_settings
+from tests.doubles.plans import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -92,16 +93,15 @@ class Out:
 
     def __init__(self, adapter: AmqpAdapter, payload: bytes, context: MessageContext) -> None:
         self.payload = payload
-        self.context = context
         self.correlation_id = context.correlation_id
-        self.options = publish_options(context.extensions, adapter)
-        adapter.check_publish(context, self.options)
+        self.plan = plan_of(context, publish_options(context.extensions, adapter))
+        adapter.check_publish(self.plan)
         self.settled = False
         self.was_sent = False
         #: how often it was settled: once, if all is well
         self.settlements = 0
         self.error: MessagingError | None = None
-        self.message_id = self.options.message_id or unique("id")
+        self.message_id = self.plan.options.message_id or unique("id")
         self.outcome = asyncio.Event()
 
     def sent(self) -> None:

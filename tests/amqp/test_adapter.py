@@ -24,6 +24,7 @@ from messaging.errors import (
 from messaging.model import Features, MessageContext, PublishOptions
 from messaging.model.extensions import SubscribeOptions, publish_options
 from tests.amqp.harness import Out, make_adapter
+from tests.doubles.plans import plan_of
 
 AMQP = "amqp://localhost"
 ROOT = Path(__file__).parents[2]
@@ -149,12 +150,12 @@ def test_values_that_amqp_cannot_carry_are_refused_before_publishing(
     context: MessageContext, options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        make_adapter(AMQP).check_publish(context, PublishOptions(**options))
+        make_adapter(AMQP).check_publish(plan_of(context, PublishOptions(**options)))
 
 
 def test_the_longest_values_that_amqp_carries_are_accepted() -> None:
     options = PublishOptions(time_to_live=4_294_967.0, headers={"h" * 128: "", "cc": "", "x-CC": ""})
-    make_adapter(AMQP).check_publish(MessageContext("x" * 255, correlation_id="c" * 255), options)
+    make_adapter(AMQP).check_publish(plan_of(MessageContext("x" * 255, correlation_id="c" * 255), options))
 
 
 @pytest.mark.parametrize(

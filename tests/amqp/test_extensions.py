@@ -16,6 +16,7 @@ from messaging.adapter import SubscriptionSpec
 from messaging.errors import InvalidExtensionError
 from messaging.model import MessageContext, PublishOptions, SubscribeOptions, publish_options, subscribe_options
 from tests.amqp.harness import make_adapter
+from tests.doubles.plans import plan_of
 
 ADAPTER = make_adapter("amqp://localhost")
 EXTENSIONS = extensions.EXTENSIONS
@@ -34,7 +35,7 @@ def subscribing(channel: str = "c", key: str | None = None, **given: Any) -> Sub
 
 def publishing(channel: str = "c", key: str | None = None, **given: Any) -> PublishOptions:
     options = publish_options(given, ADAPTER)
-    ADAPTER.check_publish(MessageContext(channel, key), options)
+    ADAPTER.check_publish(plan_of(MessageContext(channel, key), options))
     return options
 
 
@@ -255,7 +256,7 @@ def test_only_classic_queues_are_made_with_levels_of_priority(given: dict[str, A
 def test_an_exchange_is_declared_with_its_arguments() -> None:
     options = publishing("e", "k", exchangeType="direct", exchangeDurable=False, exchangeAutoDelete=True,
                          alternateExchange="other", mandatory=True)  # fmt: skip
-    found = destination(MessageContext("e", "k"), options, "amq.topic")
+    found = destination(plan_of(MessageContext("e", "k"), options), "amq.topic")
     made = found.exchange
     assert (made.name, made.kind, made.durable, made.auto_delete) == ("e", "direct", False, True)
     assert made.arguments == {"alternate-exchange": "other"}
@@ -277,7 +278,7 @@ def test_declare_is_the_finer_form_of_autocreate(given: dict[str, Any], declare:
     assert (found.queue.declare, found.exchange.declare) == (declare, declare)
     assert bool(found.bindings) == (declare == "create")
     options = publishing(**given)
-    assert destination(MessageContext("c"), options, "amq.topic").exchange.declare == declare
+    assert destination(plan_of(MessageContext("c"), options), "amq.topic").exchange.declare == declare
 
 
 def test_further_patterns_are_translated_like_the_channels_own() -> None:

@@ -17,6 +17,7 @@ from adapters.amqp import properties, tables
 from adapters.amqp.properties import Properties, Template
 from messaging.errors import ArgumentError
 from messaging.model import NO_EXTENSIONS, MessageContext, PublishOptions, headers
+from tests.doubles.plans import plan_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 SHORT = st.none() | TEXT
@@ -46,7 +47,7 @@ def test_written_properties_are_read_alike_by_pamqp_and_here(
 ) -> None:  # fmt: skip
     context = MessageContext("c", None, content_type, encoding, correlation, reply)
     options = PublishOptions(headers=texts, priority=priority, time_to_live=ttl, guaranteed_delivery=persistent)
-    data = Template(context, options).fill(correlation, message_id, now)
+    data = Template(plan_of(context, options)).fill(correlation, message_id, now)
 
     seen = unmarshalled(data)
     assert (seen.content_type, seen.content_encoding, seen.correlation_id) == (content_type, encoding, correlation)
@@ -92,7 +93,7 @@ def test_a_type_that_could_not_be_passed_on_is_left_out() -> None:
 
 def test_type_and_application_are_written() -> None:
     options = PublishOptions(custom={"type": "t", "appId": "a"})
-    seen = unmarshalled(Template(MessageContext("c"), options).fill("c", "m", 5))
+    seen = unmarshalled(Template(plan_of(MessageContext("c"), options)).fill("c", "m", 5))
     assert (seen.message_type, seen.app_id, seen.user_id, seen.message_id) == ("t", "a", None, "m")
 
 
@@ -116,7 +117,7 @@ def test_extensions_cannot_be_written_to() -> None:
 )
 def test_values_longer_than_a_short_string_are_refused(context: MessageContext, what: str) -> None:
     with pytest.raises(ArgumentError, match=what):
-        Template(context, PublishOptions())
+        Template(plan_of(context))
 
 
 # --- headers of other programs
@@ -157,7 +158,7 @@ def test_any_headers_are_written_as_pamqp_reads_them_and_read_again(table: dict[
     assert length == len(data)
     assert repr(headers.check(theirs)) == repr(checked)
     options = PublishOptions(headers=checked)
-    known = read(Template(MessageContext("c"), options).fill(None, None, 0))
+    known = read(Template(plan_of(MessageContext("c"), options)).fill(None, None, 0))
     assert repr(known.extensions.get("headers", {})) == repr(checked if checked else {})
 
 
@@ -220,7 +221,7 @@ def test_a_header_compression_of_another_meaning_is_left_alone(value: Any) -> No
 )
 def test_a_charset_is_left_out_where_it_is_the_default(content_type: str, encoding: str | None, written: str) -> None:
     context = MessageContext("c", content_type=content_type, content_encoding=encoding)
-    assert unmarshalled(Template(context, PublishOptions()).fill(None, None, 0)).content_type == written
+    assert unmarshalled(Template(plan_of(context)).fill(None, None, 0)).content_type == written
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_a_charset_is_left_out_where_it_is_the_default(content_type: str, encodi
 )
 def test_zlib_is_written_as_kombu_writes_it(encoding: str, property_: str | None, fields: dict[str, Any]) -> None:
     context = MessageContext("c", content_type="text/plain; charset=utf-8", content_encoding=encoding)
-    data = Template(context, PublishOptions(headers={"a": 1})).fill(None, None, 0)
+    data = Template(plan_of(context, PublishOptions(headers={"a": 1}))).fill(None, None, 0)
     seen = unmarshalled(data)
     assert (seen.content_encoding, seen.headers, seen.content_type) == (property_, fields, "text/plain")
     assert (read(data).content_encoding or "").replace(" ", "") == encoding.replace(" ", "").lower()

@@ -370,10 +370,8 @@ class FakeAdapter(Adapter):
                 continue
             if not broker.connected:
                 raise ConnectionLostError("not connected")
-            broker.sent.append(
-                Sent(outgoing.message_id, outgoing.context.channel or "", outgoing.payload, broker.epoch)
-            )
-            if outgoing.options.qos == "0":
+            broker.sent.append(Sent(outgoing.message_id, outgoing.plan.channel, outgoing.payload, broker.epoch))
+            if outgoing.plan.options.qos == "0":
                 outgoing.confirm()
                 continue
             outgoing.sent()

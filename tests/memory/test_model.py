@@ -24,6 +24,7 @@ from adapters.memory.broker import Broker, Consumer, Queue
 from messaging import Features, MessageContext
 from messaging.adapter import SubscriptionSpec
 from messaging.model import Incoming, PublishOptions, SubscribeOptions, matcher, parse_url
+from tests.doubles.plans import plan_of
 
 
 @dataclass(eq=False)
@@ -170,9 +171,9 @@ class BrokerMachine(RuleBasedStateMachine):
             number = str(self.count)
             payload = b"" if retain and self.count % 3 == 0 else b"%d" % self.count
             options = PublishOptions(qos=qos, retain=retain, priority=priority, time_to_live=ttl)
-            context = MessageContext(channel, correlation_id=number)
-            outgoing: Any = SimpleNamespace(payload=payload, context=context, options=options, correlation_id=number)
-            queues = self.broker.route(context)
+            plan = plan_of(MessageContext(channel, correlation_id=number), options)
+            outgoing: Any = SimpleNamespace(payload=payload, plan=plan, correlation_id=number)
+            queues = self.broker.route(plan)
             self.broker.publish(outgoing, queues)
             touched.update(queues)
             expires = None if ttl is None else self.now + ttl

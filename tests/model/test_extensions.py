@@ -457,7 +457,7 @@ def test_the_short_way_spells_extensions_in_snake_case(broker: FakeBroker, conne
     broker.hold = True
     m.publish("a", b"1", time_to_live=5, guaranteed_delivery=True, fake_colour="red", headers={"a": "b"})
     broker.wait_sent(1)
-    options = broker.held[0].options
+    options = broker.held[0].plan.options
     assert (options.time_to_live, options.guaranteed_delivery) == (5.0, True)
     assert options.custom == {"fakeColour": "red"}
     assert options.headers == {"a": "b"}

@@ -204,4 +204,4 @@ def test_a_received_message_crosses_from_typed_headers_to_text(broker: FakeBroke
         broker.hold = True
         m.publisher.publish(message, "b")
         broker.wait_sent(1)
-    assert broker.held[0].options.headers == {"n": "5", "at": "1795341630.5"}
+    assert broker.held[0].plan.options.headers == {"n": "5", "at": "1795341630.5"}

@@ -16,6 +16,7 @@ from messaging.adapter import SubscriptionSpec
 from messaging.errors import MessagingError
 from messaging.model import Incoming, MessageContext, parse_url, publish_options, subscribe_options
 from messaging.model.settings import load_settings
+from tests.doubles.plans import plan_of
 
 T = TypeVar("T")
 
@@ -58,13 +59,12 @@ class Out:
 
     def __init__(self, adapter: MqttAdapter, payload: bytes, context: MessageContext) -> None:
         self.payload = payload
-        self.context = context
         self.correlation_id = context.correlation_id
-        self.options = publish_options(context.extensions, adapter)
-        adapter.check_publish(context, self.options)
+        self.plan = plan_of(context, publish_options(context.extensions, adapter))
+        adapter.check_publish(self.plan)
         self.settled = False
         self.was_sent = False
-        self.message_id = self.options.message_id or f"test-{next(_numbers)}"
+        self.message_id = self.plan.options.message_id or f"test-{next(_numbers)}"
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def sent(self) -> None:

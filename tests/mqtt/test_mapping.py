@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from adapters.mqtt import mapping, packets
 from adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
 from messaging.errors import InvalidHeaderError, PayloadTooLargeError
 from messaging.model import MessageContext, PublishOptions
+from tests.doubles.plans import plan_of
 from tests.mqtt.test_packets import body
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
@@ -26,16 +28,15 @@ class Out:
     def __init__(self, payload: bytes, context: MessageContext, options: PublishOptions) -> None:
         self.message_id = options.message_id or "id-1"
         self.payload = payload
-        self.context = context
+        self.plan = plan_of(context, options)
         self.correlation_id = context.correlation_id
-        self.options = options
 
 
 def there_and_back(codec: Codec, v5: bool, out: Any) -> Decoded | None:
-    qos = int(out.options.qos)
+    qos = int(out.plan.options.qos)
     frame = codec.frame(out, out.payload, qos, 7)
     publish = packets.parse_publish(frame[0], body(frame), v5)
-    assert (publish.topic, publish.qos, publish.id) == (out.context.channel, qos, 7 if qos else 0)
+    assert (publish.topic, publish.qos, publish.id) == (out.plan.channel, qos, 7 if qos else 0)
     return codec.decode(publish)
 
 
@@ -64,18 +65,18 @@ def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
     assert decoded is not None
     payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
     assert payload == out.payload
-    assert (content_type, content_encoding) == (out.context.content_type, out.context.content_encoding)
-    assert (correlation_id, reply_to) == (out.context.correlation_id, out.context.reply_to_channel)
-    assert extensions.get("headers", {}) == out.options.headers
-    assert ("timeToLive" in extensions) is (out.options.time_to_live is not None)
-    assert extensions["qos"] == out.options.qos
+    assert (content_type, content_encoding) == (out.plan.content_type, out.plan.content_encoding)
+    assert (correlation_id, reply_to) == (out.plan.correlation_id, out.plan.reply_to_channel)
+    assert extensions.get("headers", {}) == out.plan.options.headers
+    assert ("timeToLive" in extensions) is (out.plan.options.time_to_live is not None)
+    assert extensions["qos"] == out.plan.options.qos
     assert set(extensions) <= {"qos", "headers", "timeToLive", "messageId"}
-    if out.options.message_id is not None:
-        assert extensions["messageId"] == out.options.message_id
+    if out.plan.options.message_id is not None:
+        assert extensions["messageId"] == out.plan.options.message_id
     if v5:
-        made = "id-1" if out.options.qos != "0" else None
-        assert extensions.get("messageId") == (out.options.message_id or made)
-        assert extensions.get("timeToLive", 1) >= min(out.options.time_to_live or 1, 2**32 - 1)
+        made = "id-1" if out.plan.options.qos != "0" else None
+        assert extensions.get("messageId") == (out.plan.options.message_id or made)
+        assert extensions.get("timeToLive", 1) >= min(out.plan.options.time_to_live or 1, 2**32 - 1)
 
 
 @settings(deadline=None)
@@ -163,14 +164,18 @@ def test_an_expired_envelope_is_dropped() -> None:
     assert codec.decode(packets.parse_publish(frame[0], body(frame), False)) is None
 
 
-def test_contexts_are_compiled_once_and_forgotten_in_time() -> None:
+def test_a_plan_is_compiled_once_and_the_codec_keeps_nothing_of_it() -> None:
     codec = Mqtt5Codec()
-    for number in range(3000):
-        out: Any = Out(b"", MessageContext(f"t/{number}"), PublishOptions())
-        for _ in range(2):
-            frame = codec.frame(out, out.payload, 0, 0)
-            assert packets.parse_publish(frame[0], body(frame), True).topic == f"t/{number}"
-    assert len(codec._compiled) <= 1024
+    out: Any = Out(b"", MessageContext("t/1"), PublishOptions())
+    forms = []
+    for _ in range(2):
+        frame = codec.frame(out, out.payload, 0, 0)
+        assert packets.parse_publish(frame[0], body(frame), True).topic == "t/1"
+        forms.append(out.plan.slot)
+    assert forms[0] is forms[1] is not None
+    gone = weakref.ref(forms.pop())
+    del out, forms
+    assert gone() is None
 
 
 def test_a_packet_longer_than_the_protocol_allows_is_refused() -> None:

@@ -27,11 +27,11 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.execution import engine
-from messaging.model import PublishOptions
 from messaging.publishing import Outbox, Publication
 from tests.doubles.calling import Calling
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
+from tests.doubles.plans import plan_of
 from tests.scripts import run_script
 
 # --- deadlines
@@ -151,7 +151,7 @@ def test_guaranteed_delivery_waits_for_the_brokers_answer(broker: FakeBroker, co
     broker.hold = True
     promise = m.publish("a", b"1", guaranteed_delivery=True)
     broker.wait_sent(1)
-    assert on_loop(lambda: broker.held[0].options.qos) == "1"
+    assert on_loop(lambda: broker.held[0].plan.options.qos) == "1"
     assert not promise.done()
     broker.confirm()
     assert promise.result(PATIENCE) is None
@@ -677,7 +677,7 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
         marker = len(scripted.sent)
         if step == "publish":
             for _ in range(argument):
-                entry = Publication(outbox, b"x", MessageContext("a"), PublishOptions(), time.monotonic() + 60)
+                entry = Publication(outbox, b"x", plan_of(MessageContext("a")), time.monotonic() + 60)
                 outbox.put(entry)
                 entries.append(entry)
         elif step in ("confirm", "refuse"):
@@ -746,7 +746,7 @@ def test_closing_does_not_wait_for_an_interrupted_publisher(broker: FakeBroker, 
     outbox = m._connection.outbox
     with outbox._lock:
         m.close()
-        late = Publication(outbox, b"x", MessageContext("a"), PublishOptions(), time.monotonic() + 30)
+        late = Publication(outbox, b"x", plan_of(MessageContext("a")), time.monotonic() + 30)
         outbox._waiting.append(late)  # the interrupted call goes on
     on_loop(outbox._wake)
     assert isinstance(late.exception(PATIENCE), ClosedError)

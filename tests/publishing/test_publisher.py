@@ -26,9 +26,10 @@ from messaging.errors import (
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
-from messaging.model import Outgoing
+from messaging.model import Outgoing, PublishPlan
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
+from tests.doubles.plans import sent_values
 
 FULL = MessageContext(
     "a",
@@ -59,9 +60,9 @@ def test_a_channel_replaces_the_channel_and_keeps_the_rest(broker: FakeBroker, c
     """Scenario 19 [S]. A routing key belongs to its channel, and goes with it."""
     m = connect(broker)
     outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), "b"))
-    expected = MessageContext("b", None, "text/plain", "identity", "id", "r", FULL.extensions)
-    assert outgoing.context == expected
-    assert outgoing.options.priority == 3
+    expected = ("b", None, "text/plain", "identity", "id", "r")
+    assert sent_values(outgoing) == expected
+    assert outgoing.plan.options.priority == 3
     assert FULL.channel == "a"
 
 
@@ -70,7 +71,7 @@ def test_a_context_without_channel_uses_the_messages(broker: FakeBroker, connect
     m = connect(broker)
     override = MessageContext(correlation_id="new")
     outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), override))
-    assert outgoing.context == MessageContext("a", "key", correlation_id="new")
+    assert sent_values(outgoing) == ("a", "key", None, None, "new", None)
     assert override.channel is None
 
 
@@ -87,8 +88,8 @@ def test_a_message_id_of_the_application_is_that_of_its_message_alone(broker: Fa
     assert sent_id(broker, lambda: m.publish("a", b"1")) != "own"
     assert sent_id(broker, lambda: m.publish("a", b"1", message_id="other", priority=3)) == "other"
     outgoing = went_out(broker, lambda: m.publish("a", b"1", message_id="third", priority=4))
-    assert (outgoing.message_id, outgoing.options.priority) == ("third", 4)
-    assert went_out(broker, lambda: m.publish("a", b"1", priority=4)).options.message_id is None
+    assert (outgoing.message_id, outgoing.plan.options.priority) == ("third", 4)
+    assert went_out(broker, lambda: m.publish("a", b"1", priority=4)).plan.options.message_id is None
 
 
 def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, connect: Connect) -> None:
@@ -270,9 +271,9 @@ def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, conn
     m = connect(broker)
     calls: list[str] = []
 
-    def check(context: MessageContext, options: object) -> None:
-        calls.append(context.channel or "")
-        if context.channel == "too/long":
+    def check(plan: PublishPlan) -> None:
+        calls.append(plan.channel)
+        if plan.channel == "too/long":
             raise ArgumentError("too long once translated")
 
     broker.adapter.check_publish = check  # type: ignore[method-assign]
@@ -354,13 +355,11 @@ def test_the_promise_of_a_publish_names_its_channel_and_does_not_keep_the_payloa
 def test_messages_of_one_checked_context_may_have_ids_of_their_own(broker: FakeBroker, connect: Connect) -> None:
     publisher = connect(broker).publisher
     context = MessageContext("a", extensions=MappingProxyType({"qos": "1"}))
-    options = publisher.check(context)
+    plan = publisher.compile(context)
     found = []
     for given in ("one", "two", None):
-        outgoing = went_out(
-            broker, lambda given=given: publisher.publish_checked(b"x", context, options, None, message_id=given)
-        )
-        assert (outgoing.context, outgoing.options) == (context, options)
+        outgoing = went_out(broker, lambda given=given: publisher.publish_checked(b"x", plan, None, message_id=given))
+        assert outgoing.plan is plan
         found.append(outgoing.message_id)
     assert found[:2] == ["one", "two"]
     assert found[2] not in found[:2]

@@ -211,18 +211,18 @@ def test_a_dead_letter_names_its_origin_and_keeps_its_message(broker: FakeBroker
     broker.wait_sent(1)
     letter = broker.held[0]
     assert letter.payload == b"payload"
-    assert letter.context.channel == "dead"
-    assert letter.context.content_type == "text/plain"
-    assert letter.context.correlation_id == "c"
-    assert letter.context.reply_to_channel == "r"
-    assert dict(letter.options.headers) == {
+    assert letter.plan.channel == "dead"
+    assert letter.plan.content_type == "text/plain"
+    assert letter.plan.correlation_id == "c"
+    assert letter.plan.reply_to_channel == "r"
+    assert dict(letter.plan.options.headers) == {
         "x": "y",
         REASON_HEADER: "rejected",
         CHANNEL_HEADER: "orders/1",
         DELIVERIES_HEADER: "1",
     }
-    assert letter.options.guaranteed_delivery
-    assert letter.options.qos == "1"
+    assert letter.plan.options.guaranteed_delivery
+    assert letter.plan.options.qos == "1"
     broker.confirm()
     close(stream)
 
@@ -236,8 +236,8 @@ def test_a_dead_letter_keeps_headers_with_control_characters_escaped(broker: Fak
     reject(stream.receive(PATIENCE))
     broker.wait_sent(1)
     letter = broker.held[0]
-    assert letter.options.headers["note"] == r"two\u000alines"
-    assert letter.context.content_type == "text/plain"
+    assert letter.plan.options.headers["note"] == r"two\u000alines"
+    assert letter.plan.content_type == "text/plain"
     broker.confirm()
     close(stream)
 
@@ -387,7 +387,7 @@ def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: Fa
     assert stream.receive(PATIENCE).value() == {"x": 1}
     broker.wait_sent(1)
     assert broker.held[0].payload == b"\xff no json"
-    assert broker.held[0].options.headers[REASON_HEADER] == "invalid"
+    assert broker.held[0].plan.options.headers[REASON_HEADER] == "invalid"
     assert broker.acknowledged == []
     broker.confirm()
     until(lambda: broker.acknowledged == tokens[:1])

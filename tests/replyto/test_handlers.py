@@ -61,6 +61,17 @@ def register(m: Messaging, kind: type, handler: Any, channel: Any, **properties:
     return registration
 
 
+def test_the_reply_channel_of_one_reply_does_not_reach_the_next(m: Messaging, responder: Messaging) -> None:
+
+    @responder.reply("a/reply")
+    def answer(request: Message) -> Message:
+        builder = MessageContextBuilder().content(request.payload)
+        return (builder.reply_to("later") if request.payload == b"1" else builder).build_message()
+
+    replies = [m.request("a/reply", payload).result(PATIENCE).context for payload in (b"1", b"2")]
+    assert [each.reply_to_channel for each in replies] == ["later", None]
+
+
 class Gate:
     """A handler that answers when it is told to, and how many requests it is at."""
 

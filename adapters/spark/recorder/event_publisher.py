@@ -84,7 +84,7 @@ class EventPublisher:
             self._options["content_type"] = "application/json"
             builder.content_type("application/json")
         self._names_messages = Features.EXTENSION_MESSAGE_ID in instance.features
-        instance.publisher.check(builder.build_context())
+        instance.publisher.compile(builder.build_context())
         #: woken when something below changes for a thread that waits
         self._changed = Waiters()
         #: reentrant: a signal handler may close the recorder at any place

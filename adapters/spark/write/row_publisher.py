@@ -25,7 +25,7 @@ from messaging.model import Features, MessageContext, check_name, check_printabl
 if TYPE_CHECKING:
     from adapters.spark.options import WriteOptions
     from messaging import Messaging, MessagingError, Promise
-    from messaging.model import PublishOptions
+    from messaging.model import PublishPlan
     from messaging.publishing import MessagePublisher
 
 #: text columns of a message, in the order in which they identify a shape
@@ -37,20 +37,11 @@ _MAX_SHAPES: Final = 4096
 
 
 class _Shape(NamedTuple):
-    """The checked context of messages that differ in their payloads alone."""
+    """What messages have in common that differ in their payloads alone."""
 
-    context: MessageContext
-    options: PublishOptions
+    plan: PublishPlan
     #: checksum of the channel, with which the checksum of a message begins
     checksum: int
-
-    def with_id(self, message_id: str) -> MessageContext:
-        """Return the context of one message."""
-        it = self.context
-        return MessageContext(
-            it.channel, it.channel_extension, it.content_type, it.content_encoding, it.correlation_id,
-            it.reply_to_channel, {**it.extensions, Features.EXTENSION_MESSAGE_ID: message_id},
-        )  # fmt: skip
 
 
 class _Unreadable:
@@ -129,14 +120,14 @@ class RowPublisher:
                 self._refuse(
                     "value", "is null; coalesce(value, '') sends an empty payload, a filter leaves the row out"
                 )
-            context, options, message_id = shape.context, shape.options, None
+            plan, message_id = shape.plan, None
             if has_ids:
                 message_id = f"{stem}{row}-{crc32(payload, shape.checksum):08x}"
-                if not travels:  # the id has to be requested, in a context of the message
-                    context = shape.with_id(message_id)
-                    options, message_id = identified(options, message_id), None
+                if not travels:  # the id has to be requested, in a plan of the message
+                    plan = plan.replace(options=identified(plan.options, message_id))
+                    message_id = None
             try:
-                waiting.append(publish(payload, context, options, context.correlation_id, message_id=message_id))
+                waiting.append(publish(payload, plan, plan.correlation_id, message_id=message_id))
             except PayloadTooLargeError as error:
                 self._refuse("value", str(error))
             except BoundReachedError as error:  # no confirm came in time: the first message knows why
@@ -202,7 +193,7 @@ class RowPublisher:
             channel, key, content_type, content_encoding, correlation_id, reply_to, MappingProxyType(extensions)
         )
         try:
-            options = publisher.check(context)
+            plan = publisher.compile(context)
         except InvalidHeaderError as error:
             self._refuse("headers", str(error))
         except ArgumentError as error:
@@ -212,7 +203,7 @@ class RowPublisher:
             raise
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
-        found = self._shapes[fields] = _Shape(context, options, crc32(channel.encode()))
+        found = self._shapes[fields] = _Shape(plan, crc32(channel.encode()))
         return found
 
     def _check_text(self, name: str, text: str | _Unreadable | None) -> None:

@@ -1,0 +1,58 @@
+"""PublishPlan: a context that one instance checked and compiled for publishing, once for all its messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from messaging.model.extensions import PublishOptions
+
+
+class PublishPlan:
+    """What the messages of one context have in common, compiled for one instance.
+
+    Made by the :class:`~messaging.publishing.MessagePublisher`, kept in the context, and shared by contexts that are
+    alike. Nothing changes but ``request`` and ``slot``.
+
+    Attributes:
+        channel: passed ``check_name``.
+        channel_extension, content_type, content_encoding, reply_to_channel: as in the context, checked.
+        correlation_id: of the context. A message may have another one, see :class:`~messaging.model.outgoing.Outgoing`.
+        options: the checked extensions, defaults filled in.
+        stamp: identifies the publisher, and what its adapter announced, at the time of the check.
+        request: what the publisher of requests makes of the plan; ``None`` at first.
+        slot: of the adapter, ``None`` at first: anything it wants to make once for all messages of the plan. On the
+            engine's loop.
+    """
+
+    __slots__ = (
+        "channel", "channel_extension", "content_encoding", "content_type", "correlation_id", "options",
+        "reply_to_channel", "request", "slot", "stamp",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        stamp: object,
+        options: PublishOptions,
+        channel: str,
+        channel_extension: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        reply_to_channel: str | None = None,
+    ) -> None:
+        self.stamp = stamp
+        self.options = options
+        self.channel = channel
+        self.channel_extension = channel_extension
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.correlation_id = correlation_id
+        self.reply_to_channel = reply_to_channel
+        self.request: Any = None
+        self.slot: Any = None
+
+    def replace(self, **changes: Any) -> PublishPlan:
+        """Return a copy with some values changed, which are not checked, and with nothing hung on it."""
+        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("request", "slot")}
+        return PublishPlan(**{**values, **changes})
