@@ -22,9 +22,9 @@ from adapters.amqp.delays import RawMessage
 from adapters.amqp.deliveries import DeliveryLane
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
 from adapters.amqp.routes import ArrivalChannels
-from messaging.adapter import Sink, SubscriptionSpec
+from messaging.adapter import Sink
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.model import Features, Incoming, envelope
+from messaging.model import Features, Incoming, SubscriptionSpec, envelope
 from messaging.receiving import redelivery
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from adapters.amqp.delays import Delays
     from adapters.amqp.properties import Properties
     from adapters.amqp.streams import StreamPosition
-    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.adapter import Sink
+    from messaging.model import SubscriptionSpec
     from messaging.model.envelope import Unwrapped
 
 logger = logging.getLogger(__name__)

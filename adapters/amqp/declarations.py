@@ -18,8 +18,7 @@ from messaging.errors import InvalidChannelError, InvalidExtensionError
 from messaging.model import EMPTY, Features, channels
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
-    from messaging.model import PublishPlan
+    from messaging.model import PublishPlan, SubscriptionSpec
 
 Declare = Literal["create", "passive", "none"]
 

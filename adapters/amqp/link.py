@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from adapters.amqp.overflow import RefusingQueues
     from adapters.amqp.streams import StreamPosition
     from adapters.amqp.target import Target
-    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.adapter import Sink
+    from messaging.model import SubscriptionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Link:
         window: the largest number of unconfirmed messages.
         refusing: the queues that refuse messages when they are full; subscriptions add theirs.
         lost: called once if the link ends without ``close``.
-        impaired: called when the broker stops accepting messages, and when it resumes; see ``Adapter.impaired``.
+        impaired: called when the broker stops accepting messages, and when it resumes; see ``Events.impaired``.
     """
 
     def __init__(

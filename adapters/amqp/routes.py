@@ -10,7 +10,7 @@ from messaging.model import channels
 
 if TYPE_CHECKING:
     from adapters.amqp.declarations import Source
-    from messaging.adapter import SubscriptionSpec
+    from messaging.model import SubscriptionSpec
 
 #: routes whose channel is kept
 _MAX_ROUTES: Final = 1024

@@ -128,7 +128,7 @@ class Redelivery:
     def _give_back(self, incoming: Incoming, deliveries: int, given_back: Callable[[], object]) -> None:
         self._delayed.pop(id(incoming), None)
         if not self._has_ended():
-            if self._adapter.can_reject:
+            if self._adapter.capabilities.can_reject:
                 self._adapter.reject([incoming.token])
             else:
                 self._counters.redelivered += 1
@@ -137,7 +137,7 @@ class Redelivery:
 
     def _leave(self, incoming: Incoming, deliveries: int) -> None:
         """Leave a rejected message to another consumer; dead-letter it if there will be none."""
-        if not self._adapter.can_reject and not self._is_handed_on:
+        if not self._adapter.capabilities.can_reject and not self._is_handed_on:
             self._left.append((incoming, deliveries))  # another subscription may be about to replace this one
             return
         is_requeued = self._is_requeued()
@@ -145,7 +145,7 @@ class Redelivery:
             self.bury(incoming, REJECTED, deliveries)
             return
         if is_requeued:
-            if self._adapter.can_reject and not self._adapter.is_stale(incoming.token):
+            if self._adapter.capabilities.can_reject and not self._adapter.is_stale(incoming.token):
                 self._adapter.reject([incoming.token])
             self._hand_on({_key(incoming): deliveries})
         else:
@@ -159,7 +159,7 @@ class Redelivery:
 
     def hand_on(self, buffered: Iterable[Incoming]) -> None:
         """Hand pending redeliveries and delivery counts to other subscriptions, when this one ends."""
-        if not self._adapter.can_reject:
+        if not self._adapter.capabilities.can_reject:
             for incoming in buffered:
                 if incoming.delivery_count is not None:  # put back after it was rejected
                     self.rejections[_key(incoming)] = incoming.delivery_count - 1
@@ -185,7 +185,7 @@ class Redelivery:
             if left <= 0:
                 return len(messages) - start
             for incoming in messages[start : start + _AT_A_TIME]:
-                was_rejected = not self._adapter.can_reject and incoming.delivery_count is not None
+                was_rejected = not self._adapter.capabilities.can_reject and incoming.delivery_count is not None
                 deliveries = (incoming.delivery_count or 1) - was_rejected
                 self.bury(incoming, REJECTED if was_rejected else CLOSED, deliveries)
             await self.finish(left)
@@ -267,7 +267,7 @@ class Redelivery:
         if incoming.delivery_count is not None:
             return incoming.delivery_count
         key = _key(incoming)
-        if not self._adapter.can_reject:
+        if not self._adapter.capabilities.can_reject:
             return self.rejections.pop(key, 0) + 1  # later deliveries are made here, and counted
         count = self.rejections.pop(key, 0) + 1
         self.rejections[key] = count
@@ -305,8 +305,8 @@ def dead_letter_contexts(
     First with all values and headers of the message, then with our headers and the content type, then with nothing.
     """
     ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming.channel or "", DELIVERIES_HEADER: str(deliveries)}
-    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), adapter)
-    carried = Features.MESSAGE_PROPERTIES in adapter.features
+    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), adapter.capabilities)
+    carried = Features.MESSAGE_PROPERTIES in adapter.capabilities.features
     full = MessageContext(
         channel,
         content_type=incoming.content_type if carried else None,
@@ -326,8 +326,8 @@ def dead_letter_contexts(
 
 def _dead_letter_extensions(headers: dict[str, Any], adapter: Adapter) -> MappingProxyType[str, object]:
     extensions: dict[str, object] = {}
-    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
+    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.capabilities.features:
         extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
-    if headers and Features.EXTENSION_HEADERS in adapter.features:
+    if headers and Features.EXTENSION_HEADERS in adapter.capabilities.features:
         extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
     return MappingProxyType(extensions)

@@ -40,10 +40,9 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.adapter import SubscriptionSpec
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.model import DirectAcknowledgement, Incoming
+    from messaging.model import DirectAcknowledgement, Incoming, SubscriptionSpec
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 
@@ -677,7 +676,7 @@ class Subscription(Subscribed):
 
     def _hold_back(self) -> None:
         if self.handle is not None:
-            self._adapter.pause(self.handle)
+            self._connection.reading.pause(self.handle)
 
     def _request_flush(self) -> None:
         try:
@@ -778,9 +777,9 @@ class Subscription(Subscribed):
         if self.handle is None:
             return False
         heir = self.heir
-        if heir is not None and heir.handle is not None and not self._adapter.can_reject:
+        if heir is not None and heir.handle is not None and not self._adapter.capabilities.can_reject:
             return True
-        return self._adapter.requeues(self.spec, self.handle)
+        return self._adapter.redelivers(self.spec, self.handle)
 
     def _comes_again(self, incoming: Incoming, requeued: bool) -> bool:
         return self._delivers_again if self._adapter.is_stale(incoming.token) else requeued

@@ -25,9 +25,8 @@ from messaging.replyto import markers
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
     from messaging.connection import Connection
-    from messaging.model import Incoming, ReceivedMessage
+    from messaging.model import Incoming, ReceivedMessage, SubscriptionSpec
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import RequestPublication
     from messaging.services import ServiceRegistry
@@ -163,7 +162,7 @@ class OpenReplyStreams:
 
     def _cancel(self, channel: str, sequence: ReplySequence) -> None:
         """Tell a responder to stop, on the channel of its start marker."""
-        route = self._adapter.reply_routes(channel)[0]
+        route = self._adapter.addressing.reply_routes(channel)[0]
         headers = markers.Marker(markers.CANCEL).headers()
         extensions = {**sequence.extensions, Features.EXTENSION_HEADERS: headers}
         context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
@@ -208,7 +207,7 @@ class ReplySubscription(Subscription):
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
         self.patience = patience
-        self.sequence = ReplySequence(correlation_id, self._adapter.reply_extensions)
+        self.sequence = ReplySequence(correlation_id, self._adapter.capabilities.reply_extensions)
         self._outbox = publisher.outbox
         self._streams = streams
         #: tokens of messages that arrived after the stream was closed, acknowledged while it waits for the channel of
@@ -316,7 +315,7 @@ class ReplySubscription(Subscription):
 
     def on_connection_lost(self) -> None:
         """Fail a stream whose replies no session keeps."""
-        if self.publication.may_have_arrived and not self._adapter.keeps_session:
+        if self.publication.may_have_arrived and not self._adapter.capabilities.keeps_session:
             self._fail_lost()
         else:
             super().on_connection_lost()
@@ -342,7 +341,7 @@ class ReplySubscription(Subscription):
         known = self.sequence.control_known
         if self.sequence.is_final or self.ended or known.done() or not self.publication.may_have_arrived:
             return stopped
-        if Features.EXTENSION_MANDATORY in self._adapter.features:
+        if Features.EXTENSION_MANDATORY in self._adapter.capabilities.features:
             return stopped  # the responder finds out by itself: its replies are returned
         both: Promise[None] = Promise("the end of replies")
 
@@ -380,7 +379,7 @@ class ReplySubscription(Subscription):
         self._throttle.release()
         if self.paused:
             self.paused = False
-            self._adapter.resume(self.handle)
+            self._connection.reading.unpause(self.handle)
 
     def _drain(self, batch: Sequence[Incoming]) -> None:
         """Read the markers of unwanted messages."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from adapters.amqp import AmqpAdapter
-from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectFailedError
-from messaging.model import Incoming, MessageContext, parse_url
+from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url
 from messaging.model.extensions import publish_options, subscribe_options
 from messaging.model.settings import load_settings
+from tests.doubles.events import Recorded
 from tests.doubles.plans import plan_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Out:
     def __init__(self, adapter: AmqpAdapter, payload: bytes, context: MessageContext) -> None:
         self.payload = payload
         self.correlation_id = context.correlation_id
-        self.plan = plan_of(context, publish_options(context.extensions, adapter))
+        self.plan = plan_of(context, publish_options(context.extensions, adapter.capabilities))
         adapter.check_publish(self.plan)
         self.settled = False
         self.was_sent = False
@@ -176,10 +176,11 @@ class Client:
 
     def __init__(self, adapter: AmqpAdapter) -> None:
         self.adapter = adapter
-        self.losses: list[MessagingError] = []
+        self.events = Recorded()
+        self.losses = self.events.losses
 
     async def open(self) -> None:
-        assert await self.adapter.open(self.losses.append) is False
+        assert await self.adapter.open(self.events) is False
 
     @property
     def link(self) -> Link:
@@ -213,7 +214,9 @@ class Client:
         self, channel: str, *, key: str | None = None, sink: Sink | None = None, **extensions: Any
     ) -> tuple[Sink, QueueConsumer]:
         sink = sink or Sink()
-        spec = SubscriptionSpec(channel, key, subscribe_options(extensions, self.adapter))
+        spec = SubscriptionSpec(
+            channel, key, subscribe_options(extensions, self.adapter.capabilities, self.adapter.settings)
+        )
         self.adapter.check_subscribe(spec)
         return sink, await within(self.adapter.subscribe(spec, sink))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adapters.amqp import AmqpAdapter, AmqpSettings
-from messaging.adapter import Adapter, SubscriptionSpec
+from messaging.adapter import Adapter
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -21,7 +21,7 @@ from messaging.errors import (
     InvalidUrlError,
     UnsupportedFeatureError,
 )
-from messaging.model import Features, MessageContext, PublishOptions
+from messaging.model import Features, MessageContext, PublishOptions, SubscriptionSpec
 from messaging.model.extensions import SubscribeOptions, publish_options
 from tests.amqp.harness import Out, make_adapter
 from tests.doubles.plans import plan_of
@@ -33,14 +33,14 @@ ROOT = Path(__file__).parents[2]
 def test_it_keeps_the_contract_without_leaving_anything_out() -> None:
     adapter = make_adapter(AMQP)
     assert isinstance(adapter, Adapter)
-    assert (adapter.can_reject, adapter.has_credit) == (True, True)
-    assert (adapter.qos_levels, adapter.default_qos) == (("0", "1"), "1")
-    assert adapter.protocols[0] == "amqp"
+    assert adapter.capabilities.can_reject
+    assert (adapter.capabilities.qos_levels, adapter.capabilities.default_qos) == (("0", "1"), "1")
+    assert adapter.capabilities.protocols[0] == "amqp"
     assert adapter.settings_type is AmqpSettings
 
 
 def test_it_announces_the_features_of_amqp_and_no_others() -> None:
-    features = make_adapter(AMQP).features
+    features = make_adapter(AMQP).capabilities.features
     assert {Features.POINT_TO_POINT, Features.EXTENSION_PRIORITY, Features.BROKER_REDELIVERY} <= features
     assert not {Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN, Features.REPLY_TO} & features
 
@@ -49,13 +49,13 @@ def test_it_announces_the_features_of_amqp_and_no_others() -> None:
 def test_a_priority_travels_also_without_levels_of_priority_here(settings: dict[str, Any]) -> None:
     """The queue that a message reaches may be another program's."""
     adapter = make_adapter(AMQP, **settings)
-    assert Features.EXTENSION_PRIORITY in adapter.features
-    assert publish_options({"priority": 3}, adapter).priority == 3
+    assert Features.EXTENSION_PRIORITY in adapter.capabilities.features
+    assert publish_options({"priority": 3}, adapter.capabilities).priority == 3
 
 
 def test_exactly_once_is_refused() -> None:
     with pytest.raises(UnsupportedFeatureError, match="qos=2"):
-        publish_options({"qos": "2"}, make_adapter(AMQP))
+        publish_options({"qos": "2"}, make_adapter(AMQP).capabilities)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_names_for_the_broker() -> None:
 
 
 def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
-    assert make_adapter(AMQP).max_message_size == 128 * 2**20
-    assert make_adapter(AMQP, max_message_size=7).max_message_size == 7
+    assert make_adapter(AMQP).capabilities.max_message_size == 128 * 2**20
+    assert make_adapter(AMQP, max_message_size=7).capabilities.max_message_size == 7
 
 
 @pytest.mark.parametrize(

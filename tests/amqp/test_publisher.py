@@ -7,6 +7,7 @@ import concurrent.futures
 import os
 import signal
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import messaging
 from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import BrokerError, ConnectionLostError, PublishRefusedError
+from messaging.model import MessageContext
 from tests.amqp.harness import Client, Out, blocked, connected, run, unique, until, within
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
     from pika.spec import Basic
 
-    from messaging.errors import MessagingError
     from tests.brokers import RabbitMQ
 
 
@@ -136,7 +137,7 @@ async def test_ten_thousand_confirms_pipelined_and_everything_arrives_in_order(r
 
 async def test_a_window_of_one_publishes_one_at_a_time(rabbitmq: RabbitMQ) -> None:
     async with connected(rabbitmq.url, publish_window=1) as client:
-        assert client.adapter.publish_window == 1
+        assert client.adapter.capabilities.publish_window == 1
         messages = [client.message("one") for _ in range(5)]
         await within(client.adapter.publish(messages))
         assert [message.settled for message in messages[:4]] == [True] * 4
@@ -174,8 +175,7 @@ async def test_the_message_id_is_not_made_unless_it_is_needed(client: Client) ->
         def message_id(self, _: str) -> None:
             pass
 
-    context = client.message("a", extensions={"qos": "0"}).context
-    message = Anonymous(client.adapter, b"x", context)
+    message = Anonymous(client.adapter, b"x", MessageContext("a", extensions=MappingProxyType({"qos": "0"})))
     await client.adapter.publish([message])
     await message.result()
 
@@ -324,8 +324,7 @@ REFUSING = {"queueOverflow": "reject-publish"}
 
 async def test_a_broker_out_of_memory_holds_publishers_back_but_not_consumers(own_rabbitmq: RabbitMQ) -> None:
     async with connected(own_rabbitmq.url) as client:
-        told: list[MessagingError | None] = []
-        client.adapter.impaired = told.append
+        told = client.events.impairments
         sink, _ = await client.subscribe("alarm", queue=unique("alarm"), prefetch=1)
         await client.publish("alarm", b"1", b"2")
         await sink.count(1)

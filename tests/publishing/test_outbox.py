@@ -27,6 +27,7 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.execution import engine
+from messaging.model import Capabilities
 from messaging.publishing import Outbox, Publication
 from tests.doubles.calling import Calling
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
@@ -628,7 +629,7 @@ def test_an_adapter_that_fails_to_register_a_will_does_not_take_the_connection_w
 class Scripted:
     """An outbox on a made-up adapter, driven step by step on the loop."""
 
-    publish_window = 3
+    capabilities = Capabilities(name="scripted", protocols=(), features=frozenset(), publish_window=3)
     name = "scripted"
 
     def __init__(self) -> None:
