@@ -464,7 +464,8 @@ class RabbitMQ(Broker):
             "RABBITMQ_CONF_ENV_FILE": str(self.directory / "rabbitmq-env.conf"),
             "RABBITMQ_CTL_DIST_PORT_MAX": "1",
             "RABBITMQ_CTL_DIST_PORT_MIN": "0",  # any free one
-            "RABBITMQ_CTL_ERL_ARGS": loopback,
+            # schedulers that spin while they wait take ten times as long on a busy machine
+            "RABBITMQ_CTL_ERL_ARGS": f"{loopback} +sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
             "RABBITMQ_LOGS": "-",
