@@ -130,7 +130,7 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
 
     for module in ("backoff", "connection"):
         monkeypatch.setattr(f"messaging.connection.{module}.jitter", no_time)
-    broker.lose(TakenOverError("somebody else is me", code=0x8E))
+    broker.lose(TakenOverError("another client has this id", code=0x8E))
     states.wait("refused")
     states.wait("connected", 2)
     assert (15, 30) in ranges
