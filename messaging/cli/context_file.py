@@ -101,14 +101,15 @@ def load() -> dict[str, SavedContext]:
     if len(data) > _LARGEST:
         raise ConfigurationError(f"saved contexts: {file} is larger than {_LARGEST} bytes; correct or remove it")
     try:
-        return {each.name or "": each for each in _parsed(json.loads(data))}
+        found: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, json.JSONDecodeError):
-            problem = f"is not JSON (line {error.lineno})"
-        else:
-            problem = "is not JSON (RecursionError)" if isinstance(error, RecursionError) else f"is malformed: {error}"
+        where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ConfigurationError(f"saved contexts: {file} is not JSON ({where}); correct or remove it") from None
+    try:
+        return {each.name or "": each for each in _parsed(found)}
+    except ValueError as error:
         # the error repeats no values: any of them may be a secret
-        raise ConfigurationError(f"saved contexts: {file} {problem}; correct or remove it") from None
+        raise ConfigurationError(f"saved contexts: {file}: {error}; correct or remove it") from None
 
 
 def _parsed(found: Any) -> Iterator[SavedContext]:
