@@ -51,7 +51,7 @@ class BrokerError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on, on the loopback interface; never the same one twice."""
+    """Return a free TCP port of the loopback interface; never the same one twice."""
     for _ in range(1_000):
         port = random.choice(_PORTS)
         if port in _issued:
@@ -167,7 +167,7 @@ class Broker(abc.ABC):
                 self.wait_ready()
             except BaseException as error:
                 self.kill()
-                # Somebody took the port between looking and listening. Later starts must not move to another.
+                # Another process took the port between looking and listening. Later starts must not move to another.
                 clash = isinstance(error, BrokerError) and re.search(
                     "address.*in use|eaddrinuse", self.log(self._log_start), re.I
                 )
@@ -289,7 +289,7 @@ class Mosquitto(Broker):
         self._process = self._spawn(binary, "-c", str(config))
 
     def _answers(self) -> bool:
-        # Whoever has the port would take the connection; the log tells that it is this one.
+        # Another process may have the port; the log tells that it is this broker.
         return "running" in self.log(self._log_start) and accepts(self.port)
 
 

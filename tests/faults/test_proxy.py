@@ -247,7 +247,7 @@ def test_a_reset_at_one_end_is_an_end_at_the_other_or_nothing(wires: Wires, whic
     assert wires.proxy.resets == 2
 
 
-def test_what_is_under_way_arrives_before_the_end(wires: Wires, way: str) -> None:
+def test_bytes_in_flight_arrive_before_the_end(wires: Wires, way: str) -> None:
     flow, sender, receiver = ends(wires, way)
     flow.shape(latency=0.1, piece=100)
     sender.sendall(bytes(1000))
