@@ -62,7 +62,7 @@ class Stage:
         run: distinguishes the channels and jobs of this run from those of other runs at the same broker.
         reliable: keywords for confirmed and acknowledged delivery, where the instance offers a choice.
         act: title of the current act.
-        checks: the results so far: act, what was checked, expected and found value.
+        checks: the results so far: act, name of the check, expected and found value.
     """
 
     def __init__(self, m: Messaging) -> None:
