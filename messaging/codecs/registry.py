@@ -28,7 +28,6 @@ class Codec(Protocol):
     @property
     def content_types(self) -> Sequence[str]:
         """Return the content types: ``type/subtype``, or ``type/*`` for subtypes without a codec of their own."""
-        ...
 
     def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:
         """Return ``obj`` as bytes.
@@ -40,7 +39,6 @@ class Codec(Protocol):
         Raises:
             EncodeError: ``obj`` cannot be encoded. Any other exception becomes an ``EncodeError``.
         """
-        ...
 
     def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
         """Return the object that ``data`` represents.
@@ -53,7 +51,6 @@ class Codec(Protocol):
         Raises:
             DecodeError: ``data`` cannot be decoded. Any other exception becomes a ``DecodeError``.
         """
-        ...
 
 
 _BUILT_IN: Final[Mapping[str, type[Codec]]] = {

@@ -40,6 +40,7 @@ class Lifecycle:
     """An event service from opening to closing: its threads, and the publishers to wait for. Thread safe.
 
     Args:
+        kind: kind of the service, which precedes its name in the log.
         name: name of the service in the log and among its properties.
         threads: maximum number of delivery threads; ``None`` for the default.
         tolerance: when a handler that fails or does not return is blocked.
@@ -56,6 +57,7 @@ class Lifecycle:
 
     def __init__(
         self,
+        kind: str,
         name: str,
         threads: int | None,
         tolerance: Tolerance,
@@ -74,8 +76,10 @@ class Lifecycle:
         if permissions is not None and not isinstance(permissions, TopicPolicy):
             raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
         self.name = name
+        #: kind and name, for the log
+        self.title = f"{kind} {name!r}"
         self.tolerance = tolerance
-        self.pool = Pool() if threads is None else Pool(threads)
+        self.pool = Pool(name=self.title) if threads is None else Pool(threads, self.title)
         self.is_open = False
         #: threads that publish now: closing waits for the threads that found the service open
         self.publishing: set[int] = set()
@@ -108,7 +112,7 @@ class Lifecycle:
     def refuse_closed(self) -> None:
         """Raise ``ClosedError`` unless the service is open."""
         if not self.is_open:
-            raise ClosedError(f"{self._dispatcher.name} is closed")
+            raise ClosedError(f"{self.title} is closed")
 
     def lanes(self) -> list[Lane]:
         """Return all lanes that events may wait in."""
@@ -145,7 +149,7 @@ class Lifecycle:
         """Accept no more events; return the promise that resolves when the service is closed."""
         with self._dispatcher.lock:
             if self._closing is None:
-                self._closing = Promise(f"closing {self._dispatcher.name}")
+                self._closing = Promise(f"closing {self.title}")
             self.is_open = False
             return self._closing
 
@@ -188,7 +192,7 @@ class Lifecycle:
             if lost:
                 logger.error(
                     "%s was closed before %d events were delivered that waited for its handlers; they are dropped",
-                    self._dispatcher.name,
+                    self.title,
                     lost,
                 )
             self._closed()

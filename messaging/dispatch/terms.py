@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError
 from messaging.services import LdapFilter
-from messaging.text import exact
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
@@ -87,17 +86,6 @@ def read_filter(value: Any) -> LdapFilter | None:
     if isinstance(value, LdapFilter):
         return value if value.case_sensitive else LdapFilter(str(value), case_sensitive=True)
     return LdapFilter(value, case_sensitive=True)
-
-
-def read_principal(value: Any, name: str) -> Principal:
-    """Return the name of a principal as an exact ``str``, or ``None``.
-
-    Raises:
-        ArgumentError: ``value`` is neither.
-    """
-    if value is not None and not isinstance(value, str):
-        raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
-    return None if value is None else exact(value)
 
 
 def read_timeout(value: Any, name: str) -> float | None:

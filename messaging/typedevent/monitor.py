@@ -12,7 +12,7 @@ import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import TopicPermission, check_topic, parse_filter, read_principal, when_all_done
+from messaging.dispatch import TopicPermission, check_principal, check_topic, parse_filter, when_all_done
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.text import SafeLog
@@ -133,7 +133,7 @@ class TypedEventMonitor:
     def __init__(self, dispatcher: Dispatcher[Any, Any], history: History, limit: int = LIMIT) -> None:
         self.dispatcher = dispatcher
         #: separate from the pool of the handlers, since observers have no time limit
-        self.pool = Pool()
+        self.pool = Pool(name=f"the monitor of {dispatcher.name}")
         self.limit = limit
         self._history = history
         #: replaced with the lock, read without it
@@ -182,7 +182,7 @@ class TypedEventMonitor:
         since = _in_utc(history) if isinstance(history, datetime) else history
         if not isinstance(history_only, bool):
             raise ArgumentError(f"history_only must be a bool, not {type(history_only).__name__}")
-        principal = read_principal(principal, "principal")
+        principal = check_principal(principal)
 
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
             tap = Tap(self, observer, principal)

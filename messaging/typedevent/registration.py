@@ -11,7 +11,7 @@ from messaging.errors import ArgumentError
 from messaging.services import as_filter, interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
-from messaging.typedevent.receivers import function_of, make_receiver, read_terms
+from messaging.typedevent.receivers import TYPED, Receiver, TypedReceiver, function_of, read_terms
 from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
-    from messaging.typedevent.receivers import Receiver
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,11 +55,7 @@ class HandlerRegistrar:
     def register_by_type(
         self, function: Callable[..., Any], topics: tuple[Any, ...], type_: Any, options: Mapping[str, Any]
     ) -> ServiceRegistration:
-        """Register a function as a typed handler, or as an untyped one if it names no type.
-
-        Raises:
-            ArgumentError, MessagingError: see :meth:`register`.
-        """
+        """Register a function as a typed handler, or as an untyped one if it names no type; see :meth:`register`."""
         declared = declared_properties(function)
         wanted = declared.get(Names.TYPED_EVENT_TYPE) if type_ is None else type_
         if wanted is None:
@@ -110,11 +105,11 @@ class HandlerRegistrar:
             if services.is_registered(reference):
                 raise ArgumentError("its factory returned None")
             return None
-        return make_receiver(
+        return (TypedReceiver if kind == TYPED else Receiver)(
             reference,
             kind,
             service,
-            properties,
+            read_terms(kind, service, properties),
             replay=self._replay,
             pool=self._lifecycle.pool,
             tolerance=self._lifecycle.tolerance,
@@ -136,30 +131,26 @@ class HandlerRegistrar:
         return (each for each in past if self.dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
 
 
-def without_function(topics: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:
-    """Split the arguments of ``on``: topics, and the function of ``@bus.on`` without parentheses."""
-    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
-        return (), topics[0]
-    return topics, None
-
-
 def registered(
-    register: Callable[[Callable[..., Any]], ServiceRegistration],
+    register: Callable[[Callable[..., Any], tuple[Any, ...]], ServiceRegistration],
+    topics: tuple[Any, ...],
     handler: Callable[..., Any] | None,
-    bare: Callable[..., Any] | None,
 ) -> Any:
     """Return the registration of ``handler``; without it, the result of using ``on`` as a decorator.
 
     Args:
-        register: registers a function.
+        register: registers a function for topics.
+        topics: the topics; or the function of ``@bus.on`` without parentheses.
         handler: the argument ``handler`` of ``on``.
-        bare: the function of ``@bus.on`` without parentheses.
     """
+    bare: Callable[..., Any] | None = None
+    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
+        (bare,), topics = topics, ()
+    if handler is not None:
+        return register(handler, topics)
 
     def decorate(function: F) -> F:
-        register(function)
+        register(function, topics)
         return function
 
-    if handler is not None:
-        return register(handler)
     return decorate if bare is None else decorate(bare)

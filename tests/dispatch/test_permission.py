@@ -334,5 +334,5 @@ def test_a_principal_that_is_no_name_is_refused_everywhere(principal: Any) -> No
         lambda: policy.permits(principal, TopicPermission("a", "publish")),
         lambda: policy.check(principal, TopicPermission("a", "publish")),
     ):
-        with pytest.raises(ArgumentError, match="a principal is a str or None"):
+        with pytest.raises(ArgumentError, match="principal must be a str or None"):
             call()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, InvalidFilterError
 from messaging.services import LdapFilter, ServiceProperties, Version
-from messaging.services.parsing import MAX_DEPTH, MAX_LENGTH, MAX_OPERATIONS
+from messaging.services.filter import MAX_DEPTH, MAX_LENGTH, MAX_OPERATIONS
 
 
 class Level(enum.Enum):
