@@ -18,7 +18,7 @@ KINDS = pytest.mark.parametrize("kind", [TypedEventBus, EventAdmin])
 
 
 @KINDS
-def test_closing_ends_whatever_is_interrupted(kind: type[TypedEventBus] | type[EventAdmin]) -> None:
+def test_closing_ends_in_spite_of_interrupts(kind: type[TypedEventBus] | type[EventAdmin]) -> None:
     before = threading.active_count()
     made: list[EventService] = []
 
@@ -35,7 +35,7 @@ def test_closing_ends_whatever_is_interrupted(kind: type[TypedEventBus] | type[E
 
 
 @KINDS
-def test_who_waits_for_a_closing_is_told_though_the_thread_that_closes_is_interrupted(
+def test_waiting_for_closing_ends_although_the_closing_thread_is_interrupted(
     kind: type[TypedEventBus] | type[EventAdmin],
 ) -> None:
     def run() -> None:
@@ -54,7 +54,7 @@ def test_who_waits_for_a_closing_is_told_though_the_thread_that_closes_is_interr
 
 
 @KINDS
-def test_a_signal_handler_may_close_what_its_thread_is_closing(
+def test_a_signal_handler_may_close_a_service_that_its_thread_is_closing(
     kind: type[TypedEventBus] | type[EventAdmin],
 ) -> None:
     registry = ServiceRegistry()

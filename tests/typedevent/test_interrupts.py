@@ -14,7 +14,7 @@ from tests.interrupts import again, interrupt_everywhere
 
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
-def test_events_are_delivered_whatever_is_interrupted(is_coroutine: bool) -> None:
+def test_events_are_delivered_in_spite_of_interrupts(is_coroutine: bool) -> None:
     before = threading.active_count()
     services = ServiceRegistry()
     seen: list[int] = []
