@@ -75,11 +75,7 @@ def validate_json(model: Any, data: bytes, content_type: str) -> Any:
 
 
 def validate_python(model: Any, value: Any, size: int, content_type: str) -> Any:
-    """Validate ``value``, which another parser made of ``size`` bytes.
-
-    Raises:
-        DecodeError: as :func:`validate_json`.
-    """
+    """Validate ``value``, which another parser made of ``size`` bytes; raises as :func:`validate_json`."""
     if is_any(model):
         return value
     compiled = _compiled_model(model)
@@ -263,11 +259,7 @@ def _may_be_number(schema: Any) -> bool:
 
 
 def problem_with(risks: Sequence[Risk], size: int, read: Callable[[], Any]) -> str | None:
-    """Return the problem with the value that ``read`` returns, or ``None``. ``size``: of the payload, bytes.
-
-    Raises:
-        Exception: of ``read``.
-    """
+    """Return the problem with the value that ``read`` returns, or ``None``; ``size``: of the payload, bytes."""
     met = [risk for risk in risks if size >= risk.smallest]
     if met:
         value = read()

@@ -80,11 +80,7 @@ class Codecs:
         self._resolved: dict[str, tuple[Codec, Mapping[str, str]]] = {}
 
     def register(self, codec: Codec) -> None:
-        """Register ``codec`` for its content types. Idempotent.
-
-        Raises:
-            ArgumentError: ``codec`` is no codec, or one of its content types is malformed, built in or registered.
-        """
+        """Register ``codec`` for its content types; idempotent. See ``register_codec`` for errors."""
         names = [_checked_name(name) for name in _checked(codec).content_types]
         if not names:
             raise ArgumentError(f"codec {type(codec).__name__} names no content type")
@@ -98,12 +94,7 @@ class Codecs:
             self._resolved = {}
 
     def resolve(self, content_type: str) -> tuple[Codec, Mapping[str, str]]:
-        """Return the codec of a content type, and the parameters of the content type.
-
-        Raises:
-            UnknownContentTypeError: the content type is malformed or has no codec, or its codec cannot be loaded.
-            MissingExtraError: the built-in codec needs a package that is not installed.
-        """
+        """Return the codec and the parameters of a content type. See ``codec_for`` for errors."""
         resolved = self._resolved
         known = resolved.get(content_type)
         if known is not None:

@@ -32,6 +32,7 @@ from messaging.dispatch.service import EventService as EventService
 from messaging.dispatch.service import Lifecycle as Lifecycle
 from messaging.dispatch.terms import Terms as Terms
 from messaging.dispatch.terms import Tolerance as Tolerance
+from messaging.dispatch.terms import check_count as check_count
 from messaging.dispatch.terms import read_filter as read_filter
 from messaging.dispatch.terms import read_timeout as read_timeout
 from messaging.dispatch.terms import read_topics as read_topics

@@ -126,11 +126,7 @@ class TopicPermissionCollection:
 
 
 def check_principal(principal: Any, name: str = "principal") -> Principal:
-    """Return the name of a principal as an exact ``str``, or ``None``.
-
-    Raises:
-        ArgumentError: ``principal``, called ``name``, is neither.
-    """
+    """Return the name of a principal as an exact ``str``, or ``None``. Raise ``ArgumentError`` for any other type."""
     if principal is not None and not isinstance(principal, str):
         raise ArgumentError(f"{name} must be a str or None, not {type(principal).__name__}")
     return None if principal is None else exact(principal)

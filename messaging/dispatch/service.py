@@ -14,9 +14,10 @@ from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.permission import TopicPolicy
-from messaging.dispatch.terms import Tolerance
-from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.dispatch.terms import Tolerance, check_count
+from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
 from messaging.execution import Pool, Promise, may_block, seconds, workers
+from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -69,12 +70,11 @@ class Lifecycle:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
-        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            raise ArgumentError(f"threads must be an int of at least 1, not {threads!r:.80}")
-        if not isinstance(tolerance, Tolerance):
-            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
-        if permissions is not None and not isinstance(permissions, TopicPolicy):
-            raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
+        if threads is not None:
+            check_count("threads", threads, 1)
+        check_instance("tolerance", tolerance, Tolerance)
+        if permissions is not None:
+            check_instance("permissions", permissions, TopicPolicy)
         self.name = name
         #: kind and name, for the log
         self.title = f"{kind} {name!r}"
@@ -213,11 +213,15 @@ class EventService:
 
     Args:
         lifecycle: opens and closes the service; for the modules of the service, not for applications.
+        services: registry of the handlers; ``None`` for the registry of the process.
     """
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, services: ServiceRegistry | None) -> None:
+        if services is not None:
+            check_instance("services", services, ServiceRegistry)
         self.lifecycle = lifecycle
         self.name = lifecycle.name
+        self.services = default_registry() if services is None else services
 
     def flush(self) -> Promise[None]:
         """Return a promise that resolves when all handlers have processed the events published before this call."""

@@ -34,7 +34,7 @@ from messaging.dispatch import (
     parse_filter,
     read_timeout,
 )
-from messaging.errors import ArgumentError, NullEventError, check_instance
+from messaging.errors import ArgumentError, NullEventError
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.context import DeliveryContext, is_inside, is_quiet
 from messaging.eventadmin.event import Event
@@ -42,14 +42,13 @@ from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.posting import PostedQueue
 from messaging.eventadmin.receiver import AdminHandler, AdminTerms, read_terms
 from messaging.execution import Flag, Promise, running_loop, workers
-from messaging.services import ServiceRegistry, as_filter, default_registry
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal
     from messaging.eventadmin.posting import PostedItem
     from messaging.execution import Lane
-    from messaging.services import ServiceProperties, ServiceReference
+    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)
 
@@ -136,13 +135,11 @@ class EventAdmin(EventService):
                 lanes=self._lanes,
                 is_inside=lambda: is_inside(self),
                 closed=lambda: self._queue.close(),
-            )
+            ),
+            services,
         )
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
-        self.services = default_registry() if services is None else services
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
@@ -153,6 +150,7 @@ class EventAdmin(EventService):
             self.lifecycle.title,
             self.services,
             (EventHandler,),
+            announced=self._properties,
             make=self._make,
             change=self._change,
             route=lambda _, handlers: TopicRoute(handlers),
@@ -267,9 +265,7 @@ class EventAdmin(EventService):
 
     # --- handlers
 
-    def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler | None:
-        if not self._is_target_of(properties):
-            return None
+    def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler:
         lifecycle = self.lifecycle
         made = AdminHandler(
             reference,
@@ -285,15 +281,9 @@ class EventAdmin(EventService):
             made.function.fetch()
         return made
 
-    def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object] | None:
-        if not self._is_target_of(properties):
-            return None
+    def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object]:
         terms = self._read_terms(handler.reference, properties)
         return lambda: handler.take_over(terms)
-
-    def _is_target_of(self, properties: ServiceProperties) -> bool:
-        target = as_filter(properties.get(Names.EVENT_TARGET))
-        return target is None or target.matches(self._properties)
 
     def _read_terms(self, reference: ServiceReference, properties: ServiceProperties) -> AdminTerms:
         """Return the terms of a handler. Raises ``ArgumentError`` if its properties are invalid."""

@@ -76,11 +76,7 @@ class _Parser:
         self._at = 0
 
     def parse(self) -> _Node:
-        """Return the normalised text and the match of the filter.
-
-        Raises:
-            InvalidFilterError: the text is no filter; names the expected text and its index.
-        """
+        """Return the normalised text and the match of the filter; the error names the expected text and its index."""
         open_lists: list[tuple[str, list[_Node]]] = []
         operations = 0
         while True:

@@ -33,9 +33,9 @@ from messaging.dispatch import (
     check_topic,
     dto_of,
 )
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError, check_instance
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError
 from messaging.execution import LoopLane, running_loop
-from messaging.services import ServiceRegistration, ServiceRegistry, Version, default_registry
+from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.text import tolerant
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
@@ -140,13 +140,11 @@ class TypedEventBus(EventService):
                 permissions,
                 is_inside=self._is_inside,
                 closed=lambda: self.monitor.close(),
-            )
+            ),
+            services,
         )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
-        self.services = default_registry() if services is None else services
         self._history = History(history_capacity)
         announced = {
             Names.TYPED_EVENT_BUS_NAME: self.name,
@@ -159,8 +157,9 @@ class TypedEventBus(EventService):
             self.lifecycle.title,
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
+            announced=registrar.properties,
             make=registrar.make,
-            change=registrar.change,
+            change=Receiver.change,
             route=self._make_route,
             policy=permissions,
         )

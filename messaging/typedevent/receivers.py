@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.dispatch import (
     LaneHandler,
     Terms,
+    check_count,
     check_principal,
     name_of,
     parse_filter,
@@ -122,7 +123,7 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
         read_filter(asked(Names.TYPED_EVENT_FILTER)),
         check_principal(asked(Names.TYPED_EVENT_PRINCIPAL), Names.TYPED_EVENT_PRINCIPAL),
         read_timeout(asked(Names.TYPED_EVENT_TIMEOUT), Names.TYPED_EVENT_TIMEOUT),
-        _read_history(history),
+        0 if history is None else check_count(Names.TYPED_EVENT_HISTORY, history),
         type_,
         converter_to(type_) if kind == TYPED else to_map,
     )
@@ -139,19 +140,10 @@ def _read_type(service: Any, named: Any) -> Any:
     return found
 
 
-def _read_history(value: Any) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ArgumentError(f"{Names.TYPED_EVENT_HISTORY} must be an int of at least 0, not {value!r:.80}")
-    return value
-
-
 def function_of(kind: str, service: Any) -> Callable[..., Any]:
     """Return the function of topic and event: the method of the interface, or the service if it is a function.
 
-    Raises:
-        ArgumentError: the service has neither, or it does not take these arguments.
+    Raise ``ArgumentError`` if the service has neither, or does not take these arguments.
     """
     if isinstance(service, Relay):
         return service.receive
@@ -308,17 +300,13 @@ class TopicRoute:
 
     def lanes_for(self, event: PublishedEvent) -> list[Lane]:
         """Return the lanes that ``event`` goes to; without any, those for unhandled events (157.4.4)."""
+        lanes = self.lanes
         if self.is_fixed:
-            return self.lanes
-        if self.relays:
-            return [*self._handlers_for(event), *(each.lane for each in self.relays if each.accepts(event))]
-        return self._handlers_for(event)
-
-    def _handlers_for(self, event: PublishedEvent) -> list[Lane]:
+            return lanes
         if self.filtered:
-            lanes = [*self.lanes, *(each.lane for each in self.filtered if each.accepts(event))]
-            if lanes:
-                return lanes
-        elif self.lanes:
-            return self.lanes
-        return [each.lane for each in self.unhandled if each.accepts(event)]
+            lanes = lanes + [each.lane for each in self.filtered if each.accepts(event)]
+        if not lanes:
+            lanes = [each.lane for each in self.unhandled if each.accepts(event)]
+        if self.relays:
+            lanes = lanes + [each.lane for each in self.relays if each.accepts(event)]
+        return lanes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch import TopicPermission
 from messaging.errors import ArgumentError
-from messaging.services import as_filter, interface_name
+from messaging.services import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
 from messaging.typedevent.receivers import TYPED, Receiver, TypedReceiver, function_of, read_terms
@@ -71,12 +71,7 @@ class HandlerRegistrar:
     def register(
         self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
     ) -> ServiceRegistration:
-        """Register a function as a handler of this bus only.
-
-        Raises:
-            ClosedError: the bus is closed.
-            ArgumentError, MessagingError: the bus would ignore the handler.
-        """
+        """Register a function as a handler of this bus only; raises the errors for which a bus ignores a handler."""
         self._lifecycle.refuse_closed()
         named = [topic_of(each) if isinstance(each, type) else each for each in topics]
         properties = {
@@ -93,12 +88,10 @@ class HandlerRegistrar:
                 self.dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
         return self.dispatcher.services.register(interface, function, properties)
 
-    # --- from services to receivers; see ``Dispatcher``
+    # --- from services to receivers
 
     def make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
-        """Return the receiver of a service, or ``None`` if the service is not for this bus."""
-        if not self._selects_bus(properties):
-            return None
+        """Return the receiver of a service, or ``None`` if the service is gone; see ``Dispatcher``."""
         services = self.dispatcher.services
         service = services.get(reference)
         if service is None:
@@ -115,14 +108,6 @@ class HandlerRegistrar:
             tolerance=self._lifecycle.tolerance,
             block=self.dispatcher.block,
         )
-
-    def change(self, receiver: Receiver, properties: ServiceProperties) -> Callable[[], object] | None:
-        """Return the change to new properties, or ``None`` if the handler is not for this bus any more."""
-        return receiver.change(properties) if self._selects_bus(properties) else None
-
-    def _selects_bus(self, properties: ServiceProperties) -> bool:
-        target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
-        return target is None or target.matches(self.properties)
 
     def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
         """Yield the past events of a receiver's topics, the newest first. Called with the lock, iterated without."""
