@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -13,12 +14,17 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from adapters.spark.errors import first_line
+from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli.output import one_line, show
-from messaging.execution import Flag, start_thread
+from messaging.errors import DeadlineError, MessagingError
+from messaging.execution import Promise, start_thread
 
 #: interval of the status line on a terminal, and of status lines elsewhere, in seconds
 TICK: Final = 0.25
 _TELL: Final = 5.0
+#: timeout of each step of Spark, in seconds
+_STEP_TIMEOUT: Final = 180.0
 
 T = TypeVar("T")
 
@@ -72,28 +78,32 @@ class Display:
 
         An interrupt ends this wait, but not a call of Spark. The other thread is always the same: Spark binds its
         session to it.
+
+        Raises:
+            SparkFailedError: ``function`` failed, or has not returned within ``_STEP_TIMEOUT``.
         """
-        outcome: list[T] = []
-        failure: list[BaseException] = []
-        done = Flag()
+        until = time.monotonic() + _STEP_TIMEOUT
+        outcome: Promise[T] = Promise("a step of the pipeline")
 
         def work() -> None:
             try:
-                outcome.append(function())
+                outcome.resolve(function())
+            except MessagingError as error:
+                outcome.reject(error)
             except BaseException as error:  # noqa: BLE001  # raised in the calling thread
-                failure.append(error)
-            done.set()
+                outcome.reject(SparkFailedError(first_line(error)), error)  # while Spark can still describe it
 
         if not self._is_working:
             start_thread(self._run, "messaging-pipeline")
             self._is_working = True
         self._work.put(work)
-        while not done.is_set():
+        while not outcome.done():
+            if time.monotonic() > until:
+                raise SparkFailedError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
             tick()
-            done.wait(TICK)
-        if failure:
-            raise failure[0]
-        return outcome[0]
+            with contextlib.suppress(DeadlineError):
+                outcome.exception(TICK)
+        return outcome.result()
 
     def _run(self) -> None:
         while True:
