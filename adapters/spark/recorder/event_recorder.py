@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
@@ -196,18 +195,14 @@ class EventRecorder:
         self._refuse_closed()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         self._refuse_closed()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @tolerant
