@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 import messaging
 
@@ -92,3 +93,20 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
 def values(rows: Iterable[Row]) -> list[bytes]:
     """The payloads of ``rows``."""
     return [bytes(row.value) for row in rows]
+
+
+def unique(name: str) -> str:
+    """A name that no other test uses at a shared broker."""
+    return f"{name}-{uuid4().hex[:8]}"
+
+
+def make_stream(url: str, name: str, payloads: list[bytes]) -> None:
+    """A stream that holds ``payloads``."""
+    with messaging.connect(url) as m:
+        made = m.subscribe(name, queue=name, queue_type="stream", stream_offset="first")
+        made.ready.result(10)
+        made.close().result(10)
+        for payload in payloads:
+            promise = m.publish(name, payload)
+        if payloads:
+            promise.result(10)
