@@ -105,6 +105,15 @@ class Driven:
         self.reader.stop()
 
 
+def batch_read(**options: str) -> list[dict[str, Any]]:
+    """The rows of a batch read."""
+    source = MessagingDataSource(options)
+    reader: Any = source.reader(source.schema())
+    tasks = pickle.loads(pickle.dumps(reader.partitions()))
+    on_executor = pickle.loads(pickle.dumps(reader))
+    return [row for task in tasks for batch in on_executor.read(task) for row in batch.to_pylist()]
+
+
 def processed(payloads: list[bytes], url: str, journal: Path, **options: str) -> Driven:
     """Publish to the channel of a new query; return the query after it has processed the messages and stopped."""
     with Driven(url, journal, **options).start() as query:

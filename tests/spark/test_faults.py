@@ -10,25 +10,14 @@ import pytest
 
 from adapters.spark.errors import JournalFullError
 from adapters.spark.read import journaled
-from tests.brokers import Mosquitto, RabbitMQ
+from tests.brokers import RabbitMQ
 from tests.proxy import Proxy
 from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
-from tests.spark.readers import Driven, processed
+from tests.spark.readers import Driven
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-def test_a_torn_tail_is_cut_off_and_comes_from_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
-    first = processed(numbers(100), broker.url, tmp_path, channel="a")
-    (segment,) = (tmp_path / "0").iterdir()
-    with segment.open("ab") as file:  # as if the power had gone in the middle of a write
-        file.write(b"RXJ1" + bytes(1000))
-    publish(broker.url, "a", numbers(100, 100))
-    with Driven(broker.url, tmp_path, first.checkpoint, channel="a").start() as query:
-        assert query.receive(100) == numbers(100, 100)
-        assert [row["offset"] for row in query.rows] == list(range(100, 200))
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def stored(folder: Path, *counts: int) -> tuple[Path, list[int]]:
     log = LogWriter(LocalFolder(str(folder)), 0, seed=SEED)
     for count in counts:
         add(log, count)
-    ends = [log._positions[0], *(p + n for p, n in zip(log._positions, log._lengths, strict=True))]
+    ends = [log._positions[0], *(begin + log._bytes(at) for at, begin in enumerate(log._positions))]
     log.close()
     return folder / "0" / f"{0:020d}.segment", ends
 

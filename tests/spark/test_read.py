@@ -152,13 +152,12 @@ def test_every_type_of_a_typed_read_reaches_spark(spark: SparkSession) -> None:
 
 
 def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel, journal = unique("batch"), str(tmp_path / "journal")
-    frame = stream(spark, mosquitto.url, tmp_path, channel=channel)
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+    channel = unique("batch")
+    with Driven(mosquitto.url, tmp_path, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(1000))
         query.receive(1000)
         # beside the running query
-        read = spark.read.format("messaging").option("journalPath", journal)
+        read = spark.read.format("messaging").option("journalPath", str(tmp_path))
         assert values(read.load().orderBy("offset").collect()) == numbers(1000)
     read = read.option("startingOffsets", '{"0": 100}').option("endingOffsets", '{"0": 200}').option("minPartitions", 4)
     part = read.load()
@@ -186,27 +185,6 @@ def test_a_stream_in_micro_batches_and_from_its_checkpoint(
     publish(rabbitmq.url, name, numbers(10, 1010))
     with Collected(frame, checkpoint, availableNow=True) as query:
         assert sorted(values(query.finish())) == sorted(numbers(10, 1010))
-
-
-def test_several_streams_are_partitions(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    one, two, empty = unique("one"), unique("two"), unique("empty")
-    make_stream(rabbitmq.url, one, numbers(30))
-    make_stream(rabbitmq.url, two, numbers(40))
-    make_stream(rabbitmq.url, empty, [])
-    options = {"url": rabbitmq.url, "queue": f"{one},{two},{empty}", "queueType": "stream"}
-    frame = spark.read.format("messaging").options(**options).load()
-    rows = frame.collect()
-    assert values(row for row in rows if row.partition == 0) == numbers(30)
-    assert values(row for row in rows if row.partition == 1) == numbers(40)
-    assert frame.collect() == rows  # the same rows again
-    part = frame = (
-        spark.read.format("messaging").options(**options, startingOffsets=json.dumps({one: 25, two: 35})).load()
-    )
-    assert part.count() == 10
-    limited = spark.readStream.format("messaging").options(**options, maxRowsPerBatch=20).load()
-    query = Collected(limited, tmp_path / "checkpoint", availableNow=True)
-    assert len(query.finish()) == 70
-    assert max(len(batch) for batch in query.batches) <= 23
 
 
 # --- refusals

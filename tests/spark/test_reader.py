@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 import messaging
 from adapters.spark.read.typed import CORRUPT
 from tests.spark.harness import make_stream, numbers, publish, unique
-from tests.spark.readers import Driven, processed
+from tests.spark.readers import Driven, batch_read, processed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,3 +105,18 @@ def test_the_latest_of_a_stream(rabbitmq: RabbitMQ) -> None:
     with Driven(rabbitmq.url, None, queue=name, queueType="stream", startingOffsets="latest").start() as query:
         publish(rabbitmq.url, name, numbers(5, 100))
         assert query.receive(5) == numbers(5, 100)
+
+
+def test_several_streams_are_partitions(rabbitmq: RabbitMQ) -> None:
+    one, two, empty = unique("one"), unique("two"), unique("empty")
+    for name, count in ((one, 30), (two, 40), (empty, 0)):
+        make_stream(rabbitmq.url, name, numbers(count))
+    options = {"url": rabbitmq.url, "queue": f"{one},{two},{empty}", "queueType": "stream"}
+    rows = batch_read(**options)
+    assert [row["value"] for row in rows if row["partition"] == 0] == numbers(30)
+    assert [row["value"] for row in rows if row["partition"] == 1] == numbers(40)
+    assert batch_read(**options) == rows  # the same rows again
+    assert len(batch_read(**options, startingOffsets=json.dumps({one: 25, two: 35}))) == 10
+    query = Driven(journal=None, maxRowsPerBatch="20", **options)
+    assert len(query.finish()) == 70
+    assert max(len(batch) for batch in query.batches) <= 23

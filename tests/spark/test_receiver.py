@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pytest
 
@@ -19,7 +18,7 @@ from messaging import MessagingError
 from messaging.errors import SubscriptionRefusedError
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.proxy import Proxy
-from tests.spark.harness import numbers, publish, wait_for
+from tests.spark.harness import numbers, publish, unique, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -120,7 +119,7 @@ def test_stored_messages_are_not_received_again(broker: Mosquitto, run: Callable
 def test_nothing_is_acknowledged_before_it_is_stored(
     rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = f"queue-{uuid4().hex[:8]}"
+    queue = unique("queue")
     running = run(rabbitmq.url, queue=queue)
     gate = Gate(running.log, monkeypatch)
     gate.open.clear()
@@ -173,7 +172,7 @@ def test_a_process_that_is_gone_is_no_reason_to_store_twice(
 
 
 def test_a_queue_that_delivers_again_stores_nothing_twice(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
-    queue = f"queue-{uuid4().hex[:8]}"
+    queue = unique("queue")
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
         url = f"amqp://guest:guest@127.0.0.1:{proxy.port}"
         running = run(url, queue=queue, reconnect_max="0.2")
@@ -201,7 +200,7 @@ def test_a_broker_that_is_restarted(durable_broker: Mosquitto, run: Callable[...
 def test_a_full_disk_waits_and_loses_nothing(
     rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = f"queue-{uuid4().hex[:8]}"
+    queue = unique("queue")
     running = run(rabbitmq.url, queue=queue)
     gate = Gate(running.log, monkeypatch)
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")
@@ -218,7 +217,7 @@ def test_a_full_disk_waits_and_loses_nothing(
 
 
 def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
-    queue = f"queue-{uuid4().hex[:8]}"
+    queue = unique("queue")
     running = run(rabbitmq.url, queue=queue, journalBytes="1m", prefetch="20")
     payloads = [b"%04d" % number + b"x" * 20_000 for number in range(300)]
     publish(rabbitmq.url, queue, payloads)
@@ -301,7 +300,7 @@ def test_waiting_for_quiet_has_an_end(
 def test_a_queue_that_is_deleted_while_the_disk_is_full_is_not_forgotten(
     rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = f"queue-{uuid4().hex[:8]}"
+    queue = unique("queue")
     running = run(rabbitmq.url, queue=queue)
     gate = Gate(running.log, monkeypatch)
     gate.error = JournalFullError("/journal", "cannot write: No space left on device")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.brokers import Mosquitto
-
-
-@pytest.fixture
-def channel() -> str:
-    return f"channel-{uuid4().hex[:8]}"
 
 
 def left_behind(mosquitto: Mosquitto, channel: str, journal: Path, count: int = 40) -> None:

@@ -78,17 +78,15 @@ class _Frames:
         self._firsts = array("q")
         self._segment_firsts = array("q")  # the offsets in their names
         self._positions = array("q")
-        self._lengths = array("q")
-        #: bytes of all frames that were ever added, up to the end of each
-        self._totals = array("q")
-        self._total = 0
+        #: bytes of all frames that were ever added: up to the begin of each, and up to the end of the last one
+        self._totals = array("q", [0])
         self.begin = self.end = 0
 
     def _clear(self, begin: int) -> None:
         """Drop all frames; the next one begins at ``begin``."""
-        for column in (self._firsts, self._segment_firsts, self._positions, self._lengths, self._totals):
+        for column in (self._firsts, self._segment_firsts, self._positions, self._totals):
             del column[:]
-        self._total = 0
+        self._totals.append(0)
         self.begin = self.end = begin
 
     def _add(self, first: int, rows: int, segment: int, position: int, length: int) -> None:
@@ -99,9 +97,7 @@ class _Frames:
             self._firsts.append(first)
             self._segment_firsts.append(segment)
             self._positions.append(position)
-            self._lengths.append(length)
-            self._total += length
-            self._totals.append(self._total)
+            self._totals.append(self._totals[-1] + length)
             self.end = first + rows
 
     def _segment_of(self, offset: int) -> int | None:
@@ -112,7 +108,7 @@ class _Frames:
     def _forget(self, segment: int) -> None:
         """Drop the frames of all segments before ``segment``."""
         count = bisect_left(self._segment_firsts, segment)
-        for column in (self._firsts, self._segment_firsts, self._positions, self._lengths, self._totals):
+        for column in (self._firsts, self._segment_firsts, self._positions, self._totals):
             del column[:count]
         self.begin = self._firsts[0] if self._firsts else self.end
 
@@ -120,9 +116,7 @@ class _Frames:
         """Return the bytes of the frame that holds ``offset``, and of all later frames."""
         with self._lock:
             at = max(0, bisect_right(self._firsts, offset) - 1)
-            if offset >= self.end or at >= len(self._totals):
-                return 0
-            return self._total - (self._totals[at] - self._lengths[at])
+            return 0 if offset >= self.end else self._totals[-1] - self._totals[at]
 
     def end_within(self, start: int, limit: int) -> int:
         """Return the largest offset at which the rows from ``start`` on have about ``limit`` bytes; at least one row.
@@ -131,16 +125,19 @@ class _Frames:
         """
         with self._lock:
             at = max(0, bisect_right(self._firsts, start) - 1)
-            if start >= self.end or at >= len(self._totals):
+            if start >= self.end or not self._firsts:
                 return self.end
-            skipped = self._lengths[at] * (start - self._firsts[at]) // self._rows(at)
-            until = self._totals[at] - self._lengths[at] + skipped + limit
-            last = bisect_right(self._totals, until)
+            skipped = self._bytes(at) * (start - self._firsts[at]) // self._rows(at)
+            until = self._totals[at] + skipped + limit
+            last = bisect_right(self._totals, until) - 1
             if last >= len(self._firsts):
                 return self.end
-            rows = self._rows(last)
-            within = (until - (self._totals[last] - self._lengths[last])) * rows // self._lengths[last]
+            within = (until - self._totals[last]) * self._rows(last) // self._bytes(last)
             return max(start + 1, self._firsts[last] + within)
+
+    def _bytes(self, at: int) -> int:
+        """Return the length of a frame."""
+        return self._totals[at + 1] - self._totals[at]
 
     def _rows(self, at: int) -> int:
         """Return the number of rows of a frame."""
@@ -155,7 +152,7 @@ class _Frames:
             after = bisect_right(self._segment_firsts, segment, at)
             stop = min(after, bisect_left(self._firsts, end, at))
             position = self._positions[at]
-            length = self._positions[stop - 1] + self._lengths[stop - 1] - position
+            length = self._positions[stop - 1] + self._bytes(stop - 1) - position
             until = self._firsts[stop] if stop < len(self._firsts) else self.end
             found.append((segment, position, length, max(start, self._firsts[at]), min(end, until)))
             at = stop

@@ -106,11 +106,10 @@ class QueueLock:
             MessagingError: the broker does not answer.
         """
         name = f"{self._group}.owner"
-        builder = self._instance.context_builder().channel("amq.default", name)  # bound to no channel
-        context = builder.extension_entry("queue", name).extension_entry("exclusive", True).build_context()
         deadline = time.monotonic() + (QUEUE_SECONDS if patience is None else patience)
         while not self._closed.is_set():
-            stream = self._instance.subscription.subscribe(context)
+            # bound to no channel
+            stream = self._instance.subscribe("amq.default", channel_extension=name, queue=name, exclusive=True)
             stream.subscribe(lambda _: None, self._ended)
             try:
                 stream.ready.result(self._timeout)

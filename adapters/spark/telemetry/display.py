@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from rich.text import Text
 from adapters.spark.errors import first_line
 from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli.output import one_line, show
-from messaging.errors import DeadlineError, MessagingError
-from messaging.execution import Promise, start_thread
+from messaging.errors import MessagingError
+from messaging.execution import Flag, start_thread
 
 #: interval of the status line on a terminal, and of status lines elsewhere, in seconds
 TICK: Final = 0.25
@@ -83,27 +82,31 @@ class Display:
             SparkFailedError: ``function`` failed, or has not returned within ``_STEP_TIMEOUT``.
         """
         until = time.monotonic() + _STEP_TIMEOUT
-        outcome: Promise[T] = Promise("a step of the pipeline")
+        outcome: list[T] = []
+        failure: list[MessagingError] = []
+        done = Flag()
 
         def work() -> None:
             try:
-                outcome.resolve(function())
+                outcome.append(function())
             except MessagingError as error:
-                outcome.reject(error)
+                failure.append(error)
             except BaseException as error:  # noqa: BLE001  # raised in the calling thread
-                outcome.reject(SparkFailedError(first_line(error)), error)  # while Spark can still describe it
+                failure.append(SparkFailedError(first_line(error)))  # while Spark can still describe it
+            done.set()
 
         if not self._is_working:
             start_thread(self._run, "messaging-pipeline")
             self._is_working = True
         self._work.put(work)
-        while not outcome.done():
+        while not done.is_set():
             if time.monotonic() > until:
                 raise SparkFailedError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
             tick()
-            with contextlib.suppress(DeadlineError):
-                outcome.exception(TICK)
-        return outcome.result()
+            done.wait(TICK)
+        if failure:
+            raise failure[0]
+        return outcome[0]
 
     def _run(self) -> None:
         while True:

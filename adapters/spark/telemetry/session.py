@@ -94,7 +94,7 @@ class LocalSpark:
             raise
         except Exception as error:
             text = log.read_text(errors="replace").strip()
-            reason = text.splitlines()[-1] if text else first_line(error)
+            reason = text.splitlines()[-1] if text and self._gateway is None else first_line(error)
             raise SparkFailedError(f"Spark did not start: {reason} (see {log})") from error
         register(spark)
         return spark
