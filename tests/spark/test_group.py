@@ -247,13 +247,14 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
         wait_for(all_there, "both to share the queue", patience=30)
 
 
-def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str) -> None:
+def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_lock, "LOCK_SECONDS", 0.0)
     held = lock_group("mqtt://host", group)
     other = lock_group("mqtt://other", group)
     with pytest.raises(TakenOverError):
-        lock_group("mqtt://host", group, 0.0)
+        lock_group("mqtt://host", group)
     held.close()
-    lock_group("mqtt://host", group, 0.0).close()
+    lock_group("mqtt://host", group).close()
     other.close()
 
 

@@ -46,11 +46,10 @@ def taken_over(group: str, how: str) -> TakenOverError:
     )
 
 
-def lock_group(address: str, group: str, patience: float | None = None) -> contextlib.ExitStack:
+def lock_group(address: str, group: str) -> contextlib.ExitStack:
     """Keep other queries on this machine from using ``group`` of the broker at ``address`` until the result is closed.
 
-    The kernel releases the lock when the process ends. Wait up to ``patience`` seconds, by default 15, for a query that
-    is stopping.
+    The kernel releases the lock when the process ends. Wait up to 15 seconds for a query that is stopping.
 
     Raises:
         TakenOverError: another query on this machine uses the group.
@@ -60,9 +59,8 @@ def lock_group(address: str, group: str, patience: float | None = None) -> conte
     if folder is None:
         return held
     path = folder / (hashlib.sha256(f"{address}\0{group}".encode()).hexdigest()[:32] + ".lock")
-    patience = LOCK_SECONDS if patience is None else patience
     error = taken_over(group, "another query on this machine uses the group")
-    held.callback(os.close, lock_file(path, patience, error, mode=0o600, flags=os.O_NOFOLLOW))
+    held.callback(os.close, lock_file(path, LOCK_SECONDS, error, mode=0o600, flags=os.O_NOFOLLOW))
     held.callback(path.unlink, missing_ok=True)  # while it is locked
     return held
 
