@@ -439,7 +439,7 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert f"ended early; logs and stored messages are in {output}" in out
     assert "Traceback" not in err
     until = time.monotonic() + 5
