@@ -30,7 +30,6 @@
     compression       kombu's conventions
     tables            field tables
     frames            AMQP frames of publishing and consuming
-    transport         closing a transport
 """
 
 from adapters.amqp.adapter import AmqpAdapter

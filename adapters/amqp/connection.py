@@ -21,9 +21,8 @@ from aio_pika.connection import make_url
 from aio_pika.tools import OneShotCallback
 
 from adapters.amqp import frames, internals
-from adapters.amqp.protocol import FrameProtocol
+from adapters.amqp.protocol import FrameProtocol, cut
 from adapters.amqp.target import failure
-from adapters.amqp.transport import cut
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 from messaging.text import without_frames

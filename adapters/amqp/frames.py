@@ -177,6 +177,9 @@ def read_blocked(data: bytes, at: int, end: int) -> str:
 
 
 def read_close(data: bytes, at: int, end: int) -> tuple[int, str]:
-    """Return reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``."""
+    """Return reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``.
+
+    RabbitMQ cuts a long text off, even within a character, which is left out then.
+    """
     (code,) = _U16.unpack_from(data, at + 4)
-    return code, data[at + 7 : min(end, at + 7 + data[at + 6])].decode("utf-8", "replace")
+    return code, data[at + 7 : min(end, at + 7 + data[at + 6])].decode("utf-8", "ignore")
