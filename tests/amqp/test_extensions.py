@@ -228,22 +228,6 @@ def test_values_that_are_off_or_default_contradict_nothing() -> None:
 # --- what is made of them
 
 
-def test_a_queue_is_declared_with_the_arguments_that_were_asked_for() -> None:
-    spec = subscribing(
-        queue="q", maxPriority=3, messageTimeToLive=1.5, queueExpires=60, maxLength=7, maxLengthBytes=70,
-        queueOverflow="reject-publish", deadLetterExchange="amq.default", deadLetterRoutingKey="dead",
-        singleActiveConsumer=True, durable=False, autoDelete=True, exclusive=True, consumerPriority=4,
-    )  # fmt: skip
-    found = source(spec, "amq.topic", 9)
-    assert dict(found.queue.arguments) == {
-        "x-message-ttl": 1500, "x-expires": 60_000, "x-max-length": 7, "x-max-length-bytes": 70,
-        "x-overflow": "reject-publish", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead",
-        "x-single-active-consumer": True, "x-max-priority": 3,
-    }  # fmt: skip
-    assert (found.queue.durable, found.queue.auto_delete, found.queue.exclusive) == (False, True, True)
-    assert found.consumer_arguments == {"x-priority": 4}
-
-
 def test_nothing_asked_for_is_a_durable_shared_queue_that_stays() -> None:
     found = source(subscribing(queue="q"), "amq.topic", 9)
     assert (found.queue.durable, found.queue.auto_delete, found.queue.exclusive) == (True, False, False)

@@ -10,12 +10,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-import pika
 import pytest
 
 import messaging
 from adapters.amqp import connection
-from messaging.errors import ConnectionLostError, SubscriptionRefusedError, UnroutableError
+from messaging.errors import ConnectionLostError, UnroutableError
 from tests.amqp.conftest import foreign_channel
 from tests.amqp.harness import Client, make_adapter, unique, until, within
 from tests.proxy import Proxy
@@ -49,8 +48,7 @@ def says_why(rabbitmq: RabbitMQ, _: Proxy) -> None:
     rabbitmq.ctl("close_all_connections", "maintenance")
 
 
-@pytest.mark.parametrize("ends", [resets, says_why])
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(("ends", "busy"), [(resets, False), (resets, True), (says_why, True)])
 async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
     rabbitmq: RabbitMQ,
     aiormq_log: list[logging.LogRecord],
@@ -60,7 +58,7 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
 ) -> None:
     """Busy: requests are under way, messages unconfirmed, deliveries unsettled."""
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}", heartbeat=60))
         await client.open()
         await client.publish("loss", b"x")
         sink, _ = await client.subscribe("loss")
@@ -93,18 +91,17 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
 async def test_a_broker_that_ends_is_a_loss_and_aiormq_keeps_quiet(
     own_rabbitmq: TlsRabbitMQ, aiormq_log: list[logging.LogRecord], how: signal.Signals
 ) -> None:
-    for url, settings in (
-        (own_rabbitmq.url, {}),
-        (own_rabbitmq.tls_url, {"cafile": own_rabbitmq.authority.cafile}),
-    ):
-        client = Client(make_adapter(url, **settings))
+    cafile = own_rabbitmq.authority.cafile
+    clients = [Client(make_adapter(own_rabbitmq.url)), Client(make_adapter(own_rabbitmq.tls_url, cafile=cafile))]
+    for client in clients:
         await client.open()
         await client.subscribe("end")
         await client.publish("end", b"x")
-        await asyncio.to_thread(own_rabbitmq.kill if how == signal.SIGKILL else own_rabbitmq.stop)
+    await asyncio.to_thread(own_rabbitmq.kill if how == signal.SIGKILL else own_rabbitmq.stop)
+    for client in clients:
         assert isinstance(await client.lost(), ConnectionLostError)
         await within(client.adapter.close())
-        await asyncio.to_thread(own_rabbitmq.start)
+    await asyncio.to_thread(own_rabbitmq.start)
 
 
 async def test_silence_is_a_loss_after_two_heartbeats_and_aiormq_keeps_quiet(
@@ -162,23 +159,6 @@ def test_a_queue_deleted_during_an_outage_is_declared_again(rabbitmq: RabbitMQ) 
         foreign.queue_declare(queue, durable=True, arguments={"x-max-length": 5})
         foreign.queue_delete(queue)
         foreign.exchange_delete(exchange)
-
-
-def test_a_queue_deleted_under_a_stream_ends_it_with_a_typed_error(rabbitmq: RabbitMQ) -> None:
-    """Whoever deleted it meant it: it is not made again behind their back. The sibling goes on."""
-    queue = unique("deleted")
-    with messaging.connect(rabbitmq.url) as m, m.subscribe("sibling") as sibling:
-        sibling.ready.result(timeout=10)
-        with m.subscribe("deleted", queue=queue) as stream:
-            stream.ready.result(timeout=10)
-            with foreign_channel(rabbitmq) as foreign:
-                foreign.queue_delete(queue)
-                with pytest.raises(SubscriptionRefusedError, match="cancelled by the broker"):
-                    stream.receive(timeout=10)
-                with pytest.raises(pika.exceptions.ChannelClosedByBroker):
-                    foreign.queue_declare(queue, passive=True)
-        m.publish("sibling", b"x").result(timeout=10)
-        assert sibling.receive(timeout=10).payload == b"x"
 
 
 def test_a_program_reads_one_line_about_a_loss(

@@ -38,15 +38,6 @@ async def test_a_message_that_reaches_no_queue_fails_with_code_and_text(client: 
     assert client.losses == []
 
 
-async def test_a_message_that_reaches_a_queue_is_confirmed(client: Client) -> None:
-    sink, handle = await client.subscribe("somebody")
-    await client.publish("somebody", b"1", b"2", extensions=MANDATORY)
-    await sink.count(2)
-    await client.adapter.unsubscribe(handle)
-    with pytest.raises(UnroutableError):
-        await client.publish("somebody", b"3", extensions=MANDATORY)
-
-
 @pytest.mark.parametrize("payload", [b"", b"x"])
 async def test_a_mandatory_message_to_a_missing_queue_fails(client: Client, payload: bytes) -> None:
     with pytest.raises(UnroutableError):

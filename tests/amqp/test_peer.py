@@ -14,6 +14,7 @@ from pamqp.commands import Basic
 
 from adapters.amqp import frames
 from messaging.errors import (
+    BrokerError,
     ConnectFailedError,
     ConnectionLostError,
     PublishRefusedError,
@@ -21,13 +22,14 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
-from tests.amqp.harness import Client, within
+from tests.amqp.harness import Client, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from messaging.errors import MessagingError
     from tests.amqp.harness import Out, Sink
 
 
@@ -442,6 +444,32 @@ async def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does(
         await message.result()
         await publishing
         assert client.losses == []
+
+
+async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_takes_them(
+    peer: Peer, client: Client
+) -> None:
+    told: list[MessagingError | None] = []
+    _, session, channel = await published(client, peer, 1)
+    client.adapter.impaired = told.append
+    session.send(commands.Connection.Blocked("low on memory"))
+    await until(lambda: told, "the broker's word")
+    [reason] = told
+    assert isinstance(reason, BrokerError)
+    assert reason.detail == "low on memory"
+    assert "takes no messages for now: low on memory" in str(reason)
+    late = [client.message("c"), client.message("c")]
+    publishing = asyncio.create_task(client.adapter.publish(late))
+    assert await is_silent(session)
+    assert not any(message.was_sent for message in late)
+    late[0].fail(ConnectionLostError("its deadline passed"))
+    session.send(commands.Connection.Unblocked())
+    await session.published(1)
+    await publishing
+    assert told == [reason, None]
+    session.send(Basic.Ack(2), channel)
+    await late[1].result()
+    assert await is_silent(session)
 
 
 async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message(peer: Peer, client: Client) -> None:

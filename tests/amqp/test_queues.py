@@ -188,31 +188,3 @@ async def test_without_levels_a_priority_is_received_and_the_order_is_that_of_pu
 
 
 # --- errors of one subscription, and its siblings
-
-
-async def test_refusals_are_typed_with_code_and_text_and_the_sibling_goes_on(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
-) -> None:
-    locked, existing, stream = unique("locked"), unique("existing"), unique("mine")
-    foreign.queue_declare(locked, exclusive=True)
-    foreign.queue_declare(existing, durable=True)
-    foreign.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
-    rabbitmq.ctl("add_user", "limited", "limited")
-    rabbitmq.ctl("set_permissions", "limited", ".*", ".*", "^(amq\\.topic|mine.*|amq\\.gen.*|locked.*|nowhere)$")
-    async with connected(f"amqp://limited:limited@{rabbitmq.host}:{rabbitmq.port}") as client:
-        sibling, _ = await client.subscribe("sibling")
-        for code, text, given in (
-            (403, "ACCESS_REFUSED", {"queue": existing}),
-            (404, "NOT_FOUND", {"queue": "nowhere", "autocreate": False}),
-            (405, "RESOURCE_LOCKED", {"queue": locked}),
-            (406, "PRECONDITION_FAILED", {"queue": stream, "consumerPriority": 1}),
-        ):  # fmt: skip
-            with pytest.raises(SubscriptionRefusedError, match=f"{code} {text}") as caught:
-                await client.subscribe("refused", **given)
-            assert caught.value.code == code
-            assert (caught.value.detail or "").startswith(text)
-            await client.publish("sibling", text.encode())
-        await sibling.count(4)
-        assert client.losses == []
-    foreign.queue_delete(existing)
-    foreign.queue_delete(stream)
