@@ -200,12 +200,7 @@ class Wire:
         if len(self._connection.amqp.channels) >= self._channel_max:
             # opening one more would cost the connection
             raise aiormq.ChannelClosed(506, f"the broker allows {self._channel_max} channels on a connection")
-        return await self._ask(self._open_channel(confirms))
-
-    async def _open_channel(self, confirms: bool) -> AbstractChannel:
-        channel = self._connection.channel(publisher_confirms=confirms)
-        await channel.initialize()
-        return channel
+        return await self._ask(self._connection.channel(publisher_confirms=confirms))
 
     async def close_channel(self, channel: AbstractChannel) -> None:
         """Close a channel. Does nothing if it is closed already.
@@ -245,7 +240,7 @@ class Wire:
                 # The request is not cancelled: aiormq would log that, and send another one. It ends with the rest.
                 why = f"no answer within {self._target.timeout:g} s"
                 self.abort(why)
-                raise ConnectionLostError(f"connection to {self._target} lost: {why}")
+                raise self._loss(why)
         except asyncio.CancelledError:
             asking.cancel()
             raise
@@ -256,7 +251,7 @@ class Wire:
         except asyncio.CancelledError as error:
             # aiormq cancels the requests on a connection that breaks
             self.abort("a request was given up")
-            raise ConnectionLostError(f"connection to {self._target} lost") from error
+            raise self._loss("a request was given up", error) from error
         except Exception as error:
             if type(error) is not Exception and not isinstance(error, (aiormq.AMQPError, RuntimeError, OSError)):
                 raise
@@ -272,10 +267,15 @@ class Wire:
 
     def _check(self, cause: BaseException | None = None) -> None:
         if self._is_gone() or not self._connection.amqp.is_opened:
-            code, text = self._protocol.close_reason or (None, None)
-            why = f": {code} {text}" if code is not None else ""
-            lost = ConnectionLostError(f"connection to {self._target} lost{why}", code=code, detail=text)
-            raise lost from cause
+            raise self._loss("", cause)
+
+    def _loss(self, reason: str, cause: BaseException | None = None) -> ConnectionLostError:
+        """Return the error for a lost connection; a reason that the broker gave is the better one."""
+        code, text = self._protocol.close_reason or (None, None)
+        what = f"connection to {self._target} lost", reason if code is None else f"{code} {text}"
+        lost = ConnectionLostError(": ".join(filter(None, what)), code=code, detail=text)
+        lost.__cause__ = cause
+        return lost
 
     def abort(self, reason: str) -> None:
         """Report the loss of the connection, and cut the transport."""
@@ -314,12 +314,7 @@ class Wire:
             self.alive = False
             if self._watch is not None:
                 self._watch.cancel()
-            code, text = self._protocol.close_reason or (None, None)
-            if code is not None:  # the reason that the broker gave is the better one
-                reason = f"{code} {text}"
-            lost = ConnectionLostError(f"connection to {self._target} lost: {reason}", code=code, detail=text)
-            lost.__cause__ = cause
-            self.lost(lost)
+            self.lost(self._loss(reason, cause))
 
 
 async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) -> Wire:

@@ -40,12 +40,9 @@ class Link:
     """See the module.
 
     Args:
-        target: address and credentials.
         publishing: the connection to publish on.
-        context: the TLS context.
         exchange: the exchange of channels without extension.
         window: the largest number of unconfirmed messages.
-        refusing: the queues that refuse messages when they are full; subscriptions add theirs.
         lost: called once if the link ends without ``close``.
         impaired: called when the broker stops accepting messages, and when it resumes; see ``Events.impaired``.
     """

@@ -43,7 +43,6 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
     """A channel of a publisher.
 
     Args:
-        owner: the publisher.
         opened: the channel at the library.
         confirms: whether the broker confirms messages on it.
         base: the number of messages that were published on earlier channels.
@@ -101,10 +100,6 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
 
 class PublishChannels:
     """See the module.
-
-    Args:
-        owner: the publisher.
-        wire: the connection.
 
     Attributes:
         open: the open channels, with publisher confirms and without.
