@@ -73,7 +73,7 @@ class Link:
         self._impaired = impaired
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._delays = Delays(publishing, target.username, self._spawn)
+        self._delays = Delays(publishing, target.username)
         publishing.lost = self._end
         publishing.blocked = self._block
 

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.amqp import connection, link
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
-from tests.amqp.harness import Client, connected, make_adapter, open_fails, run, unique, within
+from tests.amqp.harness import Client, connected, make_adapter, open_fails, unique, within
 from tests.brokers import free_port
 
 if TYPE_CHECKING:
@@ -60,14 +60,18 @@ async def test_wrong_password_is_an_authentication_error_and_shown_nowhere(
     assert "s3cr3t" not in shown
 
 
-async def test_the_right_password_is_shown_nowhere_either(rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_odd_name_of_user_and_virtual_host_and_a_password_that_is_shown_nowhere(
+    rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
     rabbitmq.ctl("add_user", "odd user", SECRET)
-    rabbitmq.ctl("set_permissions", "odd user", ".*", ".*", ".*")
+    rabbitmq.ctl("add_vhost", "a/b %2F")
+    rabbitmq.ctl("set_permissions", "-p", "a/b %2F", "odd user", ".*", ".*", ".*")
     caplog.set_level(logging.DEBUG)
-    url = f"amqp://{rabbitmq.host}:{rabbitmq.port}"
+    url = f"amqp://{rabbitmq.host}:{rabbitmq.port}/a%2Fb%20%252F"
     async with connected(url, username="odd user", password=SECRET) as client:
-        await client.subscribe("secrets")
+        sink, _ = await client.subscribe("secrets")
         await client.publish("secrets", b"x")
+        await sink.count(1)
         shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
         assert "s3cr3t" not in "".join(shown)
     assert caplog.records
@@ -78,29 +82,6 @@ async def test_no_such_virtual_host(rabbitmq: RabbitMQ) -> None:
     error = await open_fails(f"{rabbitmq.url}nowhere", ConnectFailedError)
     assert not isinstance(error, AuthenticationError)
     assert "530 NOT_ALLOWED - vhost nowhere not found" in str(error)
-
-
-async def test_a_virtual_host_with_an_odd_name(rabbitmq: RabbitMQ) -> None:
-    rabbitmq.ctl("add_vhost", "a/b %2F")
-    rabbitmq.ctl("set_permissions", "-p", "a/b %2F", "guest", ".*", ".*", ".*")
-    async with connected(f"{rabbitmq.url}a%2Fb%20%252F") as client:
-        sink, _ = await client.subscribe("here")
-        await client.publish("here", b"x")
-        await sink.count(1)
-
-
-def test_connections_carry_the_name_of_the_instance(rabbitmq: RabbitMQ) -> None:
-    async def main() -> None:
-        async with connected(rabbitmq.url, name="plant 7") as client:
-            assert "plant 7 (consuming)" not in await asyncio.to_thread(names)
-            await client.subscribe("names")
-            assert {"plant 7 (publishing)", "plant 7 (consuming)"} <= await asyncio.to_thread(names)
-
-    def names() -> set[str]:
-        listing = rabbitmq.ctl("list_connections", "client_properties", "--formatter", "json")
-        return {name for name in ("plant 7 (publishing)", "plant 7 (consuming)") if name in listing}
-
-    run(main())
 
 
 # --- TLS
@@ -160,30 +141,9 @@ async def test_opening_can_be_cancelled_at_any_time(rabbitmq: RabbitMQ) -> None:
 # --- being told, and noticing
 
 
-async def test_a_connection_the_broker_ends_is_a_loss_with_its_words(rabbitmq: RabbitMQ, client: Client) -> None:
-    sink, handle = await client.subscribe("ended", queue=unique("ended"))
-    await client.publish("ended", b"x")
-    [arrived] = await sink.count(1)
-    await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "maintenance")
-    lost = await client.lost()
-    assert isinstance(lost, ConnectionLostError)
-    assert "320 CONNECTION_FORCED" in str(lost)
-    assert "maintenance" in str(lost)
-    assert client.adapter.is_stale(arrived.token)
-    message = client.message("ended")
-    await client.adapter.publish([message])
-    assert isinstance(message.error, ConnectionLostError)
-    with pytest.raises(ConnectionLostError):
-        await client.subscribe("ended")
-    client.acknowledge(arrived)
-    await client.adapter.unsubscribe(handle)
-    assert len(client.losses) == 1
-    assert sink.error is None
-
-
 @pytest.mark.parametrize("which", [0, 1])
 async def test_the_end_of_either_connection_is_the_end_of_both(client: Client, which: int) -> None:
-    sink, _ = await client.subscribe("either")
+    sink, handle = await client.subscribe("either")
     await client.publish("either", b"x")
     [arrived] = await sink.count(1)
     both = client.link
@@ -193,9 +153,17 @@ async def test_the_end_of_either_connection_is_the_end_of_both(client: Client, w
     assert client.adapter.is_stale(arrived.token)
     assert not publishing.alive
     assert not consuming.alive
+    message = client.message("either")
+    await client.adapter.publish([message])
+    assert isinstance(message.error, ConnectionLostError)
+    with pytest.raises(ConnectionLostError):
+        await client.subscribe("either")
+    client.acknowledge(arrived)
+    await client.adapter.unsubscribe(handle)
     await client.open()
     await client.publish("either", b"x")
     assert len(client.losses) == 1
+    assert sink.error is None
 
 
 async def test_a_second_connection_that_comes_too_late_is_closed(

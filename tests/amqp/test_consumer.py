@@ -221,38 +221,6 @@ async def test_a_channel_the_broker_closes_ends_that_subscription_only(client: C
     assert (sink.failures, others.error, client.losses) == (1, None, [])
 
 
-async def test_a_user_who_may_not_read_is_refused_and_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
-    rabbitmq.ctl("add_user", "writer", "writer")
-    # may bind, which takes reading from the exchange, but not consume
-    rabbitmq.ctl("set_permissions", "writer", ".*", ".*", "^amq.topic$")
-    async with connected(f"amqp://writer:writer@{rabbitmq.host}:{rabbitmq.port}") as client:
-        sink = Sink()
-        with pytest.raises(SubscriptionRefusedError, match="403 ACCESS_REFUSED"):
-            await client.subscribe("a", sink=sink)
-        await client.publish("a", b"x")
-        assert (sink.failures, client.losses) == (0, [])
-        assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
-
-
-def test_more_channels_than_the_broker_allows_are_refused_and_the_others_live(own_rabbitmq: RabbitMQ) -> None:
-    own_rabbitmq.ctl("eval", "application:set_env(rabbit, channel_max, 3).")
-
-    async def main() -> None:
-        async with connected(own_rabbitmq.url) as client:
-            sinks = [(await client.subscribe("few"))[0] for _ in range(3)]
-            with pytest.raises(SubscriptionRefusedError, match="allows 3 channels"):
-                await client.subscribe("few")
-            await client.publish("few", b"x")
-            for sink in sinks:
-                await sink.count(1)
-            assert client.losses == []
-
-    try:
-        run(main())
-    finally:
-        own_rabbitmq.ctl("eval", "application:set_env(rabbit, channel_max, 2047).")
-
-
 # --- what ends altogether
 
 

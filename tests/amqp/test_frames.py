@@ -102,30 +102,6 @@ def test_a_route_that_is_not_utf8_is_readable_and_stays_distinct() -> None:
     assert (one, other) == (("e", "\\xff"), ("e", "\\xfe"))
 
 
-@pytest.mark.parametrize(
-    ("frame", "method"),
-    [
-        (commands.Connection.Close(320, "CONNECTION_FORCED - bye", 0, 0), frames.CONNECTION_CLOSE),
-        (commands.Channel.Close(404, "NOT_FOUND - ü", 60, 40), frames.CHANNEL_CLOSE),
-    ],
-)
-def test_close_reasons(frame: commands.Connection.Close | commands.Channel.Close, method: bytes) -> None:
-    data = pamqp.frame.marshal(frame, 3)
-    assert data[7:11] == method
-    assert frames.read_close(data, 7, len(data) - 1) == (frame.reply_code, frame.reply_text)
-
-
-def test_method_numbers() -> None:
-    known = {
-        frames.CONNECTION_BLOCKED: commands.Connection.Blocked("low on memory"),
-        frames.CONNECTION_UNBLOCKED: commands.Connection.Unblocked(),
-        frames.CHANNEL_CLOSE_OK: commands.Channel.CloseOk(),
-        frames.BASIC_CANCEL: Basic.Cancel("consumer"),
-    }
-    for method, frame in known.items():
-        assert pamqp.frame.marshal(frame, 1)[7:11] == method
-
-
 def test_a_short_string_is_short() -> None:
     assert frames.short_string("ä" * 127)[0] == 254
     with pytest.raises(ValueError, match="256 bytes"):

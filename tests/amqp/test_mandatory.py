@@ -77,26 +77,6 @@ async def test_thousands_in_flight_of_every_kind_each_get_their_own_answer(rabbi
             assert (channel.pending, channel.mandatory) == ({}, {})
 
 
-async def test_messages_that_share_their_ids_each_get_their_own_answer(rabbitmq: RabbitMQ) -> None:
-    dice = random.Random(11)
-    async with connected(rabbitmq.url, publish_window=50) as client:
-        sink, _ = await client.subscribe("shared", qos="0")
-        chosen = [(dice.choice(("shared", "nowhere")), dice.choice(("a", "b", None))) for _ in range(400)]
-        batch = [
-            client.message(channel, b"%d" % number, extensions=MANDATORY | ({"messageId": own} if own else {}))
-            for number, (channel, own) in enumerate(chosen)
-        ]
-        for start in range(0, len(batch), 100):
-            await within(client.adapter.publish(batch[start : start + 100]))
-        assert await outcomes(batch) == ["" if channel == "shared" else "UnroutableError" for channel, _ in chosen]
-        assert {message.settlements for message in batch} == {1}
-        there = [number for number, (channel, _) in enumerate(chosen) if channel == "shared"]
-        await sink.count(len(there))
-        assert [int(payload) for payload in sink.payloads] == there
-        for lane in client.link.publisher.channels.open.values():
-            assert (lane.pending, lane.mandatory) == ({}, {})
-
-
 async def test_a_full_queue_refuses_and_is_not_unroutable(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("full")
     foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})

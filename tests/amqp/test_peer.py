@@ -22,7 +22,7 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
-from tests.amqp.harness import Client, until, within
+from tests.amqp.harness import Client, Sink, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from messaging.errors import MessagingError
-    from tests.amqp.harness import Out, Sink
+    from tests.amqp.harness import Out
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,54 @@ async def test_a_broker_that_takes_only_tiny_frames_is_refused(peer: Peer, clien
         await within(opening)
 
 
+async def test_connections_carry_the_name_of_the_instance(peer: Peer) -> None:
+    async with client_of(peer, name="plant 7") as client:
+        opening = asyncio.create_task(client.open())
+        publishing = await (await peer.session()).open()
+        await opening
+        subscribing = asyncio.create_task(client.subscribe("c"))
+        consuming = await (await peer.session()).open()
+        await consuming.consumer()
+        await subscribing
+    assert (publishing.client_name, consuming.client_name) == ("plant 7 (publishing)", "plant 7 (consuming)")
+
+
 # --- declarations
+
+
+async def test_more_channels_than_the_broker_allows_are_refused_and_the_others_live(peer: Peer, client: Client) -> None:
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c"))
+    session = await (await peer.session()).open(channel_max=2)
+    await session.consumer()
+    await subscribing
+    subscribing = asyncio.create_task(client.subscribe("c"))
+    channel = await session.consumer()
+    sink, _ = await subscribing
+    with pytest.raises(SubscriptionRefusedError, match="allows 2 channels"):
+        await client.subscribe("c")
+    session.send(DELIVER, channel)
+    session.content(channel, b"\0\0", b"x")
+    await sink.count(1)
+    assert client.losses == []
+
+
+async def test_a_user_who_may_not_consume_is_refused_and_leaves_no_queue(peer: Peer, client: Client) -> None:
+    await opened(client, peer)
+    sink = Sink()
+    subscribing = asyncio.create_task(client.subscribe("c", sink=sink))
+    session = await (await peer.session()).open()
+    channel, _ = await session.answer()
+    session.send(commands.Channel.Close(403, "ACCESS_REFUSED", 60, 20), channel)
+    with pytest.raises(SubscriptionRefusedError, match="403 ACCESS_REFUSED"):
+        await subscribing
+    await session.expect(commands.Channel.CloseOk)
+    channel, frame = await session.answer()
+    assert isinstance(frame, commands.Queue.Delete)
+    assert frame.queue == "q"
+    session.send(commands.Queue.DeleteOk(0), channel)
+    assert isinstance((await session.frame())[1], commands.Channel.Close)
+    assert (sink.failures, client.losses) == (0, [])
 
 
 async def test_a_queue_that_is_another_one_is_refused_with_its_declaration_and_the_ways_out(

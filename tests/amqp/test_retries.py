@@ -192,16 +192,6 @@ async def test_waiting_messages_are_bounded_by_the_window(peer: Peer) -> None:
         await within(publishing)
 
 
-async def test_an_answer_to_all_messages_names_none_of_them(peer: Peer, broker: Broker) -> None:
-    """``multiple`` with tag 0."""
-    client = broker.client
-    batch = messages(client, [1, 2, 3])
-    await client.adapter.publish(batch)
-    await broker.count(3)
-    broker.ack(0, multiple=True)
-    assert await outcomes(batch) == [""] * 3
-
-
 async def test_a_message_whose_deadline_has_passed_is_not_sent_again(peer: Peer, broker: Broker) -> None:
     client = broker.client
     batch = messages(client, [1, 2, 3])
