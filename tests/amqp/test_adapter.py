@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapters.amqp import AmqpAdapter, AmqpSettings
-from messaging.adapter import Adapter
+from messaging.adapter import SubscriptionSpec
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -28,15 +27,6 @@ from tests.doubles.plans import plan_of
 
 AMQP = "amqp://localhost"
 ROOT = Path(__file__).parents[2]
-
-
-def test_it_keeps_the_contract_without_leaving_anything_out() -> None:
-    adapter = make_adapter(AMQP)
-    assert isinstance(adapter, Adapter)
-    assert adapter.capabilities.can_reject
-    assert (adapter.capabilities.qos_levels, adapter.capabilities.default_qos) == (("0", "1"), "1")
-    assert adapter.capabilities.protocols[0] == "amqp"
-    assert adapter.settings_type is AmqpSettings
 
 
 def test_it_announces_the_features_of_amqp_and_no_others() -> None:
@@ -119,11 +109,6 @@ def test_a_virtual_host_that_is_too_long() -> None:
 def test_tls_options_are_for_tls() -> None:
     assert make_adapter("amqps://h", cafile="ca.pem", allow_insecure=True)._target.tls is not None
     assert make_adapter("amqp://h")._target.tls is None
-
-
-def test_names_for_the_broker() -> None:
-    assert make_adapter(AMQP, name="mine")._target.name == "mine"
-    assert make_adapter(AMQP, name="mine", client_id="yours")._target.name == "yours"
 
 
 def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
@@ -210,7 +195,3 @@ def test_without_the_library_the_adapter_is_imported_and_names_the_missing_extra
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError amqp amqp:// needs an optional package")
-
-
-def test_its_class_is_found_where_the_entry_point_says() -> None:
-    assert AmqpAdapter.__module__.startswith("adapters.amqp")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import pika
@@ -16,10 +15,10 @@ from hypothesis import strategies as st
 from adapters.amqp import frames
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
-from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.adapter import SubscriptionSpec
+from messaging.errors import SubscriptionRefusedError
 from messaging.model.extensions import SubscribeOptions
-from tests.amqp.conftest import Freeze
-from tests.amqp.harness import Client, Sink, connected, run, unique, until, within
+from tests.amqp.harness import Client, Sink, connected, run, unique, until
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -224,36 +223,6 @@ async def test_a_channel_the_broker_closes_ends_that_subscription_only(client: C
 # --- what ends altogether
 
 
-async def test_closing_takes_no_longer_if_the_broker_is_silent(own_rabbitmq: RabbitMQ, freeze: Freeze) -> None:
-    async with connected(own_rabbitmq.url) as client:
-        await client.subscribe("silent")
-        await client.publish("silent", b"x")
-        freeze()
-        subscribing = asyncio.create_task(client.subscribe("too late"))
-        message = client.message("silent")
-        await client.adapter.publish([message])
-        started = time.monotonic()
-        await client.adapter.close()
-        assert time.monotonic() - started < 2
-        with pytest.raises(ConnectionLostError):
-            await within(subscribing)
-        assert message.was_sent
-        assert client.losses == []
-
-
-async def test_closing_ends_a_subscription_that_waits_for_its_connection(
-    own_rabbitmq: RabbitMQ, freeze: Freeze
-) -> None:
-    async with connected(own_rabbitmq.url) as client:
-        freeze()
-        subscribing = asyncio.create_task(client.subscribe("too late"))
-        link = client.link
-        await until(lambda: link._dialling, "the second connection")
-        await client.adapter.close()
-        with pytest.raises(ConnectionLostError):
-            await within(subscribing)
-
-
 async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
     for turns in range(40):  # the connection included
         async with connected(rabbitmq.url) as client:
@@ -280,12 +249,3 @@ async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitM
         await sink.count(1)
         queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
         assert queues.count("amq.gen") == 1
-
-
-async def test_a_connection_without_answer_to_a_request_is_closed(own_rabbitmq: RabbitMQ, freeze: Freeze) -> None:
-    async with connected(own_rabbitmq.url, connect_timeout=0.3, heartbeat=0) as client:
-        await client.subscribe("silent")
-        freeze()
-        with pytest.raises(ConnectionLostError, match=r"no answer within 0\.3 s"):
-            await client.subscribe("silent")
-        assert "no answer within 0.3 s" in str(await client.lost())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import messaging
-from adapters.amqp import connection
 from messaging.errors import ConnectionLostError, UnroutableError
 from tests.amqp.conftest import foreign_channel
 from tests.amqp.harness import Client, make_adapter, unique, until, within
@@ -102,23 +100,6 @@ async def test_a_broker_that_ends_is_a_loss_and_aiormq_keeps_quiet(
         assert isinstance(await client.lost(), ConnectionLostError)
         await within(client.adapter.close())
     await asyncio.to_thread(own_rabbitmq.start)
-
-
-async def test_silence_is_a_loss_after_two_heartbeats_and_aiormq_keeps_quiet(
-    own_rabbitmq: RabbitMQ, aiormq_log: list[logging.LogRecord]
-) -> None:
-    client = Client(make_adapter(own_rabbitmq.url, heartbeat=1))
-    await client.open()
-    await client.subscribe("silence")
-    os.kill(own_rabbitmq.pid, signal.SIGSTOP)
-    started = time.monotonic()
-    try:
-        lost = await client.lost()
-    finally:
-        os.kill(own_rabbitmq.pid, signal.SIGCONT)
-    assert "it was silent for 2 s" in str(lost)
-    assert time.monotonic() - started < 1.0 + connection.SILENT_HEARTBEATS
-    await within(client.adapter.close())
 
 
 async def test_closing_in_good_order_is_no_loss_at_all(rabbitmq: RabbitMQ, aiormq_log: list[logging.LogRecord]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -537,3 +538,61 @@ async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_mess
         assert isinstance(message.error, PublishRefusedError)
         assert (message.error.code, message.error.detail) == (403, "ACCESS_REFUSED - for a test")
     refusing.cancel()
+
+
+# --- silence
+
+
+@pytest.mark.slow
+async def test_silence_is_a_loss_after_two_heartbeats(peer: Peer) -> None:
+    async with client_of(peer, heartbeat=1) as client:
+        await opened(client, peer)
+        started = time.monotonic()
+        assert "it was silent for 2 s" in str(await client.lost())
+        assert time.monotonic() - started < 3
+
+
+@pytest.mark.slow
+async def test_without_heartbeats_it_still_says_good_bye(peer: Peer) -> None:
+    async with client_of(peer, heartbeat=0) as client:
+        session = await opened(client, peer)
+        await asyncio.sleep(3.5)  # aiormq takes a silence of 3 s for a loss, and would say no good-bye
+        closing = asyncio.create_task(client.adapter.close())
+        await session.expect(commands.Connection.Close)
+        session.send(commands.Connection.CloseOk())
+        await closing
+
+
+async def test_closing_takes_no_longer_if_the_broker_is_silent(peer: Peer, client: Client) -> None:
+    [message], _, _ = await published(client, peer, 1)
+    subscribing = asyncio.create_task(client.subscribe("c"))
+    await (await (await peer.session()).open()).consumer()
+    await subscribing
+    subscribing = asyncio.create_task(client.subscribe("too late"))
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    await client.adapter.close()
+    assert time.monotonic() - started < 2
+    with pytest.raises(ConnectionLostError):
+        await within(subscribing)
+    assert message.was_sent
+    assert client.losses == []
+
+
+async def test_closing_ends_a_subscription_that_waits_for_its_connection(peer: Peer, client: Client) -> None:
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("too late"))
+    await peer.session()
+    await client.adapter.close()
+    with pytest.raises(ConnectionLostError):
+        await within(subscribing)
+
+
+async def test_a_connection_without_answer_to_a_request_is_closed(peer: Peer) -> None:
+    async with client_of(peer, connect_timeout=0.3, heartbeat=0) as client:
+        await opened(client, peer)
+        subscribing = asyncio.create_task(client.subscribe("silent"))
+        await (await peer.session()).open()
+        with pytest.raises(ConnectionLostError, match=r"no answer within 0\.3 s"):
+            await subscribing
+        assert "no answer within 0.3 s" in str(await client.lost())
