@@ -72,10 +72,7 @@ class _OpenStreams(aiormq.TransportFactory):
 class LaneConnection(aio_pika.Connection):
     """aio-pika's connection over open streams.
 
-    Args:
-        url: user, password and options of the connection.
-        vhost: the virtual host. aiormq would decode ``%2F`` twice in the path of the URL.
-        streams: the transport factory.
+    The virtual host is not in the path of the URL, where aiormq would decode ``%2F`` twice.
     """
 
     def __init__(self, url: URL, vhost: str, streams: aiormq.TransportFactory) -> None:
@@ -320,10 +317,7 @@ class Wire:
 async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) -> Wire:
     """Connect and log in. Nothing is left behind on failure or cancellation.
 
-    Args:
-        target: address and credentials.
-        purpose: distinguishes the connections of one instance at the broker.
-        context: the TLS context; ``None`` for no TLS.
+    ``purpose`` distinguishes the connections of one instance at the broker.
 
     Raises:
         AuthenticationError: the broker refused the credentials.

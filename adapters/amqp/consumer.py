@@ -59,7 +59,6 @@ class QueueConsumer(DeliveryLane):
         exchange: the exchange of channels without extension.
         tag: the consumer's name at the broker.
         spawn: runs requests to the broker in the background.
-        position: the position of reading, for streams.
         delays: where rejected messages wait, if they do.
     """
 

@@ -104,9 +104,7 @@ class _Channel(ConfirmChannel[_Confirm]):
 class Delays:
     """The messages that are moved to queues of delays on one connection. For the event loop only.
 
-    Args:
-        wire: the connection to publish on.
-        username: the user of the connection; ``None`` if the client certificate names the user.
+    ``username`` is the user of the connection; ``None`` if the client certificate names the user.
     """
 
     def __init__(self, wire: Wire, username: str | None) -> None:

@@ -85,11 +85,7 @@ def publish(channel: int, exchange: str, routing_key: str, *, mandatory: bool = 
 def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Sequence[bytes]:
     """Return the header and body frames of a message, in pieces to be joined.
 
-    Args:
-        channel: channel number.
-        properties: flags and values.
-        body: the payload.
-        frame_max: size of the largest frame the peer takes, in bytes.
+    ``properties`` are flags and values as on the wire, ``frame_max`` is the size of the largest frame in bytes.
     """
     size, step = len(body), frame_max - OVERHEAD
     header = _CONTENT.pack(HEADER, channel, 12 + len(properties), _BASIC, 0, size)

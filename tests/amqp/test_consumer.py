@@ -43,22 +43,6 @@ def exists(foreign: BlockingChannel, queue: str) -> bool:
 # --- who gets what
 
 
-async def test_channel_and_extension_are_exchange_and_binding_pattern(client: Client) -> None:
-    exchange = unique("raw")
-    sink, _ = await client.subscribe(exchange, key="orders.*.new")
-    default, _ = await client.subscribe("amq.topic", key="orders.#")
-    for key in ("orders.1.new", "orders.1.old", "orders.%2E.new"):
-        await client.publish(exchange, key.encode(), key=key)
-    await client.publish("orders/2", b"x")
-    await sink.count(2)
-    assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
-        (exchange, "orders.1.new"),
-        (exchange, "orders.%2E.new"),
-    ]
-    [arrived] = await default.count(1)
-    assert (arrived.channel, arrived.channel_extension) == ("amq.topic", "orders.2")
-
-
 async def test_private_queues_are_deleted_with_the_subscription(rabbitmq: RabbitMQ, client: Client) -> None:
     _, handle = await client.subscribe("private")
     await client.adapter.unsubscribe(handle)

@@ -77,15 +77,6 @@ async def test_thousands_in_flight_of_every_kind_each_get_their_own_answer(rabbi
             assert (channel.pending, channel.mandatory) == ({}, {})
 
 
-async def test_a_full_queue_refuses_and_is_not_unroutable(client: Client, foreign: BlockingChannel) -> None:
-    queue = unique("full")
-    foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-    foreign.queue_bind(queue, "amq.topic", "full")
-    batch = [client.message("full", extensions=MANDATORY | {"queueOverflow": "reject-publish"}) for _ in range(3)]
-    await client.adapter.publish(batch)
-    assert await outcomes(batch) == ["", "PublishRefusedError", "PublishRefusedError"]
-
-
 async def test_messages_sent_again_on_a_new_channel_stay_mandatory(client: Client, foreign: BlockingChannel) -> None:
     exchange = unique("vanishing")
     sink, _ = await client.subscribe("stays")
