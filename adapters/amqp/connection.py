@@ -197,7 +197,10 @@ class Wire:
         if len(self._connection.amqp.channels) >= self._channel_max:
             # opening one more would cost the connection
             raise aiormq.ChannelClosed(506, f"the broker allows {self._channel_max} channels on a connection")
-        return await self._ask(self._connection.channel(publisher_confirms=confirms))
+        return await self._ask(self._open_channel(confirms))
+
+    async def _open_channel(self, confirms: bool) -> AbstractChannel:
+        return await self._connection.channel(publisher_confirms=confirms)
 
     async def close_channel(self, channel: AbstractChannel) -> None:
         """Close a channel. Does nothing if it is closed already.

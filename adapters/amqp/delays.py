@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -157,12 +158,17 @@ class Delays:
             milliseconds = spec.milliseconds(deliveries - 1)
             name = f"{queue}.delay.{milliseconds}"
             async with self._window:
-                delay = _queue(name, queue, milliseconds, quorum=spec.quorum)
-                confirm = await self._publish(delay, properties, kept.body)
+                channel = await self._ready(name, queue, spec, milliseconds)
+                confirm = _Confirm(name)
+                channel.expect(confirm)
+                head = frames.publish(channel.number, "", name, mandatory=True)
+                content = frames.content(channel.number, properties, kept.body, self._wire.frame_max)
+                self._wire.write(b"".join((head, *content)))
+                await self._wire.drain()
                 error = await confirm.answer
             if error is not None:
                 raise error
-            if not self._is_leased(name):
+            if self._age(name) >= LEASE - LEASE_MARGIN:
                 raise BrokerError("the confirm came when the queue may have been about to expire")
         except ConnectionLostError:
             return
@@ -179,61 +185,53 @@ class Delays:
         else:
             settle(True)
 
-    async def _publish(self, queue: QueueSpec, properties: bytes, body: bytes) -> _Confirm:
-        """Publish a message to ``queue`` once the broker accepts messages, and the channel and the queue exist."""
-        name = queue.name or ""
+    async def _ready(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> _Channel:
+        """Return the channel once the broker accepts messages and the queue ``name`` of the delay exists."""
         while True:
-            await self._accepts.wait()
-            async with self._preparing:
-                channel = self._channel
-                if not self._wire.alive:
-                    raise _lost()
-                if channel is None or channel.refusal is not None:
-                    opened = await self._wire.channel(confirms=True)
-                    number = cast("int", opened.number)
-                    self._channel = self._wire.lanes[number] = _Channel(number)
-                elif asyncio.get_running_loop().time() - self._declared.get(name, -_RECENT) >= _RECENT:
-                    await self._declare(queue)
-                elif self._accepts.is_set():
-                    break
-        confirm = _Confirm(name)
-        channel.expect(confirm)
-        head = frames.publish(channel.number, "", name, mandatory=True)
-        self._wire.write(b"".join((head, *frames.content(channel.number, properties, body, self._wire.frame_max))))
-        await self._wire.drain()
-        return confirm
+            channel = self._channel
+            if not self._wire.alive:
+                raise _lost()
+            if not self._accepts.is_set():
+                await self._accepts.wait()
+            elif channel is not None and channel.refusal is None and self._age(name) < _RECENT:
+                return channel
+            else:
+                async with self._preparing:
+                    if self._channel is not channel:
+                        continue  # another task has opened one
+                    if channel is None or channel.refusal is not None:
+                        opened = await self._wire.channel(confirms=True)
+                        number = cast("int", opened.number)
+                        self._channel = self._wire.lanes[number] = _Channel(number)
+                    elif self._age(name) >= _RECENT:
+                        await self._declare(name, queue, spec, milliseconds)
 
-    async def _declare(self, queue: QueueSpec) -> None:
+    async def _declare(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> None:
         began = asyncio.get_running_loop().time()
+        arguments = {
+            "x-queue-type": "classic",
+            "x-message-ttl": milliseconds,
+            "x-expires": min(milliseconds + round(LEASE * 1000), _MAX_MILLISECONDS),
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": queue,
+        }
+        if spec.quorum:
+            # as safe as the queue it came from: confirmed on the way back as well
+            arguments |= {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            }
         channel = await self._wire.channel()
         try:
-            await topology.declare_queue(self._wire, channel, queue)
+            await topology.declare_queue(self._wire, channel, QueueSpec(name, arguments=arguments))
         finally:
             await self._wire.close_channel(channel)
-        self._declared[queue.name or ""] = began
+        self._declared[name] = began
 
-    def _is_leased(self, name: str) -> bool:
-        """Return whether the queue outlives a message that is confirmed now."""
-        return asyncio.get_running_loop().time() < self._declared.get(name, -LEASE) + LEASE - LEASE_MARGIN
-
-
-def _queue(name: str, target: str, milliseconds: int, *, quorum: bool) -> QueueSpec:
-    """Return the queue whose messages expire after a delay and go to the queue ``target``."""
-    arguments = {
-        "x-queue-type": "classic",
-        "x-message-ttl": milliseconds,
-        "x-expires": min(milliseconds + round(LEASE * 1000), _MAX_MILLISECONDS),
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": target,
-    }
-    if quorum:
-        # as safe as the queue it came from: confirmed on the way back as well
-        arguments |= {
-            "x-queue-type": "quorum",
-            "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-        }
-    return QueueSpec(name, arguments=arguments)
+    def _age(self, name: str) -> float:
+        """Return the time since a queue was declared, seconds; infinite if it was not."""
+        return asyncio.get_running_loop().time() - self._declared.get(name, -math.inf)
 
 
 def _lost() -> ConnectionLostError:

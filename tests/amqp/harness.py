@@ -42,7 +42,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
         asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(str(context)))
         async with asyncio.timeout(60):
             result = await main
-        # what was told to end does so within a few turns; nothing may be left that waits for something
+        # tasks that were told to end do so within a few turns of the loop; no other task may be left
         for _ in range(5):
             await asyncio.sleep(0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -51,7 +51,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         result = runner.run(watched())
-    assert not mishaps
+    assert not mishaps, mishaps
     return result
 
 
@@ -64,7 +64,7 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
 
 
 async def blocked(client: Client) -> None:
-    """Publish until the broker, which is out of memory, says so: it tells those who publish after it has found out."""
+    """Publish until the broker reports that it is out of memory: it tells only clients that publish afterwards."""
     deadline = time.monotonic() + PATIENCE
     while not client.link.publisher.is_blocked:
         assert time.monotonic() < deadline, "the broker does not say that it is out of memory"

@@ -63,10 +63,13 @@ class Session:
         self.send(Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
         _, start = await self.expect(Connection.StartOk)
         assert isinstance(start, Connection.StartOk)
+        self.login = start.response
         self.client_name = (start.client_properties or {}).get("connection_name")
         self.send(Connection.Tune(channel_max, frame_max, 60))
         _, agreed = await self.expect(Connection.TuneOk)
-        await self.expect(Connection.Open)
+        _, opening = await self.expect(Connection.Open)
+        assert isinstance(opening, Connection.Open)
+        self.vhost = opening.virtual_host
         assert isinstance(agreed, Connection.TuneOk)
         return agreed.frame_max
 

@@ -1,4 +1,4 @@
-"""Subscribing at a real broker: who gets what, how often, and what becomes of what is not acknowledged."""
+"""Subscribing at a real broker: delivery, acknowledgement, requeueing, and the end of a subscription."""
 
 from __future__ import annotations
 
@@ -41,13 +41,6 @@ def exists(foreign: BlockingChannel, queue: str) -> bool:
 
 
 # --- who gets what
-
-
-async def test_private_queues_are_deleted_with_the_subscription(rabbitmq: RabbitMQ, client: Client) -> None:
-    _, handle = await client.subscribe("private")
-    await client.adapter.unsubscribe(handle)
-    await client.adapter.unsubscribe(handle)
-    assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
 
 
 # --- named queues

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,6 @@ async def test_the_default_exchange_delivers_to_a_queue_by_its_name(
         foreign.basic_publish("", queue, b"2")
         await sink.count(2)
         assert [(each.channel, each.channel_extension) for each in sink.arrived] == [("amq.default", queue)] * 2
-        # nothing was bound
-        bindings = await asyncio.to_thread(rabbitmq.ctl, "list_bindings", "source_name", "destination_name")
-        assert [line for line in bindings.splitlines() if line.endswith(queue)] == [f"\t{queue}"]
     foreign.queue_delete(queue)
 
 
@@ -115,7 +111,7 @@ async def test_unroutable_messages_go_to_the_alternate_exchange(rabbitmq: Rabbit
         assert (wanted.payloads, lost.payloads) == ([b"known"], [b"unknown"])
         assert (lost.arrived[0].channel, lost.arrived[0].channel_extension) == (exchange, "unknown")
         foreign.exchange_declare(alternate, "fanout", durable=True, internal=True)
-        # nobody but other exchanges publishes to that one
+        # only other exchanges publish to an internal one
         message = client.message(alternate, key="k")
         await within(client.adapter.publish([message]))
         with pytest.raises(PublishRefusedError, match="403 ACCESS_REFUSED") as caught:

@@ -225,7 +225,7 @@ def test_values_that_are_off_or_default_contradict_nothing() -> None:
     publishing(mandatory=False, qos="0")
 
 
-# --- what is made of them
+# --- compiled
 
 
 def test_nothing_asked_for_is_a_durable_shared_queue_that_stays() -> None:

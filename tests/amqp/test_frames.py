@@ -129,7 +129,7 @@ class Tap:
 
 
 class Stream:
-    """A protocol with nobody but the test around it."""
+    """A protocol that only the test reads and feeds."""
 
     def __init__(self, lanes: dict[int, Tap], *, settled: bool = True) -> None:
         self.protocol = FrameProtocol(asyncio.get_running_loop())

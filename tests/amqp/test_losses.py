@@ -56,7 +56,7 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
 ) -> None:
     """Busy: requests are under way, messages unconfirmed, deliveries unsettled."""
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}", heartbeat=60))
+        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}", heartbeat=60, connect_timeout=60))
         await client.open()
         await client.publish("loss", b"x")
         sink, _ = await client.subscribe("loss")

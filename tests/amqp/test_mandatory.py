@@ -1,4 +1,4 @@
-"""Mandatory messages: what reaches nobody fails, and nothing else does."""
+"""Mandatory messages: a message that reaches no queue fails, and no other does."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MANDATORY: dict[str, Any] = {"mandatory": True}
 
 
 async def test_a_message_that_reaches_no_queue_fails_with_code_and_text(client: Client) -> None:
-    message = client.message("nobody/listens", b"x" * 300_000, extensions=MANDATORY)  # several frames
+    message = client.message("no/queue", b"x" * 300_000, extensions=MANDATORY)  # several frames
     await within(client.adapter.publish([message]))
-    with pytest.raises(UnroutableError, match=r"312 NO_ROUTE: no queue takes 'nobody\.listens'") as caught:
+    with pytest.raises(UnroutableError, match=r"312 NO_ROUTE: no queue takes 'no\.queue'") as caught:
         await message.result()
     assert (caught.value.code, caught.value.detail) == (312, "NO_ROUTE")
-    await client.publish("nobody/listens", b"", extensions={"mandatory": False})
-    await client.publish("nobody/listens", b"")
+    await client.publish("no/queue", b"", extensions={"mandatory": False})
+    await client.publish("no/queue", b"")
     assert message.settlements == 1
     assert client.losses == []
 

@@ -23,7 +23,7 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
-from tests.amqp.harness import Client, Sink, until, within
+from tests.amqp.harness import Client, Sink, make_adapter, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
 
@@ -162,6 +162,24 @@ async def test_connections_carry_the_name_of_the_instance(peer: Peer) -> None:
         await consuming.consumer()
         await subscribing
     assert (publishing.client_name, consuming.client_name) == ("plant 7 (publishing)", "plant 7 (consuming)")
+
+
+async def test_an_odd_virtual_host_and_a_password_that_is_shown_nowhere(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "s3cr3t/pässwörd%"
+    client = Client(make_adapter(f"{peer.url}/a%2Fb%20%252F", username="odd user", password=secret))
+    opening = asyncio.create_task(client.open())
+    session = await (await peer.session()).open()
+    await opening
+    assert session.vhost == "a/b %2F"
+    assert session.login == f"\0odd user\0{secret}"
+    shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
+    await client.adapter.close()
+    assert "s3cr3t" not in "".join(shown)
+    assert caplog.records
+    assert "s3cr3t" not in caplog.text
 
 
 # --- declarations

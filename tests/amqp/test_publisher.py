@@ -165,7 +165,7 @@ async def test_an_exchange_that_vanishes_fails_its_messages_and_the_rest_goes_on
     for number in (20, 21, 60):
         assert isinstance(batch[number].error, PublishRefusedError)
         assert f"404 NOT_FOUND - no exchange '{exchange}'" in str(batch[number].error)
-    # what was not confirmed when the channel was closed may have been sent twice, but nothing is missing
+    # messages without confirm at the close of the channel may have been sent twice, but none is missing
     wanted = {b"%d" % number for number in range(100)} - {b"20", b"21", b"60"}
     await until(lambda: wanted <= set(sink.payloads), "all the others")
     assert b"bad" not in sink.payloads

@@ -1,4 +1,4 @@
-"""``basic.nack``: what is sent again until its deadline, in which order, and what is refused at once."""
+"""``basic.nack``: messages that are sent again until their deadline, in order, and messages that are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUIET = 0.3
 
 
 class Broker:
-    """Takes what is published, and answers as the test says."""
+    """Takes published messages, and answers as the test says."""
 
     def __init__(self, session: Session, client: Client) -> None:
         self.session = session
@@ -337,5 +337,5 @@ async def test_order_is_kept_while_a_real_queue_refuses_now_and_then(rabbitmq: R
             await within(publishing)
             assert await outcomes(batch) == [""] * 20
             assert sorted(seen) == list(range(20))
-            # what was in flight when one was refused may come before it, and nothing else
+            # only messages in flight when one was refused may come before it
             assert max(at - number for at, number in enumerate(seen)) < 8

@@ -1,4 +1,4 @@
-"""Streams: queues that keep what was read, and remember nobody."""
+"""Streams: queues that keep messages after they were read, and remember no reader."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def certified() -> Iterator[TlsRabbitMQ]:
-    """Knows its users by their certificates, and takes nobody without one on its TLS port."""
+    """A broker that knows its users by their certificates, and refuses clients without one on its TLS port."""
     require("rabbitmq")
     lines = [
         "ssl_options.verify = verify_peer",
