@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -22,7 +23,6 @@ from aio_pika.tools import OneShotCallback
 
 from adapters.amqp import frames, internals
 from adapters.amqp.protocol import FrameProtocol, cut
-from adapters.amqp.target import failure
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 from messaging.text import without_frames
@@ -423,5 +423,13 @@ def describe(error: BaseException) -> str:
         return "the peer closed it"
     if isinstance(error, asyncio.CancelledError):  # aiormq cancels the requests on a connection that breaks
         return "the connection broke"
-    words = failure(error.__cause__) if error.__cause__ is not None else None
-    return words or failure(error) or str(error) or type(error).__name__
+    for each in (error.__cause__, error):
+        words: str | None = None
+        if isinstance(each, ssl.SSLError):
+            words = tls.explain(each, "amqps", "amqp")
+        elif isinstance(each, OSError):
+            # the numbers of the resolver are negative; asyncio puts a sentence of its own into the others
+            words = os.strerror(each.errno) if each.errno is not None and each.errno > 0 else str(each)
+        if words:
+            return words
+    return str(error) or type(error).__name__

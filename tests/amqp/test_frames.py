@@ -20,8 +20,9 @@ from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
-from adapters.amqp.protocol import FrameProtocol
-from messaging.model import SubscribeOptions, SubscriptionSpec
+from adapters.amqp.protocol import FrameProtocol, cut
+from messaging.adapter import SubscriptionSpec
+from messaging.model import SubscribeOptions
 from tests.amqp.harness import Sink, run
 
 CHANNEL = st.integers(1, 65_535)
@@ -174,9 +175,9 @@ CLOSE_OK = pamqp.frame.marshal(commands.Connection.CloseOk(), 0)
 def test_a_lane_gets_its_frames_and_aiormq_the_rest_however_they_are_cut(cuts: list[int]) -> None:
     stream = OTHERS[0] + DELIVERY[0] + OTHERS[1] + DELIVERY[1] + OTHERS[2] + DELIVERY[2] + OTHERS[0]
     pieces = []
-    for cut in cuts:
-        pieces.append(stream[:cut])
-        stream = stream[cut:]
+    for size in cuts:
+        pieces.append(stream[:size])
+        stream = stream[size:]
     pieces.append(stream)
     tap = Tap()
     rest, _ = split(pieces, {5: tap})
@@ -299,3 +300,21 @@ def test_a_lane_hears_first_that_its_channel_is_closed() -> None:
     assert (rest, end.protocol.lanes) == (close, {})
     assert tap.reasons == [(404, "NOT_FOUND")]
     assert tap.taken == []
+
+
+@pytest.mark.parametrize("is_closing", [True, False])
+def test_only_an_open_transport_may_fail_to_abort(is_closing: bool) -> None:
+    """asyncio's TLS transport of Python 3.11.2 raises once it has let go of its connection."""
+
+    class Broken(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return is_closing
+
+        def abort(self) -> None:
+            raise AttributeError("'NoneType' object has no attribute '_abort'")
+
+    if is_closing:
+        cut(Broken())
+    else:
+        with pytest.raises(AttributeError, match="_abort"):
+            cut(Broken())

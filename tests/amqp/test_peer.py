@@ -13,6 +13,7 @@ import pytest
 from pamqp import commands
 from pamqp.commands import Basic
 
+import messaging
 from adapters.amqp import frames
 from messaging.errors import (
     BrokerError,
@@ -26,6 +27,7 @@ from messaging.model import as_text
 from tests.amqp.harness import Client, Sink, make_adapter, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
+from tests.conformance.helpers import Failing, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -344,6 +346,24 @@ async def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
         raise lost
     await session.ended()
     assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
+
+
+async def test_a_message_that_no_other_consumer_receives_is_not_requeued_and_counts_once(peer: Peer) -> None:
+    """A nameless queue would deliver it to the subscription that ends, which would count it again."""
+    connecting = asyncio.create_task(asyncio.to_thread(messaging.connect, peer.url))
+    await (await peer.session()).open()
+    m = await within(connecting)
+    stream = m.subscribe("c")
+    stream.subscribe(Failing(b"1"))
+    session = await (await peer.session()).open()
+    channel = await session.consumer()
+    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+    session.content(channel, b"\0\0", b"1")
+    await session.expect(commands.Channel.Close)  # and no Basic.Nack before it
+    session.send(commands.Channel.CloseOk(), channel)
+    await asyncio.to_thread(eventually, lambda: stream.counters.dropped, "counted")
+    assert (stream.counters.dropped, stream.counters.rejected) == (1, 1)
+    await asyncio.to_thread(m.close)
 
 
 # --- publishing
