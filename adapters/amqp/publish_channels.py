@@ -12,7 +12,7 @@ import aiormq
 from adapters.amqp import names, topology
 from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.connection import refusal
-from adapters.amqp.replies import DirectReplies
+from adapters.amqp.deliveries import DirectReplies
 from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
 
 if TYPE_CHECKING:
