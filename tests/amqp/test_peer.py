@@ -491,8 +491,12 @@ async def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_cod
     peer: Peer, client: Client, code: int
 ) -> None:
     batch, session, _ = await published(client, peer, 2)
+    batch.append(client.message("exchange", key="k"))
+    publishing = asyncio.create_task(client.adapter.publish(batch[2:]))
+    await session.expect(commands.Channel.Open)  # and the request for the exchange is not answered
     session.close_reason(code, "for a test")
-    assert await outcomes(batch) == ["ConnectionLostError"] * 2
+    assert await outcomes(batch) == ["ConnectionLostError"] * 3
+    await publishing
     lost = await client.lost()
     assert isinstance(lost, ConnectionLostError)
     assert (lost.code, lost.detail) == (code, "for a test")
