@@ -63,15 +63,6 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
         await asyncio.sleep(0.005)
 
 
-async def blocked(client: Client) -> None:
-    """Publish until the broker reports that it is out of memory: it tells only clients that publish afterwards."""
-    deadline = time.monotonic() + PATIENCE
-    while not client.link.publisher.is_blocked:
-        assert time.monotonic() < deadline, "the broker does not say that it is out of memory"
-        await within(client.adapter.publish([client.message("out/of/memory")]))
-        await asyncio.sleep(0.02)
-
-
 async def within(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
     """Await, but not for ever."""
     async with asyncio.timeout(patience):

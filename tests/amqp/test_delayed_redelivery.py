@@ -22,13 +22,12 @@ import messaging
 from adapters.amqp import counting, delays, properties
 from adapters.amqp.frames import short_string
 from messaging.model import Incoming
-from tests.amqp.harness import Client, blocked, connected, unique, until
+from tests.amqp.harness import Client, connected, until
 from tests.amqp.test_consumer import depth, exists
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.amqp.conftest import TlsRabbitMQ
     from tests.brokers import RabbitMQ
 
 
@@ -269,28 +268,6 @@ async def test_a_loss_during_a_delay_redelivers_all_messages(client: Client, que
     await client.open()
     sink, _ = await client.subscribe(queue, queue=queue, redeliveryDelay=0.1)
     await until(lambda: len(set(sink.payloads)) == 50, "all of them")
-
-
-async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(own_rabbitmq: TlsRabbitMQ) -> None:
-    queue = unique("alarm")
-    async with connected(own_rabbitmq.url) as client:
-        sink, _ = await client.subscribe(queue, queue=queue, prefetch=3, redeliveryDelay=0.1)
-        await client.publish(queue, *[b"%d" % number for number in range(6)])
-        first, second, third = await sink.count(3)
-        await asyncio.to_thread(own_rabbitmq.ctl, "set_vm_memory_high_watermark", "0")
-        try:
-            await blocked(client)
-            client.reject(first, second)
-            client.acknowledge(third)
-            await sink.count(4)
-            client.acknowledge(sink.arrived[3])
-            await sink.count(5)
-            assert not client.adapter.is_stale(first.token)
-        finally:
-            await asyncio.to_thread(own_rabbitmq.ctl, "set_vm_memory_high_watermark", "0.8")
-        client.acknowledge(sink.arrived[4])
-        await until(lambda: {b"0", b"1"} <= set(sink.payloads[5:]), "what was rejected")
-        assert client.losses == []
 
 
 # --- the header alone

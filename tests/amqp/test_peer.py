@@ -562,6 +562,34 @@ async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_ta
     assert await is_silent(session)
 
 
+async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(peer: Peer, client: Client) -> None:
+    publishing = await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c", queue="q", redeliveryDelay=0.1))
+    consuming = await (await peer.session()).open()
+    channel = await consuming.consumer()
+    sink, _ = await subscribing
+    consuming.send(DELIVER, channel)
+    consuming.content(channel, b"\0\0", b"1")
+    rejected = await sink.next()
+    publishing.send(commands.Connection.Blocked("low on memory"))
+    await until(lambda: client.link.publisher.is_blocked)
+    client.reject(rejected)
+    assert await is_silent(publishing)
+    consuming.send(Basic.Deliver("t", 2, False, "amq.topic", "c"), channel)
+    consuming.content(channel, b"\0\0", b"2")
+    client.acknowledge(await sink.next())
+    _, frame = await consuming.expect(Basic.Ack)
+    assert isinstance(frame, Basic.Ack)
+    assert (frame.delivery_tag, frame.multiple) == (2, False)
+    publishing.send(commands.Connection.Unblocked())
+    channel = await publishing.published(1)
+    publishing.send(Basic.Ack(1), channel)
+    _, frame = await consuming.expect(Basic.Ack)
+    assert isinstance(frame, Basic.Ack)
+    assert frame.delivery_tag in (1, 2)
+    assert client.losses == []
+
+
 async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message(peer: Peer, client: Client) -> None:
     session = await opened(client, peer)
     batch = [client.message("c") for _ in range(3)]
