@@ -173,7 +173,8 @@ class Delays:
         except ConnectionLostError:
             return
         except (MessagingError, aiormq.AMQPChannelError, ValueError, IndexError, struct.error) as failure:
-            self._declared.pop(name, None)
+            if isinstance(failure, BrokerError) and failure.code is not None:
+                self._declared.pop(name, None)  # it may have been deleted
             is_known = isinstance(failure, (MessagingError, aiormq.AMQPChannelError))
             logger.log(
                 logging.DEBUG if name in self._logged else logging.WARNING,
