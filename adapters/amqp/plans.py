@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from messaging.model import Outgoing, PublishPlan
 
 
-class PublishPlan:
-    """The parts that the messages of the context of ``message`` share.
+class PublishForm:
+    """The parts that the messages of one context share.
+
+    Args:
+        plan: of the messages.
+        exchange: the exchange of channels without extension.
 
     Raises:
         ArgumentError: a value is longer than AMQP can carry, or extensions contradict each other.
@@ -52,7 +56,11 @@ class PublishPlan:
     def encode(self, message: Outgoing, channel: int, now: int, frame_max: int) -> Iterable[bytes]:
         """Return the frames of a message, in pieces to be joined.
 
-        ``now`` is in seconds since the epoch, ``frame_max`` the largest frame that the broker takes, in bytes.
+        Args:
+            message: a message of the plan.
+            channel: the channel's number.
+            now: seconds since the epoch.
+            frame_max: the largest frame that the broker takes, bytes.
 
         Raises:
             ValueError: an id or the properties are too long.
@@ -68,8 +76,12 @@ class PublishPlan:
         return (self._method, *frames.content(channel, properties, payload, frame_max))
 
 
-class PublishPlans:
-    """The plans of recent contexts; ``exchange`` is the exchange of channels without extension."""
+class PublishForms:
+    """Makes the form of each publish plan, and keeps it in the plan's slot.
+
+    Args:
+        exchange: the exchange of channels without extension.
+    """
 
     def __init__(self, exchange: str) -> None:
         self._exchange = exchange

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from messaging.adapter import SubscriptionSpec
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,

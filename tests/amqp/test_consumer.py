@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from adapters.amqp import frames
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
-from messaging.adapter import SubscriptionSpec
 from messaging.errors import SubscriptionRefusedError
+from messaging.model import SubscriptionSpec
 from messaging.model.extensions import SubscribeOptions
 from tests.amqp.harness import Client, Sink, connected, run, unique, until
 

@@ -21,8 +21,7 @@ from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
 from adapters.amqp.protocol import FrameProtocol, cut
-from messaging.adapter import SubscriptionSpec
-from messaging.model import SubscribeOptions
+from messaging.model import SubscribeOptions, SubscriptionSpec
 from tests.amqp.harness import Sink, run
 
 CHANNEL = st.integers(1, 65_535)

@@ -32,7 +32,6 @@ from tests.conformance.helpers import Failing, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from messaging.errors import MessagingError
     from tests.amqp.harness import Out
 
 
@@ -539,9 +538,8 @@ async def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does(
 async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_takes_them(
     peer: Peer, client: Client
 ) -> None:
-    told: list[MessagingError | None] = []
+    told = client.events.impairments
     _, session, channel = await published(client, peer, 1)
-    client.adapter.impaired = told.append
     session.send(commands.Connection.Blocked("low on memory"))
     await until(lambda: told, "the broker's word")
     [reason] = told

@@ -14,6 +14,7 @@ import pytest
 import messaging
 from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import PublishRefusedError
+from messaging.model import MessageContext
 from tests.amqp.harness import Client, Out, connected, unique, until, within
 
 if TYPE_CHECKING:
