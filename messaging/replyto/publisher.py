@@ -134,6 +134,9 @@ class ReplyToPublisher:
 
     def _plan(self, source: MessageContext) -> _RequestPlan:
         compiled = self._check(source)
+        if compiled.request is not None:  # of a context like this one
+            known: _RequestPlan = compiled.request
+            return known
         individual = None
         reply_to = source.reply_to_channel
         is_given = reply_to is not None and not self._inboxes.is_own(reply_to)
