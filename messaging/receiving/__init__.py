@@ -4,6 +4,7 @@ May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``
 ``publishing``.
 """
 
+from messaging.receiving.blocks import AsyncBlock as AsyncBlock
 from messaging.receiving.consumers import in_observer as in_observer
 from messaging.receiving.counters import StreamCounters as StreamCounters
 from messaging.receiving.handler import HandlerOnInvalid as HandlerOnInvalid

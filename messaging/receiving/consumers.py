@@ -81,21 +81,21 @@ class Push(rx.DisposableBase):
             _in_observer.push = None
 
     def _has_work(self) -> bool:
-        return not self._over and (self._stopping or self.subscription.has_next)
+        return not self._over and (self._stopping or self.subscription.hand_out.has_next)
 
     def _consume(self, subscription: Subscription) -> None:
-        on_next = self._on_next
-        fetch = subscription.fetch
-        accept = ignore if subscription.manual else subscription.accept
+        on_next, hand_out, settlement = self._on_next, subscription.hand_out, subscription.settlement
+        fetch = hand_out.fetch
+        accept = ignore if subscription.manual else settlement.accept
         while not (self._stopping or subscription.ended):
             try:
                 message = fetch()
-                subscription.fetched = None
+                hand_out.fetched = None
             except CodecError as error:
                 self._finish(error, notify=True)
                 return
             except BaseException as error:  # noqa: BLE001  # out of a direct acknowledgement callback
-                subscription.reject_unfinished()
+                hand_out.reject_unfinished()
                 self._observer_raised(error)
                 return
             if message is None:
@@ -103,14 +103,14 @@ class Push(rx.DisposableBase):
             try:
                 on_next(message)
             except BaseException as error:  # noqa: BLE001  # whatever an observer raises ends this stream only
-                subscription.leave()
+                settlement.stop_accepting()
                 if not subscription.manual:
-                    subscription.refuse(message)
+                    settlement.refuse(message)
                 self._observer_raised(error)
                 return
             if self._in_error and not subscription.manual:
-                subscription.leave()
-                subscription.refuse(message)
+                settlement.stop_accepting()
+                settlement.refuse(message)
             else:
                 accept(message)
 
@@ -230,7 +230,8 @@ class Pull:
     def __init__(self, connection: Connection, subscription: Subscription) -> None:
         self._connection = connection
         self.subscription = subscription
-        #: who is asking: written under the guard
+        self._hand_out = subscription.hand_out
+        #: the caller that waits for a message: written under the guard
         self._asking: object = None
         self._guard = threading.Lock()
         self._in_hand: ReceivedMessage | None = None
@@ -252,13 +253,11 @@ class Pull:
         Settling twice does no harm, losing the message would: it is forgotten when the verdict is recorded.
         """
         message, subscription = self._in_hand, self.subscription
-        if message is None or message is subscription.fetched:  # that one was not handed out: an interrupt came first
+        if message is None or message is self._hand_out.fetched:  # an interrupt came before that one was handed out
             return
         if not subscription.manual:
-            if failed:
-                subscription.refuse(message)
-            else:
-                subscription.accept(message)
+            settlement = subscription.settlement
+            (settlement.refuse if failed else settlement.accept)(message)
         if self._in_hand is message:
             self._in_hand = None
 
@@ -280,7 +279,7 @@ class Pull:
         if subscription.ended:
             return StreamEndedError() if subscription.error is None else subscription.error.with_traceback(None)
         try:
-            message = self._in_hand = subscription.fetch()
+            message = self._in_hand = self._hand_out.fetch()
         except CodecError as error:
             self._error = error
             self._connection.engine.call(subscription.fail, error)
@@ -290,7 +289,7 @@ class Pull:
     def _withdraw(self, caller: object, found: ReceivedMessage | Exception | None) -> None:
         """Give the right to ask back after an interrupt; a message that was taken already is handed out next."""
         if found is not None and not isinstance(found, Exception):
-            self.subscription.fetched = found
+            self._hand_out.fetched = found
         if self._asking is caller:
             self._asking = None
 
@@ -319,7 +318,7 @@ class Pull:
             else:
                 # From here on it is the caller's. No signal is looked for between the assignments and the return; on a
                 # thread that is interrupted otherwise, see _withdraw.
-                self._asking = self.subscription.fetched = None
+                self._asking = self._hand_out.fetched = None
                 return found
         except BaseException:
             self._withdraw(caller, found)
@@ -344,7 +343,7 @@ class Pull:
             if isinstance(found, Exception):
                 self._asking = None
             else:
-                self._asking = self.subscription.fetched = None  # as in next()
+                self._asking = self._hand_out.fetched = None  # as in next()
                 return found
         except BaseException:
             self._withdraw(caller, found)

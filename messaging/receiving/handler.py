@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging.errors import ArgumentError, ClosedError, CodecError
-from messaging.execution import Promise, is_coroutine, may_block, running_loop, wait_for, warn_in_loop
-from messaging.receiving.consumers import await_inside, call_inside, in_observer, remove
+from messaging.execution import Promise, is_coroutine, running_loop
+from messaging.receiving.blocks import Block
+from messaging.receiving.consumers import await_inside, call_inside, remove
 from messaging.receiving.parameters import NOT_ANNOTATED, MessageParameter, parameter_of
 from messaging.receiving.runners import Handler, LoopRunner, Runner, ThreadRunner, Verdict
 from messaging.text import SafeLog, printable, tolerant
@@ -162,7 +163,7 @@ class _Handling:
             self.origin.finished(self, verdict)
 
 
-class HandlerRegistration:
+class HandlerRegistration(Block):
     """What ``m.on`` returns: a handler and its subscription. Thread safe; a context manager of both kinds.
 
     Leaving its ``with`` block closes it. Entering the block, or ``await registration``, waits for the broker's
@@ -177,6 +178,8 @@ class HandlerRegistration:
             error if the broker ended the subscription, or if the event loop of the handler was closed.
     """
 
+    _noun = "handler"
+
     def __init__(
         self,
         connection: Connection,
@@ -185,7 +188,7 @@ class HandlerRegistration:
         concurrency: int,
         on_invalid: HandlerOnInvalid | None,
     ) -> None:
-        self.channel: str = subscription.spec.channel
+        self.channel = self._channel = subscription.spec.channel
         self.handler = handler.function
         self.ready: Promise[None] = subscription.ready
         self.closed: Promise[None] = Promise(f"the end of the handler of {self.channel!r}")
@@ -224,7 +227,7 @@ class HandlerRegistration:
                 if len(handled) > self._low:
                     return
                 self._is_full = False
-            message = subscription.take()
+            message = subscription.hand_out.take()
             if message is None:
                 return
             handling = _Handling(self, message)
@@ -272,7 +275,7 @@ class HandlerRegistration:
 
     def is_void(self, message: Message) -> bool:
         """Whether ``message`` is not to be handled: it will be delivered again, or the registration is closing."""
-        return self.is_stopping or self._subscription.is_void(message)
+        return self.is_stopping or self._subscription.buffer.is_void(message)
 
     def untake(self, message: Message) -> None:
         """Release a message whose handling was not begun."""
@@ -302,9 +305,9 @@ class HandlerRegistration:
     def finished(self, handling: _Handling, verdict: Verdict) -> None:
         """Settle a message, and take more."""
         if verdict is Verdict.ACCEPT:
-            self._subscription.accept(handling.request)
+            self._subscription.settlement.accept(handling.request)
         elif verdict is Verdict.REFUSE:
-            self._subscription.refuse(handling.request)
+            self._subscription.settlement.refuse(handling.request)
         self._handled.discard(handling)
         if handling.after is not None:
             self._connection.engine.call(handling.after)
@@ -334,47 +337,13 @@ class HandlerRegistration:
         self.is_stopping = self._subscription.dismissed = True
         return remove(self._connection, self.channel, self._subscription)
 
-    def __enter__(self) -> Self:
-        try:
-            if not may_block():
-                if not self.ready.done():
-                    warn_in_loop("the broker has confirmed the subscription", "use `async with`")
-            elif not in_observer():
-                wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self.channel!r}")
-            return self
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            closing = self.close()
-        except BaseException:  # an interrupt: nothing else would end it
-            self.close()
-            raise
-        if may_block() and not in_observer():
-            wait_for(closing, self._connection.settings.close_timeout * 2, f"closing the handler of {self.channel!r}")
+    def end_block(self, _: bool, /) -> Promise[None]:
+        """Close the registration."""
+        return self.close()
 
     def __await__(self) -> Any:
         yield from self.ready.__await__()
         return self
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.ready
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        closing = self.close()
-        if not in_observer():
-            await closing
 
     @tolerant
     def __repr__(self) -> str:

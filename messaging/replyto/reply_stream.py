@@ -27,7 +27,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.adapter import SubscriptionSpec
     from messaging.connection import Connection
-    from messaging.model import Incoming, ReceivedMessage
+    from messaging.model import Incoming
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import RequestPublication
     from messaging.services import ServiceRegistry
@@ -204,6 +204,7 @@ class ReplySubscription(Subscription):
         patience: float,
     ) -> None:
         super().__init__(connection, services, publisher.publish, spec, consumption)
+        self.hand_out.on_empty = self._on_empty
         self.publication: RequestPublication
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
@@ -268,35 +269,24 @@ class ReplySubscription(Subscription):
 
     def _settle_markers(self) -> None:
         """Acknowledge markers, after the replies ahead of them: some brokers need the order."""
-        if self._marker_tokens and not self._buffer and self._handed_out == self.settled_count:
+        if self._marker_tokens and not self.buffer.messages and self.credit.is_returned:
             marked, self._marker_tokens = self._marker_tokens, []
             self._adapter.acknowledge(marked)
 
-    def fetch(self) -> ReceivedMessage | None:
-        """See ``Subscription.fetch``; the end comes after the last reply."""
-        message = super().fetch()
-        if message is None and self.sequence.is_final and not self._buffer:
+    def _on_empty(self) -> None:
+        """End after the last reply. By the consumer."""
+        if self.sequence.is_final and not self.buffer.messages:
             self._streams.connection.engine.call(self._conclude)
-        return message
 
     def _conclude(self) -> None:
-        if self.ended or self.buffered:
-            return
-        if self.sequence.error is not None:
-            self.fail(self.sequence.error)
-            return
-        if self._streams.connection.state != "closed":
-            self.flush()
-        self._streams.connection.subscriptions.discard(self)
-        self._end(None)
-        if self.handle is not None:
-            self._streams.connection.endings.end(self)
+        if not self.ended and not self.buffered:
+            self.end(self.sequence.error)
 
     def expire(self, now: float) -> float:
         """End the stream if its deadline has passed; return the seconds left, or ``inf`` if it needs no deadline."""
         if self.ended or self.sequence.is_final:
             return inf
-        if self.paused or self.buffered or self._handed_out > self.settled_count:
+        if self.paused or self.buffered or not self.credit.is_returned:
             self._heard_at = now  # a slow consumer holds replies back
         left = self._heard_at + self.patience - now
         if left > 0:
@@ -370,14 +360,10 @@ class ReplySubscription(Subscription):
         self._is_draining = True
         self.flush()
         # in the order of their arrival: some brokers need it
-        unsettled = self._withheld if self._auto else self._buffer
-        before = [incoming.token for incoming in unsettled if incoming.token is not None]
-        self._unwanted[:0] = [*before, *self._marker_tokens]
-        self._buffer.clear()
-        self._withheld.clear()
+        self._unwanted[:0] = [*[incoming.token for incoming in self.buffer.clear()], *self._marker_tokens]
         self._marker_tokens.clear()
         self._acknowledge_unwanted()
-        self._throttle.release()
+        self.throttle.release()
         if self.paused:
             self.paused = False
             self._adapter.resume(self.handle)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -18,7 +18,6 @@ from messaging import instance
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
 from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
-from messaging.publishing import MessagePublisher
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
 from tests.doubles.calling import Calling
@@ -146,7 +145,7 @@ def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
     broker.deliver(*numbered(100))
     messages = [stream.receive(PATIENCE) for _ in range(100)]
     (subscription,) = stream._subscriptions()
-    until(lambda: not subscription._gathering, "the loop no longer looks for verdicts by itself")
+    until(lambda: not subscription.settlement.is_gathering, "the loop no longer looks for verdicts by itself")
     calls.clear()
     with Standstill():
         for message in messages:
@@ -233,17 +232,9 @@ class Later:
 
 
 def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: Any) -> redelivery.Redelivery:
-    return redelivery.Redelivery(
-        cast("Engine", later),
-        adapter,
-        cast("MessagePublisher", publisher),
-        SubscribeOptions(**options),
-        StreamCounters(),
-        lambda _: None,
-        lambda: False,
-        lambda: True,
-        lambda _: None,
-    )
+    connection: Any = SimpleNamespace(engine=later, adapter=adapter)
+    owner: Any = SimpleNamespace(spec=SimpleNamespace(options=SubscribeOptions(**options)), ended=False)
+    return redelivery.Redelivery(connection, owner, publisher, StreamCounters(), lambda _: None)
 
 
 def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
@@ -294,7 +285,7 @@ def test_a_dead_letter_that_is_refused_again_and_again_waits_longer_each_time() 
 
     adapter = SimpleNamespace(can_reject=True, features=frozenset(), acknowledge=acknowledged.extend)
     subject = redelivering(later, adapter, Refusing().publish, dead_letter_channel="dead")
-    subject.bury(Incoming(b"", "a", token="token"), redelivery.REJECTED)
+    subject.dead_letter(Incoming(b"", "a", token="token"), redelivery.REJECTED)
     while refusals > 0:
         later.go()
     assert acknowledged == []
