@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import StreamOverflowError
@@ -12,9 +12,8 @@ from messaging.model import context_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.connection import Connection, Subscribed
     from messaging.model import Incoming, Message
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import Receiver
 
 logger = SafeLog(__name__)
 
@@ -23,12 +22,6 @@ class MessageBuffer:
     """Holds the messages that arrived and were not handed out. On the engine loop, unless a docstring says otherwise.
 
     The consumer takes from the left end of :attr:`messages` on its own thread; the ends of a deque need no lock.
-
-    Args:
-        owner: the subscription.
-        connection: of the subscription.
-        counters: counts dropped messages.
-        proceed: wakes the consumer after messages were added.
 
     Attributes:
         messages: in the order in which they are handed out.
@@ -39,19 +32,10 @@ class MessageBuffer:
         is_admitting: the consumer has called :meth:`request_more`, and the loop has not followed yet.
     """
 
-    __slots__ = (
-        "_adapter", "_auto", "_capacity", "_counters", "_engine", "_owner", "_proceed", "expects_stale",
-        "is_admitting", "is_redelivered", "messages", "withheld",
-    )  # fmt: skip
-
-    def __init__(
-        self, owner: Subscribed, connection: Connection, counters: StreamCounters, proceed: Callable[[], object]
-    ) -> None:
+    def __init__(self, owner: Receiver) -> None:
         self._owner = owner
-        self._adapter = connection.adapter
-        self._engine = connection.engine
-        self._counters = counters
-        self._proceed = proceed
+        self._adapter = owner.adapter
+        self._counters = owner.counters
         self._capacity = owner.spec.options.buffer_size
         self._auto = owner.spec.options.auto_acknowledge
         self.messages: deque[Incoming] = deque()
@@ -107,7 +91,7 @@ class MessageBuffer:
         """Move withheld messages up soon: there is room. By the consumer."""
         try:
             self.is_admitting = True
-            self._engine.call(self._admit_withheld)
+            self._owner.connection.engine.call(self._admit_withheld)
         except BaseException:  # an interrupt: the next call requests again
             self.is_admitting = False
             raise
@@ -116,7 +100,7 @@ class MessageBuffer:
         self.is_admitting = False
         if not self._owner.ended:
             self._admit(())
-            self._proceed()
+            self._owner.proceed()
 
     def _makes_room(self, incoming: Incoming, dropped: list[Any]) -> bool:
         """Apply the overflow policy to a full buffer; return whether to append ``incoming``.

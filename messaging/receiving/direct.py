@@ -52,7 +52,7 @@ class DirectAcknowledger:
         return enters and incoming.state is not AcknowledgeType.REJECTED
 
     def _decide(self, message: Message, incoming: Incoming) -> bool:
-        """Call filter and handler; whether the filter lets the message enter the stream."""
+        """Call filter and handler; return whether the filter lets the message enter the stream."""
         callbacks = self._callbacks
         enters = True
         has_filter = callbacks.filter is not None
@@ -109,7 +109,7 @@ class DirectAcknowledger:
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a handler wants the acknowledge handler beside the message (both forms are in RFC 5.8.4 and 5.8.8)."""
+    """Return whether a handler takes the acknowledge handler beside the message (both forms: RFC 5.8.4 and 5.8.8)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -29,22 +29,22 @@ from messaging.text import SafeLog, printable, tolerant
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import Message
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
 
-#: what becomes of a payload that does not fit the model of a handler
+#: how a payload that does not fit the model of a handler is settled
 HandlerOnInvalid = Literal["skip", "dead_letter"]
 ON_INVALID: Final[tuple[HandlerOnInvalid, ...]] = get_args(HandlerOnInvalid)
 
 
 class InvalidPayloadError(Exception):
-    """The payload does not fit what the handler takes: its cause says why. The handler was not called."""
+    """The payload does not fit the parameter of the handler, which was not called. The cause says why."""
 
 
 class MessageHandler:
-    """A function or coroutine function of one message, called with what its parameter is annotated with.
+    """A function or coroutine function of one message, called with the type that its parameter is annotated with.
 
     Args:
         function: takes the message, its value, or nothing.
@@ -73,7 +73,7 @@ class MessageHandler:
 
     @property
     def name(self) -> str:
-        """The qualified name of the function, for logs."""
+        """Qualified name of the function, for logs."""
         return getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
 
     def __call__(self, message: Message) -> Any:
@@ -103,7 +103,7 @@ class MessageHandler:
 
 
 class _Handling:
-    """One message in the hands of a runner: what the runner knows as an exchange."""
+    """One message in the hands of a runner: its unit of work."""
 
     __slots__ = ("after", "has_begun", "is_over", "is_stopped", "origin", "request", "was_cancelled")
 
@@ -111,7 +111,7 @@ class _Handling:
         self.origin = registration
         self.request = message
         self.is_over = False
-        #: called on the loop when it is over, if the handler went on after its function returned
+        #: called on the loop when the message is settled, if the handler went on after its function returned
         self.after: Callable[[], object] | None = None
         #: the task of the handler was cancelled, once
         self.was_cancelled = False
@@ -141,7 +141,7 @@ class _Handling:
             self._end(Verdict.REFUSE)
 
     def requeue(self) -> None:
-        """The handler was cancelled before it had finished: reject the message."""
+        """Reject the message: the handler was cancelled before it had finished."""
         self.failed(asyncio.CancelledError("the handler was cancelled"))
 
     def finish(self, _: Verdict) -> None:
@@ -164,7 +164,7 @@ class _Handling:
 
 
 class HandlerRegistration(Block):
-    """What ``m.on`` returns: a handler and its subscription. Thread safe; a context manager of both kinds.
+    """A handler and its subscription, returned by ``m.on``. Thread safe; a context manager of both kinds.
 
     Leaving its ``with`` block closes it. Entering the block, or ``await registration``, waits for the broker's
     confirmation.
@@ -201,7 +201,7 @@ class HandlerRegistration(Block):
         self._limit = max(min(options.prefetch, options.buffer_size), concurrency)
         self._low = self._limit - 1 if self._limit <= concurrency else max(self._limit // 2, concurrency)
         self._is_full = False
-        #: nothing more is begun
+        #: the handler is not called any more
         self.is_stopping = False
         self._quiet: Promise[None] = Promise(f"the handler of {self.channel!r}")
         default: HandlerOnInvalid = "skip" if options.dead_letter_channel is None else "dead_letter"
@@ -236,7 +236,7 @@ class HandlerRegistration(Block):
             runner.submit(handling)
 
     def stop(self) -> Promise[None]:
-        """Begin nothing more, and let the handler finish; see ``Consumer``. From any thread."""
+        """Call the handler no more, and let it finish; see ``Consumer``. From any thread."""
         self.is_stopping = True
         self._connection.engine.call(self._stop)
         return self._quiet
@@ -260,12 +260,12 @@ class HandlerRegistration(Block):
         if error is None:
             self.closed.resolve(None)
             return
-        logger.error("%s: the handler of %r has ended: %s", self._connection.adapter.name, self.channel, error)
+        logger.error("%s: the handler of %r has ended: %s", self._subscription.adapter.name, self.channel, error)
         self.closed.reject(error)
         self.closed.exception()  # it is logged
 
     def _orphaned(self, _: LoopRunner, several: Sequence[Any]) -> None:
-        """The event loop of the handler was closed."""
+        """Release the messages that the handler has not begun, and fail: its event loop was closed."""
         self._leave(several)
         if not self.is_stopping:
             error = ClosedError(f"the event loop of the handler of {self.channel!r} was closed")
@@ -274,7 +274,7 @@ class HandlerRegistration(Block):
     # --- from the runner, on any thread
 
     def is_void(self, message: Message) -> bool:
-        """Whether ``message`` is not to be handled: it will be delivered again, or the registration is closing."""
+        """Return whether to leave ``message`` alone: it will be redelivered, or the registration is closing."""
         return self.is_stopping or self._subscription.buffer.is_void(message)
 
     def untake(self, message: Message) -> None:
@@ -282,14 +282,14 @@ class HandlerRegistration(Block):
         self._subscription.untake(message)
 
     def dispatch(self, handling: _Handling) -> None:
-        """See ``exchange.Origin``: runners of message handlers are not replaced."""
+        """See ``runners.Origin``: runners of message handlers are not replaced."""
         self._leave([handling])
 
     def log_failure(self, message: Message, error: BaseException) -> None:
         """Log what the handler raised."""
         logger.error(
             "%s: handler %s of %r raised %s on a message of %r; the message is rejected",
-            self._connection.adapter.name, self._name, self.channel, type(error).__name__, message.context.channel,
+            self._subscription.adapter.name, self._name, self.channel, type(error).__name__, message.context.channel,
             exc_info=error,
         )  # fmt: skip
 
@@ -297,7 +297,7 @@ class HandlerRegistration(Block):
         """Dead-letter a message whose payload does not fit, or skip it."""
         logger.warning(
             "%s: a message of %r does not fit handler %s: %s; it is %s",
-            self._connection.adapter.name, message.context.channel, self._name, error,
+            self._subscription.adapter.name, message.context.channel, self._name, error,
             "dead-lettered" if self._on_invalid == "dead_letter" else "skipped",
         )  # fmt: skip
         self._connection.engine.call(self._subscription.drop_invalid, message, self._on_invalid == "dead_letter")

@@ -13,11 +13,10 @@ from messaging.receiving.settlement import withdraw
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.connection import Connection, Subscribed
     from messaging.model import Incoming
     from messaging.receiving.buffer import MessageBuffer
-    from messaging.receiving.counters import StreamCounters
     from messaging.receiving.direct import DirectAcknowledger
+    from messaging.receiving.receiver import Receiver
     from messaging.receiving.settlement import Credit, Settlement
     from messaging.receiving.throttle import ReadThrottle
 
@@ -32,8 +31,7 @@ class HandOut:
     """Makes messages of what the buffer holds, checks them, and hands them out. By one consumer thread at a time.
 
     Args:
-        owner, connection: the subscription, and its connection.
-        buffer, credit, settlement, throttle, counters, direct: of the subscription.
+        owner, buffer, credit, settlement, throttle, direct: the subscription, and parts of it.
         make: makes a message of payload, context and model.
         model: what the values of messages are validated against.
         on_invalid: what becomes of a message that does not fit the model.
@@ -43,33 +41,24 @@ class HandOut:
         on_empty: called when the buffer has no message that may be handed out.
     """
 
-    __slots__ = (
-        "_auto", "_buffer", "_connection", "_counted", "_counters", "_credit", "_direct", "_is_checked", "_is_plain",
-        "_make", "_model", "_moved", "_moving", "_on_invalid", "_owner", "_prefetch", "_settlement", "_throttle",
-        "fetched", "on_empty",
-    )  # fmt: skip
-
     def __init__(
         self,
-        owner: Subscribed,
-        connection: Connection,
+        owner: Receiver,
         buffer: MessageBuffer,
         credit: Credit,
         settlement: Settlement,
         throttle: ReadThrottle,
-        counters: StreamCounters,
         direct: DirectAcknowledger | None,
         make: Callable[[bytes, Incoming, Any], ReceivedMessage],
         model: Any,
         on_invalid: str,
     ) -> None:
         self._owner = owner
-        self._connection = connection
+        self._counters = owner.counters
         self._buffer = buffer
         self._credit = credit
         self._settlement = settlement
         self._throttle = throttle
-        self._counters = counters
         self._direct = direct
         self._make = make
         self._model = model
@@ -182,7 +171,7 @@ class HandOut:
         throttle = self._throttle
         try:
             throttle.is_throttled = False
-            self._connection.engine.call(throttle.release)
+            self._owner.connection.engine.call(throttle.release)
         except BaseException:  # an interrupt: the next call resumes
             throttle.is_throttled = True
             raise
@@ -217,7 +206,7 @@ class HandOut:
             if self._on_invalid == "skip":
                 incoming.settle(True)
             else:
-                self._connection.engine.call(self._settlement.dead_letter_invalid, incoming)
+                self._owner.connection.engine.call(self._settlement.dead_letter_invalid, incoming)
             return False
         return True
 

@@ -19,8 +19,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.connection import Connection, Subscribed
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import Receiver
 
 logger = SafeLog(__name__)
 
@@ -41,7 +40,7 @@ CLOSED: Final = "closed"
 
 #: messages whose deliveries are counted here at the same time; the ones not seen for longest are forgotten first
 _COUNTED: Final = 65_536
-#: deliveries in vain after which another one waits: for a moment first, then twice as long each time, seconds
+#: rejected deliveries after which the next one is delayed; first delay, doubled each time, and the longest, seconds
 _AT_ONCE: Final = 4
 _FIRST_DELAY: Final = 0.001
 _LONGEST_DELAY: Final = 1.0
@@ -64,9 +63,8 @@ class Redelivery:
     the broker still holds it for this client.
 
     Args:
-        connection, owner: of the subscription, and the subscription.
+        owner: the subscription.
         publish: publishes a dead letter.
-        counters: of the subscription.
         put_back: buffers a message again.
 
     Attributes:
@@ -74,21 +72,13 @@ class Redelivery:
             id or, without one, by content. Competing consumers count for themselves.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        owner: Subscribed,
-        publish: Publish,
-        counters: StreamCounters,
-        put_back: Callable[[Incoming], object],
-    ) -> None:
-        self._connection = connection
-        self._loop = connection.engine.loop
-        self._adapter = connection.adapter
+    def __init__(self, owner: Receiver, publish: Publish, put_back: Callable[[Incoming], object]) -> None:
         self._owner = owner
+        self._loop = owner.connection.engine.loop
+        self._adapter = owner.adapter
+        self._counters = owner.counters
         self._options = owner.spec.options
         self._publish = publish
-        self._counters = counters
         self._put_back = put_back
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
@@ -149,7 +139,7 @@ class Redelivery:
         if is_requeued:
             if self._adapter.can_reject and not self._adapter.is_stale(incoming.token):
                 self._adapter.reject([incoming.token])
-            self._connection.subscriptions.hand_on(self._owner, {_key(incoming): deliveries})
+            self._owner.connection.subscriptions.hand_on(self._owner, {_key(incoming): deliveries})
         else:
             # it stays unsettled: rejected, it would come to this subscription again, and be counted twice
             self._counters.dropped += 1
@@ -175,7 +165,7 @@ class Redelivery:
             self._leave(incoming, count)
         self._left.clear()
         if self.rejections:
-            self._connection.subscriptions.hand_on(self._owner, self.rejections)
+            self._owner.connection.subscriptions.hand_on(self._owner, self.rejections)
 
     async def abandon(self, messages: Sequence[Incoming], timeout: float) -> int:
         """Dead-letter messages that no consumer will receive; return how many are lost instead."""

@@ -16,10 +16,9 @@ from messaging.receiving.redelivery import INVALID, REJECTED
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.connection import Connection, Subscribed
     from messaging.model import Incoming
     from messaging.receiving.buffer import MessageBuffer
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import Receiver
     from messaging.receiving.redelivery import Redelivery
 
 #: how long verdicts are collected before the loop looks for them by itself, seconds
@@ -79,14 +78,8 @@ class Settlement:
     """Accepts the verdicts on the messages of one subscription, see ``acknowledge.Settler``.
 
     Args:
-        owner: the subscription.
-        connection: of the subscription.
-        buffer: of the subscription.
-        redelivery: gets the rejected messages.
-        counters: of the subscription.
-        credit: gets back the credit of settled messages.
+        owner, buffer, redelivery, credit: the subscription, and parts of it.
         on_settled: called after a verdict by :meth:`settle`, on its thread.
-        proceed: wakes the consumer: it may have waited for credit.
 
     Attributes:
         flush_requested: the loop will call ``flush``.
@@ -94,31 +87,22 @@ class Settlement:
         is_released: the unsettled messages were released: verdicts on them reach no broker.
     """
 
-    __slots__ = (
-        "_acknowledged", "_auto", "_buffer", "_connection", "_counters", "_credit", "_gather_timer", "_is_lost",
-        "_on_settled", "_owner", "_proceed", "_redelivery", "_rejected", "_rejected_late", "_void", "flush_requested",
-        "is_gathering", "is_released",
-    )  # fmt: skip
-
     def __init__(
         self,
-        owner: Subscribed,
-        connection: Connection,
+        owner: Receiver,
         buffer: MessageBuffer,
         redelivery: Redelivery,
-        counters: StreamCounters,
         credit: Credit,
         on_settled: Callable[[Incoming], object] | None,
-        proceed: Callable[[], object],
     ) -> None:
         self._owner = owner
-        self._connection = connection
+        self._connection = owner.connection
+        self._adapter = owner.adapter
+        self._counters = owner.counters
         self._buffer = buffer
         self._redelivery = redelivery
-        self._counters = counters
         self._credit = credit
         self._on_settled = on_settled
-        self._proceed = proceed
         self._auto = owner.spec.options.auto_acknowledge
         #: messages with verdicts that are not flushed: acknowledged, rejected, and void (the broker redelivers them by
         #: itself). An interrupt may record a message twice: see :meth:`_collect`.
@@ -137,7 +121,7 @@ class Settlement:
 
     def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
         """Settle a message, then run the post-acknowledge callback; see ``acknowledge.Settler``."""
-        if self.is_released or self._connection.adapter.is_stale(incoming.token):
+        if self.is_released or self._adapter.is_stale(incoming.token):
             state = AcknowledgeType.UNKNOWN
             verdicts = self._rejected_late if not acknowledged and self._is_gone(incoming) else self._void
         elif acknowledged:
@@ -251,7 +235,7 @@ class Settlement:
             accepted = self._collect(self._acknowledged)
             credit.settled += len(accepted) if credit.held is None else sum(map(credit.forget, accepted))
             self._counters.acknowledged += len(accepted)
-            self._connection.adapter.acknowledge([incoming.token for incoming in accepted])
+            self._adapter.acknowledge([incoming.token for incoming in accepted])
             if redelivery.rejections:
                 for incoming in accepted:
                     redelivery.forget(incoming)
@@ -259,7 +243,7 @@ class Settlement:
             if self._owner.leaving:
                 self._pause()  # this may be here before the call of stop_accepting()
             for incoming in self._collect(self._rejected):
-                requeued = self._return_credit if credit.forget(incoming) else self._proceed
+                requeued = self._return_credit if credit.forget(incoming) else self._owner.proceed
                 redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
         if self._void:
             credit.settled += sum(map(credit.forget, self._collect(self._void)))
@@ -270,7 +254,7 @@ class Settlement:
                 else:
                     self._drop_rejected(incoming)
                 credit.settled += credit.forget(incoming)
-        self._proceed()
+        self._owner.proceed()
 
     @staticmethod
     def _collect(verdicts: deque[Incoming]) -> list[Incoming]:
@@ -286,11 +270,11 @@ class Settlement:
     def _return_credit(self) -> None:
         # only now may the next one be taken: the message that was put back goes first
         self._credit.settled += 1
-        self._proceed()
+        self._owner.proceed()
 
     def _pause(self) -> None:
         if self._owner.handle is not None:
-            self._connection.adapter.pause(self._owner.handle)
+            self._adapter.pause(self._owner.handle)
 
     def _drop_rejected(self, incoming: Incoming) -> None:
         """Count a rejection that the protocol cannot take; dead-letter the message if there is a channel for it."""
@@ -306,7 +290,7 @@ class Settlement:
                 incoming.settler = None
                 self._credit.settled += self._credit.forget(incoming)
         self._redelivery.dead_letter(incoming, INVALID)
-        self._proceed()
+        self._owner.proceed()
 
     def close(self, *, is_lost: bool) -> list[Incoming]:
         """Withdraw the messages that the consumer holds, and return them: later verdicts do not reach the broker.

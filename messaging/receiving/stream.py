@@ -42,7 +42,7 @@ from messaging.text import tolerant
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 #: how long the subscribing thread may take to assemble the rest of a chain of operators
@@ -56,13 +56,13 @@ class MessageObserver(Protocol[V_contra]):
     """Observes a stream (an ``rx.ObserverBase`` does)."""
 
     def on_next(self, value: ReceivedMessage[V_contra], /) -> object:
-        """A message has arrived."""
+        """Handle the next message."""
 
     def on_error(self, error: Exception, /) -> object:
-        """The stream has failed."""
+        """Handle the failure of the stream."""
 
     def on_completed(self) -> object:
-        """The stream has ended."""
+        """Handle the end of the stream."""
 
 
 class MessageStream(Block, Observable[ReceivedMessage[V]]):
@@ -133,7 +133,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         try:
             with self._guard:
                 subscription = self._claim()
-                push = Push(self._connection, subscription, next_ or ignore, on_error, on_completed)
+                push = Push(subscription, next_ or ignore, on_error, on_completed)
                 self._pushes.add(push)
                 self._first = None
                 if self._closed:  # by a finalizer, just now
@@ -145,7 +145,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
             # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
             trampoline = CurrentThreadScheduler.singleton()
             start = push.start
-            if not trampoline.schedule_required():  # who blocks in there must not wait for ever
+            if not trampoline.schedule_required():  # a caller that blocks in there must not wait for ever
                 self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, start)
             trampoline.schedule(lambda *_: start())
             return push
@@ -160,7 +160,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         return self.subscribe(observer.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
     def _claim(self) -> Subscription:
-        """A subscription for one more consumer; ``_first`` until it has that consumer. Under the guard."""
+        """Return a subscription for one more consumer; it is ``_first`` until it has one. Under the guard."""
         if self._closed:
             raise ClosedError(f"the stream of {self._channel!r} is closed")
         if self._first is None:
@@ -175,7 +175,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
             if self._closed:
                 raise ClosedError(f"the stream of {self._channel!r} is closed")
             if self._pull is None:
-                pull = Pull(self._connection, self._claim())
+                pull = Pull(self._claim())
                 self._watch_over(pull.subscription)
                 self._pull, self._first = pull, None
             return self._pull
@@ -289,7 +289,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
 
 
 def _abandoned(connection: Connection, subscription: Subscription) -> None:
-    """End a subscription that no consumer can reach any more. An observer holds its own, and goes on."""
+    """End a subscription whose stream was forgotten. An observer keeps its own subscription."""
     if subscription.ended or isinstance(subscription.consumer, Push):
         return
     forgotten = not isinstance(subscription.consumer, Pull) and not subscription.dismissed

@@ -25,13 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from messaging.connection import Subscribed
 from messaging.errors import ClosedError, MessagingError
 from messaging.model import context_of, maker
 from messaging.receiving.buffer import MessageBuffer
-from messaging.receiving.counters import StreamCounters
 from messaging.receiving.direct import DirectAcknowledger
 from messaging.receiving.handout import HandOut
+from messaging.receiving.receiver import Receiver
 from messaging.receiving.redelivery import Redelivery
 from messaging.receiving.settlement import Credit, Settlement, withdraw
 from messaging.receiving.throttle import ReadThrottle
@@ -72,7 +71,7 @@ class Consumer(Protocol):
         ...
 
 
-class Subscription(Subscribed):
+class Subscription(Receiver):
     """A subscription with its buffer, for one consumer at a time.
 
     Attributes:
@@ -95,15 +94,12 @@ class Subscription(Subscribed):
         spec: SubscriptionSpec,
         consumption: Consumption,
     ) -> None:
-        super().__init__(spec)
-        self._connection = connection
-        self._adapter = connection.adapter
+        super().__init__(connection, spec)
         self.is_kept = consumption.is_kept
         self.manual = consumption.direct is not None
         self.consumer: Consumer | None = None
         self.dismissed = False
         self.error: MessagingError | None = None
-        self.counters = StreamCounters()
         #: to be released: taken by a consumer that stopped, or arrived since
         self._untaken: list[Incoming] = []
         model, make = consumption.model, maker(connection.adapter.settings.default_content_type)
@@ -114,17 +110,14 @@ class Subscription(Subscribed):
             def on_settled(incoming: Incoming) -> None:
                 acknowledger.settled(make(incoming.payload, incoming, model))
 
-        self.throttle = ReadThrottle(connection, self, self.counters)
-        self.buffer = MessageBuffer(self, connection, self.counters, self.proceed)
+        self.throttle = ReadThrottle(self)
+        self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
-        self._redelivery = Redelivery(connection, self, publish, self.counters, self.buffer.put_back)
-        self.settlement = Settlement(
-            self, connection, self.buffer, self._redelivery, self.counters, self.credit, on_settled, self.proceed
-        )
+        self._redelivery = Redelivery(self, publish, self.buffer.put_back)
+        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, on_settled)
         self.hand_out = HandOut(
-            self, connection, self.buffer, self.credit, self.settlement, self.throttle, self.counters, direct, make,
-            model, consumption.on_invalid,
-        )  # fmt: skip
+            self, self.buffer, self.credit, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
+        )
 
     @property
     def buffered(self) -> int:
@@ -158,13 +151,13 @@ class Subscription(Subscribed):
 
     def end(self, error: MessagingError | None) -> None:
         """Flush the verdicts, end, and unsubscribe at the broker."""
-        if not self.ended and self._connection.state != "closed":
+        if not self.ended and self.connection.state != "closed":
             self.flush()
-        self._connection.subscriptions.discard(self)
+        self.connection.subscriptions.discard(self)
         self.leaving = self.leaving or error is not None
         self._end(error)
         if self.handle is not None:
-            self._connection.endings.end(self)
+            self.connection.endings.end(self)
 
     # --- from the connection, on the loop unless stated otherwise
 
@@ -242,7 +235,7 @@ class Subscription(Subscribed):
         unsettled, self._untaken = self._untaken, []
         unsettled += self.settlement.close(is_lost=not requeued)
         if not self.is_lasting:  # replies: no other consumer wants them
-            self._adapter.acknowledge([each.token for each in unsettled])
+            self.adapter.acknowledge([each.token for each in unsettled])
             return
         redelivered = self.buffer.is_redelivered
         lost = [each for each in unsettled if not (redelivered if self.buffer.is_stale(each) else requeued)]
@@ -251,6 +244,6 @@ class Subscription(Subscribed):
             self.counters.dropped += left
             logger.info(
                 "%s: %d unsettled messages of %r are lost with their stream; set deadLetterChannel to keep them",
-                self._adapter.name, left, self.spec.channel,
+                self.adapter.name, left, self.spec.channel,
             )  # fmt: skip
         await redelivery.finish(timeout)

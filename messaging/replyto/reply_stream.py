@@ -209,7 +209,7 @@ class ReplySubscription(Subscription):
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
         self.patience = patience
-        self.sequence = ReplySequence(correlation_id, self._adapter.reply_extensions)
+        self.sequence = ReplySequence(correlation_id, self.adapter.reply_extensions)
         self._outbox = publisher.outbox
         self._streams = streams
         #: tokens of messages that arrived after the stream was closed, acknowledged while it waits for the channel of
@@ -228,7 +228,7 @@ class ReplySubscription(Subscription):
         """Subscribe, and send the request then."""
         self._streams.add(self)
         self.ready.listen(self.send)
-        self._streams.connection.subscriptions.start(self)
+        self.connection.subscriptions.start(self)
 
     def send(self) -> None:
         """Send the request: replies can be received now."""
@@ -271,12 +271,12 @@ class ReplySubscription(Subscription):
         """Acknowledge markers, after the replies ahead of them: some brokers need the order."""
         if self._marker_tokens and not self.buffer.messages and self.credit.is_returned:
             marked, self._marker_tokens = self._marker_tokens, []
-            self._adapter.acknowledge(marked)
+            self.adapter.acknowledge(marked)
 
     def _on_empty(self) -> None:
         """End after the last reply. By the consumer."""
         if self.sequence.is_final and not self.buffer.messages:
-            self._streams.connection.engine.call(self._conclude)
+            self.connection.engine.call(self._conclude)
 
     def _conclude(self) -> None:
         if not self.ended and not self.buffered:
@@ -306,7 +306,7 @@ class ReplySubscription(Subscription):
 
     def on_connection_lost(self) -> None:
         """Fail a stream whose replies no session keeps."""
-        if self.publication.may_have_arrived and not self._adapter.keeps_session:
+        if self.publication.may_have_arrived and not self.adapter.keeps_session:
             self._fail_lost()
         else:
             super().on_connection_lost()
@@ -322,9 +322,7 @@ class ReplySubscription(Subscription):
         channel = self.publication.plan.channel
         if not self.ended and not self.sequence.is_final:
             why = "the connection was lost before all replies had come"
-            self._streams.connection.engine.loop.call_soon(
-                self.unsent, ConnectionLostError(f"request to {channel!r}: {why}")
-            )
+            self.connection.engine.loop.call_soon(self.unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
 
     def stop(self) -> Promise[None] | None:
         """See ``Subscribed.stop``; a stream that is closed early waits for the channel of its cancellation."""
@@ -332,12 +330,12 @@ class ReplySubscription(Subscription):
         known = self.sequence.control_known
         if self.sequence.is_final or self.ended or known.done() or not self.publication.may_have_arrived:
             return stopped
-        if Features.EXTENSION_MANDATORY in self._adapter.features:
+        if Features.EXTENSION_MANDATORY in self.adapter.features:
             return stopped  # the responder finds out by itself: its replies are returned
         both: Promise[None] = Promise("the end of replies")
 
         def listen() -> None:
-            self._streams.connection.engine.loop.call_later(_LINGER, known.resolve, None)
+            self.connection.engine.loop.call_later(_LINGER, known.resolve, None)
             known.listen(lambda: when_stopped(resolve))
             when_stopped(self._start_draining)
 
@@ -350,7 +348,7 @@ class ReplySubscription(Subscription):
         def resolve() -> None:
             both.resolve(None)
 
-        self._streams.connection.engine.call(listen)
+        self.connection.engine.call(listen)
         return both
 
     def _start_draining(self) -> None:
@@ -366,7 +364,7 @@ class ReplySubscription(Subscription):
         self.throttle.release()
         if self.paused:
             self.paused = False
-            self._adapter.resume(self.handle)
+            self.adapter.resume(self.handle)
 
     def _drain(self, batch: Sequence[Incoming]) -> None:
         """Read the markers of unwanted messages."""
@@ -378,7 +376,7 @@ class ReplySubscription(Subscription):
 
     def _acknowledge_unwanted(self) -> None:
         tokens, self._unwanted = self._unwanted, []
-        self._adapter.acknowledge(tokens)
+        self.adapter.acknowledge(tokens)
 
     def _end(self, error: MessagingError | None) -> None:
         first = not self.ended

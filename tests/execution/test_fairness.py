@@ -232,9 +232,14 @@ class Later:
 
 
 def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: Any) -> redelivery.Redelivery:
-    connection: Any = SimpleNamespace(engine=later, adapter=adapter)
-    owner: Any = SimpleNamespace(spec=SimpleNamespace(options=SubscribeOptions(**options)), ended=False)
-    return redelivery.Redelivery(connection, owner, publisher, StreamCounters(), lambda _: None)
+    owner: Any = SimpleNamespace(
+        connection=SimpleNamespace(engine=later),
+        adapter=adapter,
+        counters=StreamCounters(),
+        spec=SimpleNamespace(options=SubscribeOptions(**options)),
+        ended=False,
+    )
+    return redelivery.Redelivery(owner, publisher, lambda _: None)
 
 
 def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
