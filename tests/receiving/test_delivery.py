@@ -51,6 +51,7 @@ def test_the_adapter_is_told_how_much_may_be_sent_ahead(broker: FakeBroker, conn
     prefetching = connect(broker, prefetch=12)
     stream = manual(prefetching)
     assert broker.live[-1].spec.options.prefetch == 12
+    stream.close().result(PATIENCE)
 
 
 def test_no_more_messages_are_handed_out_unsettled_than_the_prefetch(broker: FakeBroker, connect: Connect) -> None:

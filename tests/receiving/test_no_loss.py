@@ -77,6 +77,7 @@ def test_acknowledgements_of_a_batch_are_sent_at_its_end(
     calls = acknowledged_leads_to(monkeypatch, lambda *_: None)
     broker.deliver(*numbered(10))
     assert calls == [5]
+    stream.close()
 
 
 def test_a_delivery_within_an_acknowledgement_keeps_order_and_bounds(
@@ -158,6 +159,7 @@ def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everyt
         m.publish("a", b"goes on").result(PATIENCE)
         assert broker.payloads == [b"goes on"]
     assert not broker.errors[call]
+    stream.close()
 
 
 def test_a_first_connection_the_library_cancelled_is_a_failure_to_connect(broker: FakeBroker, connect: Connect) -> None:
