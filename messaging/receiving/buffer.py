@@ -48,7 +48,7 @@ class MessageBuffer:
     # --- arrivals
 
     def add(self, batch: Sequence[Incoming]) -> None:
-        """Add messages; apply the overflow policy to those that do not fit."""
+        """Add messages; apply the overflow policy to the ones that do not fit."""
         messages = self.messages
         if self._auto:
             self._admit(batch)
@@ -166,7 +166,7 @@ class MessageBuffer:
         self._expect_stale(is_redelivered=self.outlives_connection())
 
     def reconnected(self, resumed: bool) -> None:
-        """Bound the messages of the lost connection. :meth:`is_superseded` drops those that the broker redelivers."""
+        """Bound the messages of the lost connection. :meth:`is_superseded` drops what the broker redelivers."""
         self._expect_stale(is_redelivered=resumed or self.outlives_connection())
         for queue in (self.messages, self.withheld):
             # from the end where the consumer takes: their order must not change under its hands

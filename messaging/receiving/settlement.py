@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from messaging.model import Incoming
     from messaging.receiving.buffer import MessageBuffer
+    from messaging.receiving.direct import DirectAcknowledger
     from messaging.receiving.receiver import Receiver
     from messaging.receiving.redelivery import Redelivery
 
@@ -79,12 +80,13 @@ class Settlement:
 
     Args:
         owner, buffer, redelivery, credit: the subscription, and parts of it.
-        on_settled: called after a verdict by :meth:`settle`, on its thread.
+        direct: runs the post-acknowledge callback after a verdict, on its thread.
 
     Attributes:
         flush_requested: the loop will call ``flush``.
         is_gathering: the loop looks for verdicts by itself: no flush needs to be requested.
         is_released: the unsettled messages were released: verdicts on them reach no broker.
+        on_flushed: called after each flush, on the loop.
     """
 
     def __init__(
@@ -93,16 +95,17 @@ class Settlement:
         buffer: MessageBuffer,
         redelivery: Redelivery,
         credit: Credit,
-        on_settled: Callable[[Incoming], object] | None,
+        direct: DirectAcknowledger | None,
     ) -> None:
         self._owner = owner
         self._connection = owner.connection
+        self._loop = owner.connection.engine.loop
         self._adapter = owner.adapter
         self._counters = owner.counters
         self._buffer = buffer
         self._redelivery = redelivery
         self._credit = credit
-        self._on_settled = on_settled
+        self._direct = direct
         self._auto = owner.spec.options.auto_acknowledge
         #: messages with verdicts that are not flushed: acknowledged, rejected, and void (the broker redelivers them by
         #: itself). An interrupt may record a message twice: see :meth:`_collect`.
@@ -114,6 +117,7 @@ class Settlement:
         self.flush_requested = self.is_gathering = False
         self._gather_timer: asyncio.TimerHandle | None = None
         self.is_released = False
+        self.on_flushed: Callable[[], object] | None = None
         #: no other consumer receives the released messages
         self._is_lost = False
 
@@ -143,8 +147,8 @@ class Settlement:
             raise
         if state is AcknowledgeType.UNKNOWN:
             return False
-        if self._on_settled is not None:
-            self._on_settled(incoming)
+        if self._direct is not None:
+            self._direct.settled(incoming)
         return True
 
     def _is_gone(self, incoming: Incoming) -> bool:
@@ -207,13 +211,13 @@ class Settlement:
     def gather(self) -> None:
         """Look for verdicts soon, and again while there are any."""
         self.is_gathering = True
-        self._gather_timer = self._connection.engine.loop.call_later(_GATHER_SECONDS, self._flush_gathered)
+        self._gather_timer = self._loop.call_later(_GATHER_SECONDS, self._flush_gathered)
 
     def _flush_gathered(self) -> None:
         if self._owner.ended or self._connection.state == "closed":  # then the adapter is closed, too
             self.is_gathering = False
-        elif self.has_verdicts():
-            self._owner.flush()
+        elif self._acknowledged or self.has_verdicts():
+            self.flush()
             self.gather()
         else:
             self.is_gathering = False
@@ -254,7 +258,10 @@ class Settlement:
                 else:
                     self._drop_rejected(incoming)
                 credit.settled += credit.forget(incoming)
-        self._owner.proceed()
+        if self._buffer.messages:
+            self._owner.proceed()
+        if self.on_flushed is not None:
+            self.on_flushed()
 
     @staticmethod
     def _collect(verdicts: deque[Incoming]) -> list[Incoming]:

@@ -103,18 +103,14 @@ class Subscription(Receiver):
         #: to be released: taken by a consumer that stopped, or arrived since
         self._untaken: list[Incoming] = []
         model, make = consumption.model, maker(connection.adapter.settings.default_content_type)
-        direct, on_settled = None, None
+        direct = None
         if consumption.direct is not None:
-            direct = acknowledger = DirectAcknowledger(consumption.direct, services, spec.channel)
-
-            def on_settled(incoming: Incoming) -> None:
-                acknowledger.settled(make(incoming.payload, incoming, model))
-
+            direct = DirectAcknowledger(consumption.direct, services, spec.channel, make, model)
         self.throttle = ReadThrottle(self)
         self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
         self._redelivery = Redelivery(self, publish, self.buffer.put_back)
-        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, on_settled)
+        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct)
         self.hand_out = HandOut(
             self, self.buffer, self.credit, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
         )

@@ -205,6 +205,7 @@ class ReplySubscription(Subscription):
     ) -> None:
         super().__init__(connection, services, publisher.publish, spec, consumption)
         self.hand_out.on_empty = self._on_empty
+        self.settlement.on_flushed = self._settle_markers
         self.publication: RequestPublication
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
@@ -261,11 +262,6 @@ class ReplySubscription(Subscription):
         self._settle_markers()
         if self.sequence.is_final and not self.ended and not self.buffered:
             self._conclude()
-
-    def flush(self) -> None:
-        """See ``Subscribed.flush``."""
-        super().flush()
-        self._settle_markers()
 
     def _settle_markers(self) -> None:
         """Acknowledge markers, after the replies ahead of them: some brokers need the order."""
