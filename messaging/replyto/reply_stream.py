@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -226,7 +227,7 @@ class ReplySubscription(Subscription):
     # --- the request
 
     def start(self) -> None:
-        """Subscribe, and send the request then."""
+        """Subscribe, then send the request."""
         self._streams.add(self)
         self.ready.listen(self.send)
         self.connection.subscriptions.start(self)
@@ -245,7 +246,7 @@ class ReplySubscription(Subscription):
     # --- replies
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Take replies in, without the markers that travel beside them."""
+        """Buffer replies, without the markers that travel beside them."""
         self._heard_at = time.monotonic()
         if self.leaving:
             if not self.ended:
@@ -332,7 +333,7 @@ class ReplySubscription(Subscription):
 
         def listen() -> None:
             self.connection.engine.loop.call_later(_LINGER, known.resolve, None)
-            known.listen(lambda: when_stopped(resolve))
+            known.listen(partial(when_stopped, partial(both.resolve, None)))
             when_stopped(self._start_draining)
 
         def when_stopped(call: Callable[[], object]) -> None:
@@ -340,9 +341,6 @@ class ReplySubscription(Subscription):
                 stopped.listen(call)
             else:
                 call()
-
-        def resolve() -> None:
-            both.resolve(None)
 
         self.connection.engine.call(listen)
         return both
