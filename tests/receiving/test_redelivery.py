@@ -72,7 +72,7 @@ def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: C
         stream.receive(0.05)
 
 
-@pytest.mark.parametrize("count", [5, 1000, 1100, 2**31])
+@pytest.mark.parametrize("count", [5, 2**31])
 def test_a_message_delivered_very_often_is_still_requeued(broker: FakeBroker, connect: Connect, count: int) -> None:
     stream = manual(connect(broker), prefetch=1)
     tokens = broker.deliver(b"0", delivery_count=count)
@@ -267,8 +267,7 @@ def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_fo
 
 def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroker, connect: Connect) -> None:
     """The stream ends: the broker still has the message, and there are no further attempts."""
-    stream = letter_in_flight(connect(broker), broker)
-    close(stream)
+    close(letter_in_flight(connect(broker, close_timeout=0.2), broker))
     broker.fail(PublishRefusedError("full"))
     settle_loop()
     assert broker.acknowledged == []
